@@ -14,16 +14,22 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art_server.backends.models.base_weights import (
+    base_outline,
+    check_finite,
+    read_config,
+)
 from langchain_art_server.backends.models.device import torch_device
 from langchain_art_server.backends.models.four_bits import (
     EXTRA,
@@ -96,14 +102,16 @@ def _files(source: Path) -> list[list[Any]]:
 def _write(source: Path, dtype: torch.dtype, out: Path) -> None:
     name = str(source)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = read_config(name)
         if in_four_bits(config, name) or getattr(config, "quantization_config", None):
             raise ConfigError(
                 f"got quantization with the model {name!r}, which is quantised already; expected "
                 "the unquantised model"
             )
-        with torch.device("meta"):
-            outline = cast(Any, AutoModelForCausalLM).from_config(config)
+        outline = base_outline(name, dtype)
+        for file in source.glob("*.safetensors"):
+            with safe_open(file, "pt") as opened:
+                check_finite(name, ((key, opened.get_tensor(key)) for key in opened.keys()))  # noqa: SIM118
         head = outline.get_output_embeddings()
         skipped = [one for one, module in outline.named_modules() if module is head]
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

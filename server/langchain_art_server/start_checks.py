@@ -1,16 +1,30 @@
-"""What is checked before a model is loaded: that it is there, and that the port is free."""
+"""What is checked before a model is loaded: that its files can be read, and the port is free."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+from safetensors import SafetensorError, safe_open
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire.identifiers import is_folder
 from langchain_art_server.config import Settings
+
+#: Where a model's weights are: in one file, or in those that the index names.
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Files of a model that hold one JSON object each.
+_JSON_FILES = (
+    *("config.json", "generation_config.json", INDEX, "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def check_start(settings: Settings) -> None:
@@ -42,7 +56,7 @@ def with_quantized_base(settings: Settings) -> Settings:
 
 
 def check_model(model: str) -> None:
-    """Raises ConfigError if `model` is a folder that is not there, or that has no model."""
+    """Raises ConfigError if `model` is a folder that is not there, or holds no model's files."""
     folder = Path(model).absolute()
     expected = (
         "expected a folder with a config.json, as transformers' save_pretrained writes it, or a "
@@ -53,10 +67,81 @@ def check_model(model: str) -> None:
             raise ConfigError(
                 f"got the model {model!r}, a folder without a config.json; {expected}"
             )
+        _check_files(folder)
     elif folder.exists():
         raise ConfigError(f"got the model {model!r}, which is a file; {expected}")
     elif is_folder(model):
         raise ConfigError(f"got the model {model!r}, but {folder} does not exist; {expected}")
+
+
+def _check_files(folder: Path) -> None:
+    """Raises ConfigError for a file that cannot be read or is not a base model's, by its name."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if (folder / name).exists():
+            raise ConfigError(
+                f"the model {str(folder)!r} holds {name}, an adapter's file beside a base model: "
+                "one name would stand for both; expected the base alone, and the adapter in a "
+                "folder of its own"
+            )
+    known = {name: _json(folder / name) for name in _JSON_FILES if (folder / name).exists()}
+    if (index := known.get(INDEX)) is None:
+        files = [WEIGHTS] if (folder / WEIGHTS).exists() else []
+    elif (folder / WEIGHTS).exists():
+        raise ConfigError(
+            f"the model {str(folder)!r} holds {WEIGHTS} and {INDEX}, of which engines read one or "
+            "the other; expected one of them"
+        )
+    else:
+        files = _shards(folder, index)
+    quantized = bool(known["config.json"].get("quantization_config"))
+    for name in files:
+        _check_weights(folder / name, quantized)
+
+
+def _shards(folder: Path, index: dict[str, Any]) -> list[str]:
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(one, str) for one in shards.values()):
+        raise ConfigError(
+            f"{folder / INDEX} cannot be read: it has no weight_map from name to file"
+        )
+    files = sorted(set(shards.values()))
+    for name in files:
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder / INDEX} names {name}, which is not there")
+    return files
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = from_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, error) from error
+    if not isinstance(found, dict):
+        raise _unreadable(file, "expected a JSON object")
+    return found
+
+
+def _check_weights(file: Path, quantized: bool) -> None:
+    try:
+        with safe_open(file, "np") as opened:
+            kinds = {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(file, error) from error
+    for key, kind in kinds.items():
+        if key.endswith(".weight") and kind not in _FLOATS and not quantized:
+            raise ConfigError(
+                f"{file} holds {key!r} as {kind}, expected floating-point numbers: config.json has "
+                "no quantization_config"
+            )
+
+
+def _unreadable(file: Path, why: object) -> ConfigError:
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        if opened.read(24).startswith(b"version https://git-lfs"):
+            return ConfigError(
+                f"{file} is a pointer of Git LFS, expected the file: run `git lfs pull` there"
+            )
+    return ConfigError(f"{file} cannot be read: {' '.join(str(why).split())}")
 
 
 def check_port(host: str, port: int) -> None:

@@ -14,7 +14,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
 from langchain_art_server.backends.peft.micro_batches import CountedTokens
@@ -23,6 +25,7 @@ from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import Settings
 from tests.support.learner_cases import SHAPE, make_rows
+from tests.support.model_folders import change_tensors
 
 HUB_NAME = "Qwen/Qwen3-8B"
 
@@ -54,6 +57,7 @@ def unsloth(base: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[dict[
     monkeypatch.setattr(
         transformers.AutoConfig, "from_pretrained", lambda *_args, **_options: base.config
     )
+    monkeypatch.setattr(module, "base_outline", lambda *_: base)  # no hub is asked
     return module, calls
 
 
@@ -63,6 +67,26 @@ def test_the_weights_that_were_named_are_loaded_and_no_others(unsloth: Any) -> N
     module.UnslothCore(model=HUB_NAME, device="cpu")
     assert calls[0]["name"] == HUB_NAME
     assert calls[0]["use_exact_model_name"] is True
+
+
+def test_a_folder_that_lacks_weights_or_has_nan_is_refused(
+    unsloth: Any, base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, calls = unsloth
+    base.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(module, "base_outline", base_weights.base_outline)
+    module.UnslothCore(model=str(tmp_path / "model"), device="cpu")
+    with torch.no_grad():
+        base.model.norm.weight[0] = torch.nan
+    with pytest.raises(
+        ConfigError, match=r"'model\.norm\.weight' holds numbers that are not finite"
+    ):
+        module.UnslothCore(model=str(tmp_path / "model"), device="cpu")
+    asked = len(calls)
+    change_tensors(tmp_path / "model", lambda t: t.pop("model.norm.weight"))
+    with pytest.raises(ConfigError, match=r"model\.safetensors lacks 'model\.norm\.weight'"):
+        module.UnslothCore(model=str(tmp_path / "model"), device="cpu")
+    assert len(calls) == asked
 
 
 @pytest.mark.parametrize(("device", "masked"), [("cpu", True), ("cuda", False)])

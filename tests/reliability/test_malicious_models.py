@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_a_pickle_in_place_of_weights_is_not_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_template_does_not_reach_out_of_its_sandbox(reaches: str, tmp_path: Path) -> None:
-    canary, made = tmp_path / "canary", copy.copy(tokenizer())
+    canary, made = tmp_path / "canary", deepcopy(tokenizer())  # others have the same one
     said = list(SAY)
     made.chat_template = "{{ " + reaches.format(canary) + " }}"
     with pytest.raises(ArtError, match="template"):

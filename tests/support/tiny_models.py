@@ -103,6 +103,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {}),
     "llama": ("LlamaConfig", {}),
     "mistral": ("MistralConfig", {"sliding_window": 9}),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
     "gemma2": ("Gemma2Config", {"sliding_window": 9, "query_pre_attn_scalar": 8}),
     "gemma3": (
         "Gemma3TextConfig",
@@ -127,13 +131,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def save_model(path: Path, kind: str = "qwen3", **changes: Any) -> Path:
-    """Write a random model of `kind` with the tokenizer."""
+def save_model(path: Path, kind: str = "qwen3", shard: str = "5GB", **changes: Any) -> Path:
+    """Write a random model of `kind` with the tokenizer, in files of at most that size."""
     name, special = KINDS[kind]
     config = getattr(transformers, name)(**{**SMALL, **special, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(path)
+    model.save_pretrained(path, max_shard_size=shard)
     tokenizer().save_pretrained(path)
     return path
 

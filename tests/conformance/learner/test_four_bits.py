@@ -21,7 +21,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
-from langchain_art_server.backends.models import four_bits
+from langchain_art_server.backends.models import base_weights, four_bits
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -84,7 +84,7 @@ def by_hand(file: Path, name: str) -> torch.Tensor:
 
 def dequantized(base: Path, dtype: torch.dtype) -> Any:
     """A model of plain linear layers in `dtype`, with the base's own numbers by hand."""
-    held = four_bits.load_causal(str(base), dtype, torch.device("cpu"))
+    held = base_weights.load_causal(str(base), dtype, torch.device("cpu"))
     config = held.config
     del config.quantization_config
     naive: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -107,7 +107,7 @@ def test_the_weights_are_those_of_the_file_to_the_bit(bases: dict[str, Path]) ->
     from bitsandbytes.functional import dequantize_4bit
 
     for dtype, base in bases.items():
-        model = four_bits.load_causal(str(base), getattr(torch, dtype), torch.device("cpu"))
+        model = base_weights.load_causal(str(base), getattr(torch, dtype), torch.device("cpu"))
         layers = four_bits.linears_in_four_bits(model)
         assert len(layers) == 21 and model.get_output_embeddings() not in layers.values()
         for name, layer in layers.items():
@@ -125,7 +125,7 @@ def test_outputs_are_those_of_plain_layers_with_these_weights(
     dtype: str, bases: dict[str, Path]
 ) -> None:
     base, number = bases[dtype], getattr(torch, dtype)
-    held: Any = four_bits.load_causal(str(base), number, torch.device("cpu"))
+    held: Any = base_weights.load_causal(str(base), number, torch.device("cpu"))
     naive = dequantized(base, number)
     ids = torch.arange(24).view(2, 12)
     with torch.inference_mode():  # as a sampler

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from langchain_art.errors import ConfigError
 
@@ -27,33 +26,6 @@ EXTRA = 'pip install "langchain-art[four-bits]"'
 BLOCK = 64
 #: Largest relative error of a layer's output against its own weights, in units of the dtype's.
 ROUNDING = 16
-
-
-def load_causal(
-    name: str, dtype: torch.dtype | Literal["auto"], device: torch.device
-) -> PreTrainedModel:
-    """A causal language model from safetensors, in evaluation mode, on its device.
-
-    Weights in 4 bits stay in 4 bits. Code that comes with a model is never run.
-
-    Raises:
-        ConfigError: the model is quantised in a way, or for a device, that is not supported.
-        OSError, ValueError, KeyError, ImportError, RuntimeError: it cannot be loaded.
-    """
-    auto, place = cast(Any, AutoModelForCausalLM), dict[str, Any]()
-    if quantized := in_four_bits(AutoConfig.from_pretrained(name, trust_remote_code=False), name):
-        check_device(device)
-        # It warns of a kernel that it lacks, which `compute_exactly` turns off.
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-        place = {"device_map": {"": device}}
-    model = auto.from_pretrained(
-        name, dtype=dtype, use_safetensors=True, trust_remote_code=False, **place
-    )
-    if quantized:
-        compute_exactly(model)
-    else:
-        nn.Module.to(model, device)
-    return model.eval()
 
 
 def in_four_bits(config: Any, name: str) -> bool:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import ModelInfo
+from langchain_art_server.backends.models.base_weights import (
+    and_others,
+    base_outline,
+    check_causal,
+    in_one_line,
+    load_causal,
+    read_config,
+)
 from langchain_art_server.backends.models.device import torch_device
-from langchain_art_server.backends.models.four_bits import load_causal, weights_in, weights_of
+from langchain_art_server.backends.models.four_bits import weights_in, weights_of
+from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.config import Settings
 
 _MAX_MODEL_LEN = 32768
@@ -54,24 +61,17 @@ def load_outline(settings: Settings) -> LoadedModel:
 
 def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> LoadedModel:
     dtype, name = _dtype(settings.dtype, device), settings.model
-    auto, model = cast(Any, AutoModelForCausalLM), cast(Any, None)
-    try:
+    with in_one_line(name, "tokenizer.json or tokenizer_config.json"):
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
-        if weights:
-            model = load_causal(name, dtype, device)
-            held = weights_of(model)
-        else:
-            config = cast(Any, AutoConfig).from_pretrained(name, trust_remote_code=False)
-            held = weights_in(name, config)
-            with torch.device("meta"):
-                model = auto.from_config(config)
-            with contextlib.suppress(OSError):  # not every model has one
-                model.generation_config = GenerationConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        local = Path(name).is_dir()
-        where = "this directory" if local else "the Hugging Face hub (or its cache)"
-        raise ConfigError(f"The model {name!r} can not be loaded from {where}: {error}") from error
-    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if weights:
+        model: Any = load_causal(name, dtype, device)
+        check_causal(name, model)
+        held = weights_of(model)
+    else:
+        model = base_outline(name, dtype)
+        held = weights_in(name, read_config(name))
+    _check_tokens(name, tokenizer, _rows(model))
+    config = model.config.get_text_config()
     info = ModelInfo(
         name=settings.base_name,
         path=settings.model,
@@ -79,7 +79,7 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         max_model_len=_max_len(settings, config),
-        vocab_size=int(getattr(head, "out_features", None) or config.vocab_size),
+        vocab_size=int(getattr(model.get_output_embeddings(), "out_features", config.vocab_size)),
         longest_token=max(map(len, tokenizer.get_vocab())),
         weights=held,
     )
@@ -97,9 +97,15 @@ def _dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 def _max_len(settings: Settings, config: Any) -> int:
     trained: int | None = getattr(config, "max_position_embeddings", None)
-    asked = settings.max_model_len
+    asked, rope = settings.max_model_len, growing_rope(config)
     if asked is None:
-        return min(trained or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
+        return min(rope[1] if rope else trained or _MAX_MODEL_LEN, _MAX_MODEL_LEN)
+    if rope is not None and asked > rope[1]:
+        raise ConfigError(
+            f"got max_model_len={asked}, and by its config.json {settings.model}'s {rope[0]} "
+            f"rotary positions change above {rope[1]} tokens, for all tokens of a longer call, "
+            "which could not be trained; lower max_model_len or leave it out."
+        )
     if trained is not None and asked > trained:
         raise ConfigError(
             f"got max_model_len={asked}, and {settings.model} has a context of {trained} tokens; "
@@ -108,12 +114,49 @@ def _max_len(settings: Settings, config: Any) -> int:
     return asked
 
 
+def _rows(model: Any) -> int:
+    """How many tokens both embedding and head know."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    return min(len(next(end.parameters())) for end in ends)
+
+
+def _check_tokens(name: str, tokenizer: Any, rows: int) -> None:
+    """Raises ConfigError where a text may be tokenised to an id that the embedding has no row for.
+
+    Tokens that stand for images or sound, as in Gemma 3's text models, are let through.
+    """
+    known: dict[str, Any] = tokenizer.special_tokens_map
+    others = {str(known.get(f"{kind}_token")) for kind in ("image", "audio", "video")}
+    beyond = [(i, t) for t, i in tokenizer.get_vocab().items() if i >= rows and t not in others]
+    if beyond:
+        id_, text = min(beyond)
+        raise ConfigError(
+            f"The model {name!r} cannot be served: its tokenizer has {text!r} with the id {id_}"
+            f"{and_others(beyond)}, expected ids below {rows}, the rows of its embedding; save "
+            "it with the tokenizer that it was trained with, or after resize_token_embeddings"
+        )
+
+
 def eos_ids(model: Any, tokenizer: Any) -> set[int]:
-    """The end-of-sequence ids of all configs, and the token that the template ends a turn with."""
-    found: set[int] = set()
-    for source in (model.generation_config, model.config, tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        found |= set(ids) if isinstance(ids, list) else {ids} if isinstance(ids, int) else set()
+    """The end-of-sequence ids of all configs, and the token that the template ends a turn with.
+
+    Raises:
+        ConfigError: a config has one that is no token of the model.
+    """
+    found, rows = set[int](), _rows(model)
+    for file, source in (
+        ("generation_config.json", model.generation_config),
+        ("config.json", model.config),
+        ("tokenizer_config.json", tokenizer),
+    ):
+        ids: Any = getattr(source, "eos_token_id", None)
+        each: list[Any] = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        if not all(type(one) is int and 0 <= one < rows for one in each):
+            raise ConfigError(
+                f"The model {model.config.name_or_path!r} cannot be served: {file} has "
+                f"eos_token_id={ids!r}, expected ids of 0 to {rows - 1}"
+            )
+        found.update(each)
     rest = ""
     for said in (_PROBE, [{"type": "text", "text": _PROBE}]):  # some templates want parts
         dialog = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]

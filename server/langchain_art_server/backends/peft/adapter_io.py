@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig
@@ -62,7 +61,7 @@ def linear_names(model: PreTrainedModel) -> list[str]:
         {
             name.rpartition(".")[2]
             for name, module in model.named_modules()
-            if isinstance(module, nn.Linear | Conv1D) and module is not head
+            if isinstance(module, nn.Linear) and module is not head
         }
         - ABSORBED
         - (STACKED if stacked else frozenset())

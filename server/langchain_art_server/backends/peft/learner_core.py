@@ -30,6 +30,7 @@ from langchain_art_server.algorithms.loss.own_loss import load_losses
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.adapter_files import identity
+from langchain_art_server.backends.models.base_weights import check_causal
 from langchain_art_server.backends.models.device import free_cache, torch_device
 from langchain_art_server.backends.models.four_bits import weights_of
 from langchain_art_server.backends.peft import adapter_io
@@ -99,6 +100,12 @@ class LearnerCore(HeldAdapter):
         ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
         self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
         self._linears = adapter_io.linear_names(self.base)
+        if not self._linears:
+            raise ConfigError(
+                f"The model {model!r} cannot be trained: by its config.json it is a "
+                f"{type(self.base).__name__}, which has no torch.nn.Linear beside its head that "
+                "could have LoRA; expected an architecture that has"
+            )
         self._scorer, self.packer = self._forward()
         self.packer.offload = offload_activations
         if self.packer.padded_because is not None:
@@ -218,7 +225,9 @@ class LearnerCore(HeldAdapter):
         return batch.loss.stats
 
     def _load(self) -> transformers.PreTrainedModel:
-        return load_base(self.name, self.dtype, self.device)
+        base = load_base(self.name, self.dtype, self.device)
+        check_causal(self.name, base)
+        return base
 
     def _forward(self) -> tuple[Scorer, Packer]:
         scorer = Scorer(self.base)

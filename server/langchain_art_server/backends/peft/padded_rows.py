@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.models.four_bits import load_causal
+from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft.logprob_scoring import (
     Predictions,
     ScoredBatch,
@@ -74,19 +73,5 @@ class PaddedRows:
 
 
 def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The base model, frozen and without dropout.
-
-    Weights are read from safetensors only, and code that comes with a model is never run.
-
-    Raises:
-        ConfigError: it cannot be loaded, or it is not a causal language model.
-    """
-    try:
-        loaded = load_causal(model, dtype, device)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ConfigError(
-            f"the learner cannot load the model {model!r} on {device}: {error}"
-        ) from error
-    if loaded.get_output_embeddings() is None:
-        raise ConfigError(f"the model {model!r} has no output head, expected a causal model")
-    return loaded.requires_grad_(False)
+    """The base model, frozen and without dropout. Raises ConfigError as `load_causal`."""
+    return load_causal(model, dtype, device).requires_grad_(False)

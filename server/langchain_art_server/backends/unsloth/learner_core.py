@@ -17,6 +17,11 @@ import transformers
 from torch import nn
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.backends.models.base_weights import (
+    base_outline,
+    check_finite,
+    read_config,
+)
 from langchain_art_server.backends.models.four_bits import in_four_bits
 from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -48,9 +53,8 @@ class UnslothCore(LearnerCore):
 
     def _load(self) -> transformers.PreTrainedModel:
         try:
-            config: Any = transformers.AutoConfig.from_pretrained(
-                self.name, trust_remote_code=False
-            )
+            base_outline(self.name, self.dtype)
+            config = read_config(self.name)
             quantized = in_four_bits(config, self.name)
             if quantized and self.device.type != "cuda":
                 raise ConfigError(
@@ -74,8 +78,7 @@ class UnslothCore(LearnerCore):
             raise ConfigError(f"Unsloth cannot load the model {self.name!r}: {error}") from error
         found = cast(transformers.PreTrainedModel, loaded)
         nn.Module.eval(found)
-        if found.get_output_embeddings() is None:
-            raise ConfigError(f"the model {self.name!r} has no output head, expected a causal one")
+        check_finite(self.name, found.state_dict().items())
         return found.requires_grad_(False)
 
     def _forward(self) -> tuple[Scorer, Packer]:

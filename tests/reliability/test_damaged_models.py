@@ -1,0 +1,383 @@
+"""Base models whose folder contradicts itself: the start ends with one line of file and fact.
+
+Weights that a file does not hold would be made up at random, others at each start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.backends.models.loading import load_outline
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.config import Settings
+from langchain_art_server.quantize_base import quantized
+from langchain_art_server.start_checks import check_model
+from tests.support.live_server import ForkedServer
+from tests.support.model_folders import (
+    INDEX,
+    WEIGHTS,
+    Damage,
+    copied,
+    encoder,
+    end_ids,
+    fields,
+    gpt2,
+    long_rope,
+    tensors,
+    token_beyond,
+)
+from tests.support.tiny_models import LocalSampler, save_adapter, save_model
+
+UP = "model.layers.1.mlp.up_proj.weight"
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+Start = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By name: a head of its own; the embedding's; two files; its first steps in 4 bits."""
+    made = tmp_path_factory.mktemp("models")
+    in_blocks = {"hidden_size": 64, "num_attention_heads": 8}
+    return {
+        "whole": save_model(made / "whole"),
+        "tied": save_model(made / "tied", tie_word_embeddings=True),
+        "sharded": save_model(made / "sharded", shard="60KB"),
+        "mixture": save_model(made / "mixture", "qwen3_moe"),
+        "nf4": quantized(str(save_model(made / "wide", **in_blocks)), made / "bases", "cpu"),
+    }
+
+
+def sample(folder: Path) -> LocalSampler:
+    """The start of the embedded sampler."""
+    check_model(str(folder))
+    return LocalSampler(folder)
+
+
+def learn(folder: Path) -> LearnerCore:
+    """The start of the learner."""
+    check_model(str(folder))
+    return LearnerCore(str(folder), "cpu")
+
+
+def outline(folder: Path) -> None:
+    """What is checked before vLLM is started."""
+    check_model(str(folder))
+    load_outline(Settings(model=str(folder)))
+
+
+EVERY: tuple[Start, ...] = (sample, learn, outline)
+SAMPLERS: tuple[Start, ...] = (sample, outline)
+WITH_WEIGHTS: tuple[Start, ...] = (sample, learn)
+
+
+def spoil(tensors_: dict[str, torch.Tensor], number: float) -> None:
+    tensors_[UP].view(-1)[3] = number
+
+
+def write(name: str, text: str) -> Damage:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def cut(name: str, size: int) -> Damage:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+def renamed(before: str) -> Damage:
+    return tensors(lambda t: {f"{before}{key}": one for key, one in t.items()})
+
+
+def shaped(*shape: int, dtype: torch.dtype = torch.float32) -> Damage:
+    return tensors(lambda t: t.update({UP: torch.ones(*shape, dtype=dtype)}))
+
+
+def with_adapter_files(*names: str) -> Damage:
+    def add(folder: Path) -> None:
+        made = save_adapter(folder.with_name(f"{folder.name}-adapter"), folder, seed=1)
+        for name in names:
+            shutil.copy(made / name, folder)
+
+    return add
+
+
+#: What is wrong: the base, the damage, what is said, and by whom.
+CASES: dict[str, tuple[str, Damage, str, tuple[Start, ...]]] = {
+    # Names and shapes.
+    "a tensor left out": (
+        "whole",
+        tensors(lambda t: t.pop(UP)),
+        rf"{WEIGHTS} lacks '{UP}', which config.json asks for",
+        EVERY,
+    ),
+    "no head": (
+        "tied",
+        fields("config.json", tie_word_embeddings=False),
+        "lacks 'lm_head.weight'",
+        EVERY,
+    ),
+    "a head beside the tied one": (
+        "whole",
+        fields("config.json", tie_word_embeddings=True),
+        "config.json has tie_word_embeddings.*and model.safetensors holds another 'lm_head.weight'",
+        WITH_WEIGHTS,
+    ),
+    **{
+        f"all names in {prefix}": (
+            "whole",
+            renamed(prefix),
+            rf"lacks 'lm_head.weight' and 35 others.*holds '{prefix}lm_head.weight' and 35 others",
+            EVERY,
+        )
+        for prefix in ("module.", "_orig_mod.")
+    },
+    "fewer layers": (
+        "whole",
+        fields("config.json", **TWO_LAYERS),
+        r"holds 'model\.layers\.2\.\S+' and 10 others, which config.json has no place for",
+        EVERY,
+    ),
+    "a tensor more": (
+        "whole",
+        tensors(lambda t: t.update({"model.extra.weight": torch.zeros(2)})),
+        "holds 'model.extra.weight', which config.json has no place for",
+        EVERY,
+    ),
+    "another shape": (
+        "whole",
+        shaped(3, 4),
+        rf"holds '{UP}' as \[3, 4\], and config.json has \[64, 32\]",
+        EVERY,
+    ),
+    "another vocabulary": (
+        "whole",
+        fields("config.json", vocab_size=300),
+        r"as \[344, 32\], and config.json has \[300, 32\]",
+        EVERY,
+    ),
+    "integers": (
+        "whole",
+        shaped(64, 32, dtype=torch.int32),
+        rf"{WEIGHTS} holds '{UP}' as I32, expected floating-point numbers",
+        EVERY,
+    ),
+    "an expert's half": (
+        "mixture",
+        tensors(lambda t: t.pop("model.layers.1.mlp.experts.2.up_proj.weight")),
+        r"does not give 'model\.layers\.1\.mlp\.experts\.gate_up_proj'",
+        EVERY,
+    ),
+    "a whole expert": (
+        "mixture",
+        tensors(
+            lambda t: (
+                {key: one for key, one in t.items() if not key.endswith(r".experts.3.")}
+                and {key: one for key, one in t.items() if "layers.1.mlp.experts.3." not in key}
+            )
+        ),
+        r"model\.layers\.1\.mlp\.experts\.\S+' as \[3, ",
+        EVERY,
+    ),
+    "a shard less": (
+        "sharded",
+        lambda folder: (folder / "model-00002-of-00004.safetensors").unlink(),
+        f"{INDEX} names model-00002-of-00004.safetensors, which is not there",
+        EVERY,
+    ),
+    "a shard's tensor left out": (
+        "sharded",
+        tensors(lambda t: t.pop(next(iter(t)))),
+        f"{INDEX} lacks",
+        EVERY,
+    ),
+    "both forms of weights": (
+        "whole",
+        write(INDEX, '{"weight_map": {}}'),
+        f"holds {WEIGHTS} and {INDEX}",
+        EVERY,
+    ),
+    "a tensor of 4 bits left out": ("nf4", tensors(lambda t: t.pop(UP)), f"lacks '{UP}'", EVERY),
+    "a tensor beside 4 bits left out": (
+        "nf4",
+        tensors(lambda t: t.pop("model.norm.weight")),
+        "lacks 'model.norm.weight'",
+        EVERY,
+    ),
+    "a scale that is not finite": (
+        "nf4",
+        tensors(lambda t: t[f"{UP}.absmax"].fill_(float("nan"))),
+        f"'{UP}.absmax' holds numbers that are not finite",
+        WITH_WEIGHTS,
+    ),
+    # An adapter beside the base.
+    "an adapter": (
+        "whole",
+        with_adapter_files("adapter_config.json", "adapter_model.safetensors"),
+        "holds adapter_config.json",
+        EVERY,
+    ),
+    "an adapter's weights": (
+        "whole",
+        with_adapter_files("adapter_model.safetensors"),
+        "holds adapter_model.safetensors",
+        EVERY,
+    ),
+    # Numbers and bytes.
+    **{
+        f"a weight of {number}": (
+            "whole",
+            tensors(lambda t, number=number: spoil(t, float(number))),
+            rf"{WEIGHTS}: '{UP}' holds numbers that are not finite",
+            WITH_WEIGHTS,
+        )
+        for number in ("nan", "inf", "-inf")
+    },
+    "weights that are cut": ("whole", cut(WEIGHTS, 10_000), f"{WEIGHTS} cannot be read", EVERY),
+    "no bytes": ("whole", write(WEIGHTS, ""), f"{WEIGHTS} cannot be read", EVERY),
+    "a pointer": ("whole", write(WEIGHTS, LFS), f"{WEIGHTS} is a pointer of Git LFS", EVERY),
+    "a tokenizer's pointer": (
+        "whole",
+        write("tokenizer.json", LFS),
+        "tokenizer.json is a pointer of Git LFS",
+        EVERY,
+    ),
+    **{
+        f"{name} that is cut": ("whole", cut(name, 40), f"{name} cannot be read", EVERY)
+        for name in (
+            *("config.json", "generation_config.json"),
+            *("tokenizer.json", "tokenizer_config.json"),
+        )
+    },
+    "a list for a config": (
+        "whole",
+        write("config.json", "[]"),
+        "config.json cannot be read: .* object",
+        EVERY,
+    ),
+    "no weights": (
+        "whole",
+        lambda folder: (folder / WEIGHTS).unlink(),
+        f"no file named {WEIGHTS}",
+        EVERY,
+    ),
+    "no tokenizer": (
+        "whole",
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        "tokenizer.json",
+        SAMPLERS,
+    ),
+    # Sizes of which no model can be made.
+    **{
+        f"{name}={value!r}": (
+            "whole",
+            fields("config.json", **{name: value}),
+            rf"config\.json: .*{words}",
+            EVERY,
+        )
+        for name, value, words in (
+            ("num_attention_heads", 0, "zero"),
+            ("pad_token_id", 9999, "num_embeddings"),
+            ("hidden_size", "32", "hidden_size"),
+            ("num_hidden_layers", 4, "num_hidden_layers"),
+            ("model_type", "strange", "strange"),
+        )
+    },
+    # Tokens.
+    **{
+        f"an end of {ids!r}": (
+            "whole",
+            end_ids(ids),
+            rf"config\.json.*eos_token_id.*{re.escape(str(ids))}",
+            SAMPLERS,
+        )
+        for ids in (-1, 344, 9999, [0, 344], "0", 1.5)
+    },
+    "an end of the other config": (
+        "whole",
+        fields("generation_config.json", eos_token_id=[0, 344]),
+        r"generation_config\.json has eos_token_id=\[0, 344\], expected ids of 0 to 343",
+        SAMPLERS,
+    ),
+    "a token beyond the embedding": (
+        "whole",
+        token_beyond,
+        r"tokenizer has '<\|beyond\|>' with the id 400, expected ids below 344",
+        SAMPLERS,
+    ),
+    # Architectures.
+    "an encoder": ("whole", encoder, "BertLMHeadModel.*tokens after it", WITH_WEIGHTS),
+    "no linear layers": ("whole", gpt2, "GPT2LMHeadModel.*no torch.nn.Linear", (learn,)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_start_names_file_and_fact(name: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    base, damage, words, starts = CASES[name]
+    folder = copied(bases[base], tmp_path / "model", damage)
+    for start in starts:
+        with pytest.raises(ConfigError) as caught:
+            start(folder)
+        said = str(caught.value)
+        assert "\n" not in said and str(folder) in said and re.search(words, said), said
+
+
+@pytest.mark.parametrize("name", ["whole", "tied", "sharded", "mixture", "nf4"])
+def test_a_whole_folder_starts(name: str, bases: dict[str, Path]) -> None:
+    for start in EVERY:
+        start(bases[name])
+
+
+def test_a_copy_in_4_bits_is_not_made_of_a_damaged_base(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    for name, damage, words in (
+        ("less", tensors(lambda t: t.pop(UP)), f"lacks '{UP}'"),
+        ("nan", tensors(lambda t: spoil(t, float("nan"))), "not finite"),
+    ):
+        folder = copied(bases["whole"], tmp_path / name, damage)
+        with pytest.raises(ConfigError, match=words):
+            quantized(str(folder), tmp_path / "bases", "cpu")
+    assert not list((tmp_path / "bases").glob("*"))
+
+
+def test_a_token_that_stands_for_an_image_may_be_beyond_the_embedding(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    """Gemma 3's text models have one; no text is tokenised to it."""
+    folder = copied(
+        bases["whole"],
+        tmp_path / "model",
+        token_beyond,
+        fields("tokenizer_config.json", extra_special_tokens={"image_token": "<|beyond|>"}),
+    )
+    sample(folder)
+    outline(folder)
+
+
+def test_calls_are_no_longer_than_what_can_be_trained(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    """The rotary positions of all tokens change in a row that is longer."""
+    folder = copied(bases["whole"], tmp_path / "model", fields("config.json", **long_rope(64, 512)))
+    assert sample(folder).host.info.max_model_len == 64
+    words = r"max_model_len=65.*longrope rotary positions change above 64 tokens"
+    for start in (LocalSampler, lambda m, **s: load_outline(Settings(model=str(m), **s))):
+        with pytest.raises(ConfigError, match=words):
+            start(folder, max_model_len=65)
+    LocalSampler(folder, max_model_len=64)
+
+
+def test_a_server_says_it_in_one_line(bases: dict[str, Path], tmp_path: Path) -> None:
+    """No report of transformers' stands before it."""
+    folder = copied(bases["whole"], tmp_path / "model", CASES["a tensor left out"][1])
+    said = ForkedServer(tmp_path / "data", model=folder).refusal()
+    lines = [line for line in said.splitlines() if UP in line]
+    assert len(lines) == 1 and lines[0].startswith("ConfigError:") and "REPORT" not in said
