@@ -84,15 +84,16 @@ def _check_files(folder: Path) -> None:
                 "folder of its own"
             )
     known = {name: _json(folder / name) for name in _JSON_FILES if (folder / name).exists()}
-    if (index := known.get(INDEX)) is None:
-        files = [WEIGHTS] if (folder / WEIGHTS).exists() else []
-    elif (folder / WEIGHTS).exists():
+    index, whole = known.get(INDEX), (folder / WEIGHTS).exists()
+    shards = (
+        [file.name for file in folder.glob("model-*.safetensors")] if index is None else [INDEX]
+    )
+    if whole and shards:
         raise ConfigError(
-            f"the model {str(folder)!r} holds {WEIGHTS} and {INDEX}, of which engines read one or "
-            "the other; expected one of them"
+            f"the model {str(folder)!r} holds {WEIGHTS} and {min(shards)}, of which engines read "
+            "one or the other, or both; expected the weights once"
         )
-    else:
-        files = _shards(folder, index)
+    files = [WEIGHTS] if whole else [] if index is None else _shards(folder, index)
     quantized = bool(known["config.json"].get("quantization_config"))
     for name in files:
         _check_weights(folder / name, quantized)

@@ -5,7 +5,9 @@ Weights that a file does not hold would be made up at random, others at each sta
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +18,8 @@ import pytest
 import torch
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import Settings
@@ -26,6 +30,8 @@ from tests.support.model_folders import (
     INDEX,
     WEIGHTS,
     Damage,
+    change_json,
+    change_tensors,
     copied,
     encoder,
     end_ids,
@@ -35,7 +41,16 @@ from tests.support.model_folders import (
     tensors,
     token_beyond,
 )
-from tests.support.tiny_models import LocalSampler, save_adapter, save_model
+from tests.support.soak import count
+from tests.support.tiny_models import (
+    LocalSampler,
+    ask,
+    check_logprobs,
+    load_plain,
+    save_adapter,
+    save_model,
+    tokenizer,
+)
 
 UP = "model.layers.1.mlp.up_proj.weight"
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
@@ -72,7 +87,8 @@ def learn(folder: Path) -> LearnerCore:
 def outline(folder: Path) -> None:
     """What is checked before vLLM is started."""
     check_model(str(folder))
-    load_outline(Settings(model=str(folder)))
+    found = load_outline(Settings(model=str(folder)))
+    ChatTemplate(found.tokenizer, found.eos)
 
 
 EVERY: tuple[Start, ...] = (sample, learn, outline)
@@ -204,6 +220,12 @@ CASES: dict[str, tuple[str, Damage, str, tuple[Start, ...]]] = {
         f"holds {WEIGHTS} and {INDEX}",
         EVERY,
     ),
+    "a shard beside the whole": (
+        "whole",
+        lambda folder: shutil.copy(folder / WEIGHTS, folder / "model-00001-of-00002.safetensors"),
+        f"holds {WEIGHTS} and model-00001-of-00002.safetensors",
+        EVERY,
+    ),
     "a tensor of 4 bits left out": ("nf4", tensors(lambda t: t.pop(UP)), f"lacks '{UP}'", EVERY),
     "a tensor beside 4 bits left out": (
         "nf4",
@@ -279,7 +301,7 @@ CASES: dict[str, tuple[str, Damage, str, tuple[Start, ...]]] = {
         f"{name}={value!r}": (
             "whole",
             fields("config.json", **{name: value}),
-            rf"config\.json: .*{words}",
+            rf"[^_]config\.json: .*{words}",
             EVERY,
         )
         for name, value, words in (
@@ -381,3 +403,211 @@ def test_a_server_says_it_in_one_line(bases: dict[str, Path], tmp_path: Path) ->
     said = ForkedServer(tmp_path / "data", model=folder).refusal()
     lines = [line for line in said.splitlines() if UP in line]
     assert len(lines) == 1 and lines[0].startswith("ConfigError:") and "REPORT" not in said
+
+
+# --- the property ---------------------------------------------------------------------------------
+
+#: Files that a start names.
+FILES = re.compile(r"config\.json|model[-\w]*\.safetensors|tokenizer|chat template|adapter_")
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "vocab_size"),
+)
+DIALOG = [{"role": "user", "content": "the weather in Paris"}]
+
+
+class DrawnDamage:
+    """One drawn change of a folder, after which it contradicts itself, or means the same.
+
+    What is drawn is decidable. Left out are changes that give another whole model, which nothing
+    but a digest tells from the first one: other finite numbers of a tensor, two tensors of one
+    shape exchanged, a field of the config that no tensor and no token depends on (an epsilon, the
+    rotary base), another valid template or vocabulary. So a bit is flipped where it is a fact of
+    the file's form: in the header of safetensors, and in JSON if it is then no JSON, or the same.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder, self._draw = folder, random.Random(seed)
+        kinds = (
+            *(self.missing, self.extra, self.renamed, self.reshaped, self.cut, self.flipped),
+            *(self.spoiled, self.ends, self.sizes, self.tokens, self.template),
+        )
+        self.kind = kinds[seed % len(kinds)].__name__
+        self.what = kinds[seed % len(kinds)]()
+
+    def _json_files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.json"))
+
+    def _weights(self) -> Path:
+        return self._draw.choice(sorted(self._folder.glob("*.safetensors")))
+
+    def _change(self, change: Callable[[dict[str, torch.Tensor], str], Any]) -> str:
+        """Change a file's tensors, one of which is drawn."""
+        file, about = self._weights(), ""
+
+        def changed(found: dict[str, torch.Tensor]) -> Any:
+            nonlocal about
+            about = self._draw.choice(sorted(found))
+            return change(found, about)
+
+        change_tensors(self._folder, changed, file)
+        return f"{about} of {file.name}"
+
+    def missing(self) -> str:
+        if self._draw.random() < 0.6:
+            return self._change(lambda t, key: t.pop(key))
+        file = self._draw.choice([*self._json_files(), self._weights()])
+        file.unlink()
+        return file.name
+
+    def extra(self) -> str:
+        if self._draw.random() < 0.4:
+            name = self._draw.choice(
+                ["x", "model.layers.3.mlp.up_proj.weight", "model.layers.0.q.lora_A.weight"]
+            )
+            self._change(lambda t, _key: t.update({name: torch.zeros(4, 4)}))
+            return name
+        name = self._draw.choice(
+            [
+                *("adapter_config.json", "adapter_model.safetensors", "pytorch_model.bin"),
+                *("model-00009-of-00009.safetensors", "README.md", "trainer_state.json"),
+            ]
+        )
+        (self._folder / name).write_bytes(b"{}" if name.endswith("json") else b"?")
+        return name
+
+    def renamed(self) -> str:
+        before = self._draw.choice(["module.", "_orig_mod.", "base_model.model.", "x"])
+        if self._draw.random() < 0.5:
+            self._change(lambda t, _key: {f"{before}{key}": one for key, one in t.items()})
+            return f"all to {before}"
+        return self._change(lambda t, key: t.update({f"{before}{key}": t.pop(key)}))
+
+    def reshaped(self) -> str:
+        how = self._draw.choice(["flat", "turned", "less", "more"])
+
+        def change(found: dict[str, torch.Tensor], key: str) -> None:
+            one, kind = found[key], how
+            if one.dim() == 1 or one.shape[0] == one.shape[1]:
+                kind = "more"
+            found[key] = {
+                "flat": one.flatten(),
+                "turned": one.T,
+                "less": one[:-1],
+                "more": torch.cat([one, one[:1]]),
+            }[kind]
+
+        return f"{how} {self._change(change)}"
+
+    def cut(self) -> str:
+        file = self._draw.choice([*self._json_files(), self._weights(), self._weights()])
+        size = self._draw.randrange(len(file.read_bytes().rstrip()))
+        os.truncate(file, size)
+        return f"{file.name} at {size}"
+
+    def flipped(self) -> str:
+        file = self._draw.choice([*self._json_files(), self._weights(), self._weights()])
+        before = file.read_bytes()
+        is_json = file.suffix == ".json"
+        end = len(before) if is_json else 8 + int.from_bytes(before[:8], "little")
+        while True:
+            after, at = bytearray(before), self._draw.randrange(end)
+            after[at] ^= 1 << self._draw.randrange(8)
+            if not is_json or value_of(bytes(after)) in (None, value_of(before)):
+                break
+        file.write_bytes(after)
+        return f"{file.name} at {at}: {before[at]:#x} to {after[at]:#x}"
+
+    def spoiled(self) -> str:
+        number = self._draw.choice([float("nan"), float("inf"), float("-inf")])
+
+        def change(found: dict[str, torch.Tensor], key: str) -> None:
+            found[key].view(-1)[self._draw.randrange(found[key].numel())] = number
+
+        return f"{number} in {self._change(change)}"
+
+    def ends(self) -> str:
+        ids = self._draw.choice([-1, 344, 10**6, [0, 344], [-3], "0", 1.5, [[0]], True, None, []])
+        names = ["config.json", "generation_config.json"]
+        for name in self._draw.choice([names, names[:1], names[1:]]):
+            change_json(self._folder, name, eos_token_id=ids)
+        return repr(ids)
+
+    def sizes(self) -> str:
+        if self._draw.random() < 0.1:
+            known = json.loads((self._folder / "config.json").read_text())["tie_word_embeddings"]
+            change_json(self._folder, "config.json", tie_word_embeddings=not known)
+            return "tie_word_embeddings"
+        name = self._draw.choice(SIZES)
+        known = json.loads((self._folder / "config.json").read_text())[name]
+        values = [0, -known, known - 1, known + 1, 2 * known, 0.5, None, str(known), [known]]
+        value = self._draw.choice(values)
+        change_json(self._folder, "config.json", **{name: value})
+        return f"{name}={value!r}"
+
+    def tokens(self) -> str:
+        id_ = 344 + self._draw.choice([0, 1, 1000])
+        token_beyond(self._folder, id_=id_)
+        return str(id_)
+
+    def template(self) -> str:
+        file = self._folder / "chat_template.jinja"
+        if self._draw.random() < 0.5:
+            file.unlink()
+            return "none"
+        file.write_text("")
+        return "empty"
+
+
+def value_of(written: bytes) -> Any:
+    """What JSON says; None if it is none."""
+    try:
+        return json.loads(written)
+    except ValueError:
+        return None
+
+
+def outcome(folder: Path, plain: Any, expected: list[int]) -> str:
+    """What the starts say; empty if sampler and learner compute what the undamaged model does."""
+    try:
+        sampler, core = sample(folder), learn(folder)
+    except ConfigError as error:
+        return str(error)
+    [reply] = sampler.chat(ask(messages=DIALOG, seed=1))
+    assert reply.prompt_token_ids == expected
+    check_logprobs(plain, [reply])
+    ids = [*reply.prompt_token_ids, *reply.token_ids]
+    zeros = [0.0] * len(ids)
+    [learned] = core.logprobs(None, [Row(ids, [0] + [1] * (len(ids) - 1), zeros, zeros)])
+    assert learned[-len(reply.token_ids) :] == pytest.approx(reply.logprobs, abs=1e-4)
+    return ""
+
+
+@pytest.mark.soak("F4", count(22, 500), "damaged folders of a model")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 3600))
+def test_damage_is_named_at_the_start_or_changes_nothing(
+    bases: dict[str, Path], tmp_path: Path
+) -> None:
+    names = ("whole", "tied", "sharded")
+    plain = {name: load_plain(bases[name]) for name in names}
+    expected = tokenizer().apply_chat_template(DIALOG, add_generation_prompt=True)["input_ids"]
+    harmless: list[str] = []
+    for seed in range(count(22, 500)):
+        name = names[seed % 3]
+        folder = copied(bases[name], tmp_path / "model")
+        damage = DrawnDamage(folder, seed)
+        about = f"seed {seed}, {name}: {damage.kind} {damage.what}"
+        try:
+            said = outcome(folder, plain[name], expected)
+        except Exception as error:
+            raise AssertionError(f"{about}: {error!r}") from error
+        files = re.compile(r"[^_]config\.json") if damage.kind in ("sizes", "reshaped") else FILES
+        assert "\n" not in said and (not said or files.search(said)), (about, said)
+        if not said:
+            harmless.append(about)
+        elif "finite" not in said and "another" not in said:  # a fact that is not in the numbers
+            with pytest.raises(ConfigError):
+                outline(folder)
+        shutil.rmtree(folder)
+    print(f"{len(harmless)} of {count(22, 500)} change nothing:", *harmless, sep="\n")  # noqa: T201

@@ -19,9 +19,11 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+def change_tensors(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], file: Path | None = None
+) -> None:
     """Write a file of weights again, with other tensors; `change` may return the new ones."""
-    file = next(iter(sorted(folder.glob("model*.safetensors"))))
+    file = file or min(folder.glob("model*.safetensors"))
     tensors = load_file(file)
     changed = change(tensors)
     tensors = changed if isinstance(changed, dict) else tensors

@@ -139,8 +139,9 @@ def _check_targets(
     if targets == "all-linear":  # but the head
         targets = sorted({name.rpartition(".")[2] for name in found})
     which = ("exclude_modules", "layers_to_transform", "layers_pattern")
+    limits: dict[str, Any] = {one: config.get(one) for one in which}
     try:
-        shape = LoraConfig(target_modules=targets, **{one: config.get(one) for one in which})
+        shape = LoraConfig(target_modules=targets, **limits)
         wanted = {name for name in linears if check_target_module_exists(shape, name)}
     except (TypeError, ValueError, re.error) as error:
         raise ConfigError(f"{path}: PEFT refuses the targets of {CONFIG_FILE}: {error}") from error

@@ -61,6 +61,7 @@ def load_outline(settings: Settings) -> LoadedModel:
 
 def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> LoadedModel:
     dtype, name = _dtype(settings.dtype, device), settings.model
+    read = read_config(name)  # before the tokenizer, whose loader reads it too
     with in_one_line(name, "tokenizer.json or tokenizer_config.json"):
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
     if weights:
@@ -69,7 +70,7 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
         held = weights_of(model)
     else:
         model = base_outline(name, dtype)
-        held = weights_in(name, read_config(name))
+        held = weights_in(name, read)
     _check_tokens(name, tokenizer, _rows(model))
     config = model.config.get_text_config()
     info = ModelInfo(
