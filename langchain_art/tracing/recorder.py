@@ -126,8 +126,8 @@ class RunRecorder:
                 call.usage = None  # only the sum over all choices is reported
             if call.reply is not None:
                 self._unlogged.append(index)
-                text = generation.text if len(generations) > 1 else None
-                self._candidates.add_reply(index, (call.reply.reply.id, call.call_id), text)
+                ids = (call.reply.reply.id, call.call_id)
+                self._candidates.add_reply(index, ids, call.reply.wire)
 
     def turns(self) -> list[Turn]:
         """The calls so far as turns, in the order in which they started."""

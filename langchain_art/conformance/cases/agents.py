@@ -336,7 +336,7 @@ def best_of_three(kit: Kit) -> Program:
 @topology(
     "three votes",
     *(Expect("answer", "hello", step=1, task="node") for _ in range(3)),
-    remark="one prompt, three replies, and none of them returned: all count",
+    remark="one prompt, three equal replies, and what all of them say is returned: all count",
 )
 def votes(kit: Kit) -> Program:
     def node(state: Any) -> Any:
