@@ -91,6 +91,11 @@ def _contains(outer: str, inner: str) -> bool:
     return node_names(inner)[: len(names)] == names
 
 
+def _place(span: Span) -> tuple[str | None, list[str]]:
+    """Where a task stands: its thread, and its namespace without the ids of tasks."""
+    return span.thread, [part.split(":", 1)[0] for part in span.namespace.split("|")]
+
+
 class SpanTree:
     """All spans of one run. Not thread-safe."""
 
@@ -252,20 +257,26 @@ class SpanTree:
         """Whether a node that was resumed ran a task of a graph within it anew, as new.
 
         A graph without checkpoints begins again there; one with them goes on, and what it runs
-        again has the namespace that it had. A task of the functional API stands in no such graph.
+        again has the namespace that it had. LangGraph numbers the graphs of one task, and keeps the
+        results of tasks of the functional API.
         """
         latest = self._spans.get(self._latest_attempt.get(node.task, node.run_id))
-        attempt = self._spans.get(span.attempt) if span.attempt else None
         if latest is None or latest.started <= node.started:
             return False
-        if attempt is None or self._above(attempt) is node:
-            return False
+        inner: Span | None = span
+        while inner is not None and inner is not node:
+            outer = self._above(inner)
+            if _is_node(inner):
+                again = self._spans.get(self._latest_attempt[inner.task], inner)
+                if outer is node or again.started > latest.started:
+                    return False  # a task of the functional API, or one that went on
+            inner = outer
         known = {one.namespace for one in self._spans.values() if one.started < latest.started}
-        path = node_names(span.namespace)
+        place = _place(span)
         return any(
             one.step == span.step
             and one.namespace not in known
-            and node_names(one.namespace) == path
+            and _place(one) == place
             and self._is_within(one, latest)
             for one in self._spans.values()
         )
