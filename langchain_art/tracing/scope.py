@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextvars import ContextVar, Token
+import sys
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
+from opcode import opmap
 from threading import Lock
-from types import TracebackType
-from typing import Any, Protocol
+from types import FrameType, TracebackType
+from typing import Any, Protocol, cast
 
 from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
@@ -58,21 +61,104 @@ def _has_reward(scored: Run | Turn) -> bool:
     return scored.reward is not None
 
 
-# One hook per depth of nested scopes, so that all scopes' handlers are called. LangChain never
-# removes hooks, so all runs share them: one is enough until scopes nest.
-_scopes: list[ContextVar[CaptureHandler | None]] = []
+#: The scopes that were opened in this context, the innermost last.
+_open: ContextVar[tuple[capture, ...]] = ContextVar("langchain_art_scopes", default=())
+#: The open scopes of generators, and the frame whose body each is for.
+_bodies: dict[capture, FrameType] = {}
 #: Where scopes add their runs, if set: `gather` finds here the run of a rollout that raised.
 opened: ContextVar[OpenedRuns | None] = ContextVar("langchain_art_opened", default=None)
-_scopes_lock = Lock()
 
 
-def _add_scope() -> None:
-    scope = ContextVar[CaptureHandler | None](f"langchain_art_scope_{len(_scopes)}", default=None)
-    register_configure_hook(scope, inheritable=True)
-    _scopes.append(scope)
+def _heard_by() -> list[CaptureHandler]:
+    """The handlers of the scopes that hear a call of this context, the innermost last.
+
+    A generator shares the context of who reads it. Its scope hears what runs in its body: beneath
+    its frame, or in a thread or task of the context while the body is in progress.
+    """
+    scopes, bodies = _open.get(), _bodies.copy()
+    frames, frame = set[FrameType](), None
+    if bodies:
+        frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        frames.add(frame)
+        frame = frame.f_back
+    inner = [scope for scope in bodies if bodies[scope] in frames and scope not in scopes]
+    return [
+        scope.handler
+        for scope in (*scopes, *inner)
+        if not scope.in_generator
+        or ((body := bodies.get(scope)) is not None and (body in frames or _in_progress(body)))
+    ]
 
 
-_add_scope()
+def _in_progress(frame: FrameType) -> bool:
+    """Whether a generator that is not beneath this code stands at no ``yield``.
+
+    Then it is on the stack of another thread, or at an ``await``, after which the bytecode goes on
+    with RESUME 3 (the module `dis` documents it; after a ``yield`` it is 1).
+    """
+    if frame.f_back is not None:
+        return True
+    code, at = frame.f_code.co_code, frame.f_lasti
+    at += 0 if code[at] == opmap["RESUME"] else 2  # Python 3.11 and 3.12 stand before it
+    return code[at] == opmap["RESUME"] and code[at + 1] & 3 == 3
+
+
+def _generator_around() -> FrameType | None:
+    """The frame of the generator in whose body a scope is opened; None: in no such body.
+
+    A generator that is a context manager or a fixture opens its scope for the code around it.
+    """
+    frame: FrameType | None = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        is_generator = frame.f_code.co_flags & (CO_GENERATOR | CO_ASYNC_GENERATOR)
+        reader = frame.f_back
+        if is_generator and (reader is None or reader.f_code.co_name not in _ENTERING):
+            by = reader.f_globals.get("__name__", "") if reader else ""
+            return None if by.startswith(_FIXTURES) else frame
+        if not is_generator and frame.f_code.co_name not in _ENTERING:
+            return None
+        frame = reader
+    return None
+
+
+_ENTERING = ("__enter__", "__aenter__", "enter_context", "enter_async_context")
+_FIXTURES = ("_pytest.", "pytest_", "anyio.")
+
+
+class _Hook:
+    """LangChain's hook for scopes, one a depth; LangChain never removes hooks."""
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+
+    def get(self) -> CaptureHandler | None:
+        """What LangChain adds to a call: the handler of the scope of this depth; None: no scope."""
+        handlers = _heard_by()
+        return handlers[self._depth] if len(handlers) > self._depth else None
+
+
+_hooks: list[_Hook] = []
+_hooks_lock = Lock()
+
+
+def _add_hooks(depths: int) -> None:
+    with _hooks_lock:
+        while len(_hooks) < depths:
+            _hooks.append(_Hook(len(_hooks)))
+            register_configure_hook(cast(Any, _hooks[-1]), inheritable=True)
+
+
+class _ScopeHandler(CaptureHandler):
+    """The handler of a scope."""
+
+
+class _Callbacks(list[Any]):
+    """A config's callbacks, with the handlers of those scopes that hear what takes a copy."""
+
+    def copy(self) -> list[Any]:
+        """What LangChain and LangGraph give to a graph."""
+        return [*(one for one in self if not isinstance(one, _ScopeHandler)), *_heard_by()]
 
 
 def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
@@ -86,7 +172,7 @@ def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
     callbacks = config.get("callbacks") or []
     if not isinstance(callbacks, list):
         return None
-    return {**config, "callbacks": [*callbacks, handler]}
+    return {**config, "callbacks": _Callbacks([*callbacks.copy(), handler])}
 
 
 class capture:
@@ -98,6 +184,9 @@ class capture:
     `CaptureHandler` there; and graphs that another process runs: name the trajectory in the
     config's metadata, and the server assembles it (`call_tags`). A scope that heard no call says
     so in the log, and in the trajectory's metadata (``not_heard``).
+
+    In a generator a scope hears what runs in the generator's body, not what its reader calls
+    between two items.
 
     One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
     forks of it, ``graph.batch``. Open a scope around each run that is to be scored by itself. A
@@ -140,25 +229,26 @@ class capture:
             raise ConfigError(f"got export={export!r:.200}, expected an Exporter")
         self._run = Run(scenario=scenario, id=id, metadata=metadata)
         self._export = export
-        self._entered: list[tuple[ContextVar[Any], Token[Any]]] = []
+        self._config: RunnableConfig | None = None
+        self._entered = self.in_generator = False
 
     def __enter__(self) -> Run:
         if self._entered:
             raise ConfigError(
                 "got a scope that was entered before, expected a new capture() per run"
             )
-        with _scopes_lock:
-            outer = [handler.run for scope in _scopes if (handler := scope.get()) is not None]
-            if len(outer) == len(_scopes):
-                _add_scope()
-            scope = next(scope for scope in _scopes if scope.get() is None)
-        handler = CaptureHandler(self._run)
+        self._entered = True
+        outer = [handler.run for handler in _heard_by()]
+        self.handler: CaptureHandler = _ScopeHandler(self._run)
         self._run.recorder.spans.in_scope = True
-        self._entered.append((scope, scope.set(handler)))
-        config = _config_with(handler)
-        if config is not None:
-            configs = var_child_runnable_config
-            self._entered.append((configs, configs.set(config)))
+        if (body := _generator_around()) is not None:
+            self.in_generator = True
+            _bodies[self] = body
+        self._config = _config_with(self.handler)
+        _open.set((*_open.get(), self))
+        _add_hooks(len(_heard_by()))
+        if self._config is not None:
+            self._outer = var_child_runnable_config.set(self._config)
         if (within := opened.get()) is not None:
             within.runs.append(self._run)
             within.around.append(outer[-1] if outer else None)
@@ -176,11 +266,13 @@ class capture:
             self._run.fail(error)
         elif opened.get() is None and not self._run.recorder.has_calls:  # else a trainer says it
             _log.warning("run %s: %s", self._run.id, UNHEARD)
-        for variable, token in reversed(self._entered):
+        _bodies.pop(self, None)
+        _open.set(tuple(scope for scope in _open.get() if scope is not self))
+        if self._config is not None and var_child_runnable_config.get() is self._config:
             try:
-                variable.reset(token)
+                var_child_runnable_config.reset(self._outer)
             except ValueError:  # left in another context than entered, as in a fixture's finalizer
-                variable.set(None)
+                var_child_runnable_config.set(None)
         if self._export is not None:
             self._export.add(self._run)
 
