@@ -49,6 +49,8 @@ class PendingTags:
     serial: int
     """The handler's number. If several handlers tag one call, the highest number wins."""
     tags: dict[str, Any]
+    within: PendingTags | None = None
+    """Those of the call around it, if a chat model makes it to answer another call."""
     open: bool = True
     """False once the call has ended. The context variable cannot be reset at that point, because
     LangChain ends asynchronous calls in a copy of the context."""
@@ -60,8 +62,28 @@ _PENDING: ContextVar[PendingTags | None] = ContextVar("langchain_art_call_tags",
 def publish_tags(pending: PendingTags) -> None:
     """Makes a call's tags visible to the model that sends the call in this context."""
     known = _PENDING.get()
-    if known is None or known.run_id != pending.run_id or known.serial < pending.serial:
-        _PENDING.set(pending)
+    if known is None or known.run_id != pending.run_id:
+        pending.within = _open_pending()
+    elif known.serial < pending.serial:
+        pending.within = known.within
+    else:
+        return
+    _PENDING.set(pending)
+
+
+def _open_pending() -> PendingTags | None:
+    pending = _PENDING.get()
+    while pending is not None and not pending.open:
+        pending = pending.within
+    return pending
+
+
+def enclosing_call(run_id: UUID) -> UUID | None:
+    """The run of the model call that this context answers when it starts the run `run_id`."""
+    pending = _open_pending()
+    while pending is not None and pending.run_id == run_id:
+        pending = pending.within
+    return pending.run_id if pending is not None else None
 
 
 def current_tags() -> dict[str, Any]:
@@ -69,8 +91,8 @@ def current_tags() -> dict[str, Any]:
 
     Holds only fields that are known and differ from their defaults, in JSON types.
     """
-    pending = _PENDING.get()
-    return dict(pending.tags) if pending is not None and pending.open else {}
+    pending = _open_pending()
+    return dict(pending.tags) if pending is not None else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def recorded_spans(run: Run) -> tuple[SpanRecord, ...]:
     found: list[SpanRecord] = []
     for span in spans:
         kind = _kind(span, graphs)
-        if kind is None:
+        if kind is None or (kind == "model" and span.run_id not in turns):
             continue
         numbers[span.run_id] = len(found)
         path = tuple(node_names(span.namespace))

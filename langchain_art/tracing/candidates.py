@@ -106,6 +106,10 @@ class CandidateReplies:
         self._candidates.setdefault(attempt, []).append(calls)
         return calls
 
+    def remove_call(self, call: int) -> None:
+        """Take back a call that turned out to be none."""
+        self._places[call].remove(call)
+
     def add_reply(self, call: int, ids: tuple[str | None, ...], reply: Message) -> None:
         """Add a call's reply, and its ids."""
         for id in ids:

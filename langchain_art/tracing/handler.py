@@ -27,6 +27,7 @@ from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langchain_art.call_tags import (
     PendingTags,
     Surroundings,
+    enclosing_call,
     node_attempt,
     prepend_outer_path,
     publish_tags,
@@ -110,6 +111,17 @@ class CaptureHandler(GraphCallbackHandler):
             return around
         return None
 
+    def _parent(self, run_id: UUID, parent: UUID | None) -> UUID | None:
+        """The run around another: a model call, if its model asks another model in it.
+
+        LangChain does not say so, unless the model passes its callbacks on. Between the chunks of a
+        stream its reader runs, not the model.
+        """
+        call, spans = enclosing_call(run_id), self.run.recorder.spans
+        if not spans.has(call) or spans[call].first_token_at is not None:
+            return parent
+        return call if spans[call].parent == parent and spans[call].alone else parent
+
     # ---- model calls
 
     @_safely
@@ -133,7 +145,8 @@ class CaptureHandler(GraphCallbackHandler):
         if (around := self._around(parent_run_id)) is not None:
             parent_run_id, metadata = around.run_id, around.complete(metadata)
             tags = [*around.tags, *(tags or ())]
-        span = _span("model", run_id, parent_run_id, metadata)
+        span = _span("model", run_id, self._parent(run_id, parent_run_id), metadata)
+        span.alone = kwargs.get("batch_size", 1) == 1
         recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
         attempt = max(node_attempt(), span.attempt_number)
@@ -219,7 +232,7 @@ class CaptureHandler(GraphCallbackHandler):
             parent, metadata = around.run_id, around.complete(metadata)
             around = replace(around, run_id=run_id)
         name = more.get("name") or (serialized or {}).get("name") or ""
-        span = _span(kind, run_id, parent, metadata or {}, name)
+        span = _span(kind, run_id, self._parent(run_id, parent), metadata or {}, name)
         span.around = around
         if self.run.recorder.keeps_values:
             span.input = inputs

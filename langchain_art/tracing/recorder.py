@@ -46,6 +46,8 @@ class ModelCall:
     call_id: str | None = None
     usage: Usage | None = None
     error: str | None = None
+    passed_on: bool = False
+    """Whether its reply is that of another call: of the model that it asked, or from a cache."""
 
     @property
     def namespace(self) -> str:
@@ -59,7 +61,8 @@ class ModelCall:
         metadata = {**llm_output, **reply.response_metadata}
         self.call_id = metadata.get("call_id") or (None if self.ours else metadata.get("id"))
         self.model = metadata.get("model_name") or self.model
-        if usage := getattr(reply, "usage_metadata", None):
+        usage = getattr(reply, "usage_metadata", None)
+        if usage and "input_tokens" in usage:  # LangChain's cache gives a cost alone
             self.usage = Usage(
                 prompt_tokens=usage["input_tokens"], completion_tokens=usage["output_tokens"]
             )
@@ -117,9 +120,13 @@ class RunRecorder:
             return
         for number, generation in enumerate(generations):
             if number > 0:  # of a request with n > 1: a call of its own on the server
-                index, call = len(self._calls), replace(call, call_id=None)
+                index, call = len(self._calls), replace(call, call_id=None, passed_on=False)
                 self._add(call)
             call.set_reply(generation, llm_output)
+            if call.call_id in self._call_ids:
+                call.passed_on = True
+                self._candidates.remove_call(index)
+                continue
             if call.call_id is not None:
                 self._call_ids.add(call.call_id)
             if len(generations) > 1:
@@ -138,9 +145,11 @@ class RunRecorder:
             )
             extended = [call.prompt.extends for call in self._calls if call.prompt is not None]
             unchosen = self._candidates.unchosen({one for one in extended if one is not None})
+            own = [index for index, call in enumerate(self._calls) if not call.passed_on]
+            numbers = {index: number for number, index in enumerate(own)}
             return [
-                self._turn(call, index in superseded, index in unchosen)
-                for index, call in enumerate(self._calls)
+                self._turn(self._calls[index], numbers, index in superseded, index in unchosen)
+                for index in own
             ]
 
     @property
@@ -155,7 +164,7 @@ class RunRecorder:
     def span_list(self) -> tuple[list[Span], list[ModelCall]]:
         """The spans so far, in the order of their start, and the call of each of the `turns`."""
         with self.lock:
-            return list(self.spans), list(self._calls)
+            return list(self.spans), [call for call in self._calls if not call.passed_on]
 
     def outermost_nodes(self) -> list[tuple[str, int] | None]:
         """For each of the `turns`: node and step of the outermost graph in which it was made.
@@ -163,7 +172,8 @@ class RunRecorder:
         None: it was made outside of all nodes, or where it stands was not recorded.
         """
         with self.lock:
-            return [self.spans.outermost_node(call.span) for call in self._calls]
+            own = [call for call in self._calls if not call.passed_on]
+            return [self.spans.outermost_node(call.span) for call in own]
 
     def sampled_elsewhere(self, output: Any) -> list[str]:
         """Ids of calls of other runs whose replies are in this run's prompts or `output`."""
@@ -202,7 +212,9 @@ class RunRecorder:
                 )
         self._unlogged.clear()
 
-    def _turn(self, call: ModelCall, superseded: bool, unchosen: bool) -> Turn:
+    def _turn(
+        self, call: ModelCall, numbers: Mapping[int, int], superseded: bool, unchosen: bool
+    ) -> Turn:
         messages, prompt = self._messages.messages, call.prompt
         span = call.span
         if call.error is not None or span.outcome is None:
@@ -216,7 +228,7 @@ class RunRecorder:
             **call.tags,
             call_id=call.call_id,
             model=call.model,
-            extends=prompt.extends if prompt else None,
+            extends=numbers.get(prompt.extends) if prompt and prompt.extends is not None else None,
             messages=tuple(messages[number] for number in prompt.new) if prompt else (),
             tools=tuple(tool for tool in tools if isinstance(tool, dict)),
             reply=call.logged_reply,

@@ -54,6 +54,8 @@ class Span:
     ended_at: float | None = None
     """None while it runs."""
     error: str | None = None
+    alone: bool = True
+    """Of a model call: whether ``generate`` was asked for it alone, not for several prompts."""
     looped: bool = False
     """Whether the error was that a graph had reached its recursion limit."""
     input: Any = None

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -84,6 +86,29 @@ async def test_turns_and_tags_agree_asynchronously(art_server: Any, model: ChatA
         await graph.ainvoke(ASK)
         [part async for part in graph.astream(ASK, stream_mode="messages")]
     check(art_server, run, of=4)
+
+
+class Wrapper(BaseChatModel):
+    """Asks another chat model by `invoke`."""
+
+    inner: ChatART
+
+    @property
+    def _llm_type(self) -> str:
+        return "wrapper"
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.inner.invoke(messages))])
+
+
+def test_a_model_around_ours_makes_no_call_of_its_own(art_server: Any, model: ChatART) -> None:
+    agent = graph_of(first=node(Wrapper(inner=model)), second=node(Wrapper(inner=model))).compile()
+    with capture() as run:
+        replies = agent.invoke(ASK)["messages"][1:]
+        run.reward_turn(replies[0], 1.0)
+    check(art_server, run, of=2)
+    assert [turn.reward for turn in run.turns] == [1.0, None]
+    assert run.turns[1].extends == 0
 
 
 def test_a_config_handler_tags_all_paths(art_server: Any, model: ChatART) -> None:

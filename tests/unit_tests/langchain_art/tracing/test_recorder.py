@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -10,12 +11,14 @@ from contextvars import copy_context
 from importlib.metadata import version
 from multiprocessing import get_context
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.language_models import FakeListChatModel
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
@@ -25,6 +28,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 from packaging.version import Version
+from pydantic import Field
 
 from langchain_art import CaptureHandler, capture
 from langchain_art.tracing.run import Run
@@ -461,3 +465,121 @@ def test_a_loop_that_was_replaced_does_not_count(retried: bool) -> None:
     once = RunnableLambda(lambda state: good.invoke(state) if next(tries) else sub.invoke(state))
     node = once.with_retry(wait_exponential_jitter=False) if retried else sub.with_fallbacks([good])
     assert told_of_looping(node) == [("x", "error"), ("y", "error"), ("z", None)]
+
+
+# ---- models that ask another model
+
+
+class Sampled(FakeListChatModel):
+    """Names its calls, as our server does."""
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        result = super()._generate(*args, **kwargs)
+        for generation in result.generations:
+            generation.message.response_metadata["call_id"] = f"call-{uuid4()}"
+        return result
+
+    def _stream(self, *args: Any, **kwargs: Any) -> Any:
+        for number, chunk in enumerate(super()._stream(*args, **kwargs)):
+            if number == 0:
+                chunk.message.response_metadata["call_id"] = f"call-{uuid4()}"
+            yield chunk
+
+
+class Wrapper(BaseChatModel):
+    """Asks another model, `times` times, and passes on what it said last."""
+
+    inner: BaseChatModel
+    how: str = "plain"
+    times: int = 1
+    fails: list[bool] = Field(default_factory=list)
+
+    @property
+    def _llm_type(self) -> str:
+        return "wrapper"
+
+    def _generate(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        told: Any = {"callbacks": run_manager.handlers} if self.how == "callbacks" else None
+        asked = (RunnableLambda(list) | self.inner) if self.how == "chain" else self.inner
+        replies = [asked.invoke(messages, told) for _ in range(self.times)]
+        if self.fails and self.fails.pop():
+            raise ValueError("not good enough")
+        reply = AIMessage(replies[-1].text) if self.how == "anew" else replies[-1]
+        return ChatResult(generations=[ChatGeneration(message=reply)])
+
+
+class StreamingWrapper(Wrapper):
+    def _stream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        for chunk in self.inner.stream(messages):
+            yield ChatGenerationChunk(message=chunk)
+
+
+@pytest.mark.parametrize("how", ["plain", "callbacks", "chain"])
+@pytest.mark.parametrize("kind", [Wrapper, StreamingWrapper])
+def test_a_model_that_asks_another_is_one_call(kind: Any, how: str) -> None:
+    model = kind(inner=Sampled(responses=["one", "two"]), how=how)
+    both = kind(inner=kind(inner=Sampled(responses=["three"]), how=how))
+
+    def node(state: Any) -> Any:
+        chunks = [chunk for chunk in model.stream(state["messages"]) if chunk.id]
+        return {"messages": [sum(chunks[1:], chunks[0])]}
+
+    later = line(a=node, b=lambda s: {"messages": [both.invoke([*s["messages"], ("user", "?")])]})
+    for asked in (lambda: later.invoke(ASK), lambda: later.batch([ASK])):
+        model.inner.i = 0
+        with capture() as run:
+            asked()
+        assert told(run) == [("one", None), ("three", None)]
+        assert [turn.extends for turn in run.turns] == [None, 0]
+        assert len(run.recorder.span_list()[1]) == len(run.recorder.outermost_nodes()) == 2
+        run.trajectory()
+    with capture() as run:
+        reply = both.invoke("hi")
+        run.reward_turn(reply.response_metadata["call_id"], 1.0)
+    assert [turn.reward for turn in run.turns] == [1.0]
+
+
+async def test_a_model_that_awaits_another_is_one_call() -> None:
+    model = Wrapper(inner=Sampled(responses=["one"]))
+    with capture() as run:
+        await asyncio.gather(model.ainvoke("hi"), model.ainvoke("hi"), model.inner.ainvoke("hi"))
+        await model.agenerate([[HumanMessage("a")], [HumanMessage("b")]])
+    assert told(run) == [("one", None)] * 5
+
+
+@pytest.mark.parametrize("how", ["plain", "callbacks", "chain", "anew"])
+def test_what_a_model_said_to_one_that_then_failed_does_not_count(how: str) -> None:
+    model = Wrapper(inner=Sampled(responses=["bad", "good"]), how=how, fails=[False, True])
+    agent = model.with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
+    with capture() as run:
+        line(a=lambda state: {"messages": [agent.invoke(state["messages"])]}).invoke(ASK)
+    inner = [turn for turn in run.turns if turn.call_id]
+    assert [(turn.reply["content"], turn.excluded_because) for turn in inner] == [
+        ("bad", "error"),
+        ("good", None),
+    ]
+
+
+def test_a_model_that_asks_another_until_it_is_good_enough() -> None:
+    model = Wrapper(inner=Sampled(responses=["one", "two", "three"]), times=3)
+    with capture() as run:
+        line(a=lambda state: {"messages": [model.invoke(state["messages"])]}).invoke(ASK)
+    assert told(run) == [("one", "unchosen"), ("two", "unchosen"), ("three", None)]
+
+
+def test_a_reply_from_a_cache_is_no_second_call() -> None:
+    model = Sampled(responses=["one", "two"], cache=InMemoryCache())
+    with capture() as run:
+        line(a=lambda state: {"messages": [model.invoke("hi"), model.invoke("hi")]}).invoke(ASK)
+    assert told(run) == [("one", None)]
+
+
+def test_what_is_asked_between_two_chunks_is_not_asked_by_the_model() -> None:
+    stream = FakeListChatModel(responses=["long"]).stream("hi")
+    with capture() as run:
+        next(stream)
+        says("other")(ASK)
+        stream.close()
+    assert told(run)[1:] == [("other", None)]
