@@ -148,7 +148,10 @@ class MetadataTagger(BaseCallbackHandler):
         if parent_run_id is None and (around := surroundings()) is not None:
             metadata = around.complete(metadata)
             tags = [*around.tags, *(tags or ())]
-        sent = tags_from_metadata(metadata, node_attempt(), tags or ())
+        attempt, began = node_execution()
+        sent = tags_from_metadata(metadata, attempt, tags or ())
+        if began is not None and "namespace" in sent:
+            sent["task_began"] = began
         if (value := metadata.get("art_trajectory_id")) is not None:
             sent["trajectory_id"] = str(value)
         if (value := metadata.get("art_scenario")) is not None:
@@ -228,14 +231,14 @@ def node_names(namespace: str) -> list[str]:
     return [part.split(":", 1)[0] for part in parts if not part.isdigit()]
 
 
-def node_attempt() -> int:
-    """The attempt of the node that this context runs in, as LangGraph counts; 1 outside nodes."""
+def node_execution() -> tuple[int, float | None]:
+    """The attempt of the node around, from 1, and when its first one began; 1, None outside."""
     if var_child_runnable_config.get() is None:
-        return 1
+        return 1, None
     try:
         # None where a plain runnable, not a graph, set the config.
         runtime = cast(Any, get_runtime())
     except (RuntimeError, KeyError):
-        return 1
+        return 1, None
     info = runtime.execution_info if runtime is not None else None
-    return info.node_attempt if info is not None else 1
+    return (info.node_attempt, info.node_first_attempt_time) if info is not None else (1, None)

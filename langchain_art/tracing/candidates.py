@@ -17,18 +17,11 @@ from pydantic import BaseModel
 
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.wire import Message
-from langchain_art.wire.turn_links import unused_choices
+from langchain_art.wire.turn_links import DRAWING, unused_choices
 
 _Form: TypeAlias = "tuple[str, ...]"
 _DEPTH = 8  # of a node's output: commands, in them a state, in it messages, as dicts with blocks
 _ROLES = ("ai", "assistant", "human", "user", "system", "developer", "tool")
-# Parameters of a call that say how its answer is drawn and sent, not what is asked.
-_DRAWING = {
-    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs", "top_logprobs"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "stream", "stream_options"),
-    *("timeout", "extra_headers", "extra_query", "user", "store", "service_tier", "metadata"),
-    "art",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +44,7 @@ class Question:
             {
                 name: value
                 for name, value in given.items()
-                if name not in _DRAWING and name != "extra_body" and value is not None
+                if name not in DRAWING and name != "extra_body" and value is not None
             }
         )
 

@@ -28,7 +28,7 @@ from langchain_art.call_tags import (
     PendingTags,
     Surroundings,
     enclosing_call,
-    node_attempt,
+    node_execution,
     prepend_outer_path,
     publish_tags,
     surroundings,
@@ -149,7 +149,7 @@ class CaptureHandler(GraphCallbackHandler):
         span.alone = kwargs.get("batch_size", 1) == 1
         recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
-        attempt = max(node_attempt(), span.attempt_number)
+        attempt = max(node_execution()[0], span.attempt_number)
         where = tags_from_metadata(metadata, attempt, tags or ())
         outer = recorder.spans.enclosing_namespaces(parent_run_id, where.get("namespace", ""))
         prepend_outer_path(where, outer)

@@ -58,6 +58,9 @@ class CallTags(Wire):
     """LangGraph's checkpoint namespace: tells parallel branches of one node apart."""
     step: int | None = None
     attempt: int = Field(default=1, ge=1)
+    task_began: Finite | None = None
+    """When the first attempt of the node began, in seconds since the epoch: a node that runs again
+    after an interrupt begins again."""
     thread: str | None = Field(default=None, max_length=256)
     tags: Several[Tag] = Field(default=(), max_length=32)
     """The caller's own (LangChain's ``tags``); `TrainRequest.trainable` may name them."""

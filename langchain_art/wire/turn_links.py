@@ -11,6 +11,13 @@ from collections.abc import Container, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 _ROOT = 0
+#: Parameters of a call that say how its answer is drawn and sent, not what is asked.
+DRAWING = {
+    *("temperature", "top_p", "top_k", "min_p", "seed", "n", "logprobs", "top_logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "stream", "stream_options"),
+    *("timeout", "extra_headers", "extra_query", "user", "store", "service_tier", "metadata"),
+    "art",
+}
 
 
 class PromptPosition(NamedTuple):
@@ -96,13 +103,13 @@ def unused_choices(choices: Sequence[int], used: Container[int]) -> list[int]:
     return [choice for choice in choices if choice not in kept]
 
 
-def superseded_attempts(attempts: Iterable[tuple[Hashable, int]]) -> set[int]:
+def superseded_attempts(attempts: Iterable[tuple[Hashable, float]]) -> set[int]:
     """Positions of the calls whose task was attempted again: only a task's last attempt counts.
 
     `attempts` holds each call's task (None: unknown, the call counts) and attempt of it, from 1.
     """
     given = list(attempts)
-    last: dict[Hashable, int] = {}
+    last: dict[Hashable, float] = {}
     for task, attempt in given:
         last[task] = max(attempt, last.get(task, attempt))
     return {

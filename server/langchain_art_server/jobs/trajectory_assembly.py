@@ -7,7 +7,10 @@ that call's prompt and reply, token by token.
 Calls that do not count are kept for review, with `Turn.excluded_because`:
 
 - ``unchosen``: of several choices (``n``) of one completion, those that no later call continues;
-  all but the first, if no choice is continued;
+  all but the first, if no choice is continued. And of calls of one LangGraph task that ask the same
+  (a chain's retries, asking until a reply is good enough) those that no later call continues, but
+  for the last: which one the node used is not known here;
+- ``interrupted``: calls of a LangGraph task that began again (`CallTags.task_began`);
 - ``retried``: an earlier attempt of a task (`CallTags.attempt`); and a completion whose reply never
   reached its client. The OpenAI SDKs then send the same request again, with the header
   ``x-stainless-retry-count``. Equal requests without that header are several samples of one prompt.
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,6 +31,7 @@ from pydantic_core import to_json
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags, Message, Trajectory, Turn, Usage
 from langchain_art.wire.turn_links import (
+    DRAWING,
     ConversationTree,
     nearest_call,
     superseded_attempts,
@@ -69,7 +73,7 @@ def assemble(trajectory_id: str, calls: Iterable[CallRecord]) -> Trajectory:
 def _turn(call: CallRecord, extends: int | None, known: int, excluded_because: str | None) -> Turn:
     """The turn of a call whose first `known` messages are the prompt and reply of `extends`."""
     return Turn(
-        **call.tags.model_dump(exclude={"trajectory_id", "scenario"}),
+        **call.tags.model_dump(exclude={"trajectory_id", "scenario", "task_began"}),
         call_id=call.id,
         model=call.model,
         extends=extends,
@@ -176,10 +180,37 @@ def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> 
         end = max(calls[i].number for i in choices)
         later = set[int]().union(*(continued_by.get(i, ()) for i in choices))
         completions.append(_AnsweredRequest(choices, calls[choices[0]], end, later))
-    superseded = superseded_attempts((_task(call.tags), call.tags.attempt) for call in calls)
+    tasks = [_task(call.tags) for call in calls]
+    again = superseded_attempts(
+        (task if call.tags.task_began else None, call.tags.task_began or 0.0)
+        for task, call in zip(tasks, calls, strict=True)
+    )
+    superseded = superseded_attempts(
+        (None if index in again else task, calls[index].tags.attempt)
+        for index, task in enumerate(tasks)
+    )
     for index in [*superseded, *_undelivered(completions)]:
         excluded[index] = "retried"
+    excluded |= dict.fromkeys(again, "interrupted")
+    for asked in _asked_again(completions, excluded):
+        excluded |= dict.fromkeys(asked.choices, "unchosen")
     return excluded
+
+
+def _asked_again(
+    completions: Iterable[_AnsweredRequest], excluded: Container[int]
+) -> Iterable[_AnsweredRequest]:
+    """Completions that no call continues, of a task of a graph that asked the same again."""
+    latest: dict[Hashable, _AnsweredRequest] = {}
+    for completion in completions:
+        first = completion.first
+        if not first.tags.namespace or all(i in excluded for i in completion.choices):
+            continue
+        asked = {name: v for name, v in first.request.items() if name not in DRAWING}
+        key = (_task(first.tags), first.model, to_json(asked))
+        before, latest[key] = latest.get(key), completion
+        if before is not None and not before.later:
+            yield before
 
 
 def _task(tags: CallTags) -> Hashable:

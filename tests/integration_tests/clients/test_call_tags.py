@@ -8,7 +8,9 @@ from uuid import uuid4
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 
 from langchain_art import ChatART, capture
 from langchain_art.call_tags import tags_from_metadata
@@ -114,3 +116,42 @@ def test_tags_do_not_outlive_their_call(model: ChatART, client: ArtClient) -> No
     untagged = model.model_copy(update={"callbacks": None})
     for reply in (untagged.invoke("hi"), model.invoke("hi")):
         assert not client.call(reply.response_metadata["call_id"])["tags"].get("trajectory_id")
+
+
+def test_what_the_graph_threw_away_does_not_count_without_a_capture(
+    model: ChatART, client: ArtClient
+) -> None:
+    """As a graph in another process makes its calls: a node asks a person, a chain tries again."""
+    tries = iter([False, True] * 4)
+
+    def parse(reply: Any) -> Any:
+        if not next(tries):
+            raise ValueError("not good enough")
+        return reply
+
+    def asks(state: Any) -> Any:
+        first = model.invoke("Plan.")
+        interrupt("Shall I?")
+        return {"messages": [model.invoke([*state["messages"], first, ("user", "Go on.")])]}
+
+    def retries(state: Any) -> Any:
+        chain = (model | parse).with_retry(wait_exponential_jitter=False)
+        return {"messages": [chain.invoke("Answer.")]}
+
+    graph = StateGraph(MessagesState).add_sequence([("asks", asks), ("retries", retries)])
+    agent = graph.add_edge(START, "asks").compile(checkpointer=InMemorySaver())
+
+    def play(metadata: dict[str, str]) -> None:
+        config: Any = {"metadata": metadata, "configurable": {"thread_id": uuid4().hex}}
+        agent.invoke(ASK, config)
+        agent.invoke(Command(resume="yes"), config)
+
+    name = uuid4().hex
+    play({"art_trajectory_id": name})
+    assembled = client.reward(name, 1.0)
+    with capture() as run:
+        play({})
+    expected = [("asks", False), ("asks", True), ("asks", True), ("retries", False)]
+    expected += [("retries", True)]
+    for turns in (assembled.turns, run.turns):
+        assert [(turn.node, turn.excluded_because is None) for turn in turns] == expected

@@ -510,7 +510,7 @@ def test_a_broken_payload_harms_no_graph_and_is_no_secret() -> None:
 
         def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
             reply = AIMessage("x", usage_metadata=None)
-            object.__setattr__(reply, "usage_metadata", {"odd": 1})
+            object.__setattr__(reply, "usage_metadata", {"input_tokens": 1})
             return ChatResult(generations=[ChatGeneration(message=reply)])
 
     with capture() as run:

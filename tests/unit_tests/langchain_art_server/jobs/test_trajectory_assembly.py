@@ -228,7 +228,8 @@ def test_of_choices_those_count_that_the_client_goes_on_with(
 
 def test_of_a_task_the_last_attempt_counts() -> None:
     def call(name: str, second: float, attempt: int, **where: Any) -> CallRecord:
-        return at(second, name, [USER], name, tags={"attempt": attempt, "node": "n", **where})
+        asked = [{"role": "user", "content": name}]
+        return at(second, name, asked, name, tags={"attempt": attempt, "node": "n", **where})
 
     calls = [
         call("a1", 0, 1, namespace="n:1"),
@@ -243,6 +244,45 @@ def test_of_a_task_the_last_attempt_counts() -> None:
         call("nowhere-again", 9, 2),  # of this node, but of which of its steps?
     ]
     assert excluded(assemble("t-1", calls)) == {"a1": "retried", "step2": "retried"}
+
+
+def test_of_a_node_that_ran_again_after_an_interrupt_the_last_run_counts() -> None:
+    def call(name: str, second: float, began: float | None, **where: Any) -> CallRecord:
+        tags = {"node": "n", "namespace": "n:1", "thread": "t", "task_began": began, **where}
+        return at(second, name, [{"role": "user", "content": name}], name, tags=tags)
+
+    calls = [
+        call("asks", 0, 10.0),
+        call("asks-more", 1, 10.0),
+        call("failed", 2, 20.0),
+        call("answers", 3, 20.0, attempt=2),
+        call("beside", 4, 10.0, namespace="n:2"),
+        call("another-thread", 5, 10.0, thread="u"),
+        call("an-older-client", 6, None, namespace="n:3"),
+    ]
+    assert excluded(assemble("t-1", calls)) == {
+        "asks": "interrupted",
+        "asks-more": "interrupted",
+        "failed": "retried",
+    }
+
+
+def test_a_task_that_asks_the_same_again_used_the_last_or_what_it_went_on_with() -> None:
+    def call(name: str, second: float, text: str = "", **more: Any) -> CallRecord:
+        tags = {"node": "n", "namespace": "n:1", **more.pop("tags", {})}
+        return at(second, name, more.pop("messages", [USER]), text or name, tags=tags, **more)
+
+    bad, worse, good = call("bad", 0), call("worse", 1), call("good", 2)
+    assert excluded(assemble("t-1", [bad, worse, good])) == {"bad": "unchosen", "worse": "unchosen"}
+    on = call("on", 3, messages=[USER, said("worse"), USER])
+    assert excluded(assemble("t-1", [bad, worse, good, on])) == {"bad": "unchosen"}
+    others = [
+        call("hotter", 3, asked={"temperature": 2.0}),
+        call("other-tools", 4, asked={"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        call("elsewhere", 5, tags={"namespace": "n:2"}),
+        at(6, "of no graph", [USER], "of no graph", tags={"node": "n"}),
+    ]
+    assert excluded(assemble("t-1", [good, *others])) == {"good": "unchosen"}
 
 
 # --- retries of the client ----------------------------------------------------------------------
