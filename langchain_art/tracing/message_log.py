@@ -156,10 +156,32 @@ class LoggedPrompt(NamedTuple):
 
 class _Seen(NamedTuple):
     message: BaseMessage  # kept alive, so that its id() is not given to another message
-    content: Any
-    reply: AIMessage | None  # the message, if it is one
-    calls: Any  # its tool calls
+    says: Any  # a copy, since a graph may change the message in place
     number: int
+
+
+def _says(message: BaseMessage) -> tuple[Any, ...]:
+    """What `wire_message` reads of a message, but for ids."""
+    if not isinstance(message, AIMessage):
+        return message.content, message.name
+    reasoning = message.additional_kwargs.get("reasoning_content")
+    calls, invalid = message.tool_calls, message.invalid_tool_calls
+    return message.content, message.name, calls, invalid, reasoning
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError):  # arrays
+        return False
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in cast("list[Any]", value)]
+    return value
 
 
 class MessageLog:
@@ -189,11 +211,7 @@ class MessageLog:
         numbers, known = list[int](), self._seen
         for message in messages:
             seen = known.get(id(message))
-            if (
-                seen is None
-                or seen.content is not message.content
-                or (seen.reply is not None and seen.calls is not seen.reply.tool_calls)
-            ):
+            if seen is None or not _same(seen.says, _says(message)):
                 numbers.append(self._number(message))
             else:
                 numbers.append(seen.number)
@@ -238,14 +256,14 @@ class MessageLog:
 
     def _number(self, message: BaseMessage) -> int:
         """The number of a message that is new, or was changed; equal messages have one number."""
-        number = self._intern(wire_message(message))
+        wire = wire_message(message)
+        number = self._intern(wire if isinstance(message.content, str) else _copied(wire))
         self._see(message, number)
         return number
 
     def _see(self, message: BaseMessage, number: int) -> None:
-        reply = message if isinstance(message, AIMessage) else None
-        calls = reply.tool_calls if reply else None
-        self._seen[id(message)] = _Seen(message, message.content, reply, calls, number)
+        says = tuple([_copied(one) for one in _says(message)])
+        self._seen[id(message)] = _Seen(message, says, number)
 
     def _intern(self, wire: Message) -> int:
         try:

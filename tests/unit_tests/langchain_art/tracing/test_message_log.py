@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -128,17 +129,57 @@ def test_an_edited_reply_is_told_from_what_was_sampled(edit: Any, more: dict[str
     assert log.add_prompt([hi, reply, hi], "a:1").extends is None
 
 
-@pytest.mark.parametrize("edit", EDITS[:4])
+@pytest.mark.parametrize("edit", EDITS)
 def test_a_reply_that_is_edited_once_it_is_in_a_prompt(edit: Any) -> None:
     reply = AIMessage("so", tool_calls=[{**CALL, "args": {"what": "Tür"}}])
     before = wire_message(reply)
     log, hi = MessageLog(), HumanMessage("hi")
     log.add_reply(0, log.add_prompt([hi], "a:1"), SampledReply.of(reply), "a:1")
     assert log.add_prompt([hi, reply, hi], "a:1").extends == 0
-    if edit is not _set_argument and edit is not _set_unwritable:
-        edit(reply)
-        assert log.add_prompt([hi, reply, hi], "a:1").extends is None
+    edit(reply)
+    assert log.add_prompt([hi, reply, hi], "a:1").extends is None
     assert log.messages[1] == before
+
+
+@pytest.mark.parametrize("kind", [HumanMessage, SystemMessage, AIMessage])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda blocks: blocks[0].update(text="new"),
+        lambda blocks: blocks[1]["image_url"].update(url="https://b"),
+        lambda blocks: blocks.append({"type": "text", "text": "more"}),
+        lambda blocks: blocks.clear(),
+    ],
+)
+def test_blocks_that_are_changed_in_place_between_two_prompts(kind: Any, edit: Any) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://a"}}
+    message = kind([{"type": "text", "text": "old"}, image])
+    log, before = MessageLog(), wire_message(message.model_copy(deep=True))
+
+    def prompt() -> Any:
+        found = log.add_prompt([message, HumanMessage("hi")], "a:1")
+        return log.messages[found.new[0]]
+
+    assert prompt() == before
+    edit(message.content)
+    assert prompt() == wire_message(message) != before
+    assert log.messages[0] == before
+
+
+def test_a_message_is_converted_once() -> None:
+    log = MessageLog()
+    blocks = [HumanMessage([{"type": "text", "text": str(number)}]) for number in range(9)]
+    first = log.add_prompt(blocks, "a:1")
+    assert log.add_prompt(blocks, "a:1").new == first.new
+    assert len(log.messages) == 9
+
+
+def test_arrays_in_a_tool_call_are_compared_without_an_error() -> None:
+    reply = AIMessage("", tool_calls=[{**CALL, "args": {"what": numpy.zeros(2)}}])
+    log = MessageLog()
+    assert log.add_prompt([reply], "a:1").new == log.add_prompt([reply], "a:1").new
+    reply.tool_calls[0]["args"]["what"] = numpy.zeros(2)
+    assert len(log.add_prompt([reply], "a:1").new) == 1
 
 
 @pytest.mark.parametrize("content", ["so", [{"type": "text", "text": "so"}]])
