@@ -86,7 +86,7 @@ class RunRecorder:
         self._calls: list[ModelCall] = []
         self._index: dict[UUID, int] = {}
         self._unlogged: list[int] = []  # calls whose reply is not in the message log yet
-        self._call_ids: set[str] = set()
+        self._call_ids: dict[str, ModelCall] = {}
         self._elsewhere: dict[str, None] = {}
 
     def end_span(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
@@ -123,18 +123,30 @@ class RunRecorder:
                 index, call = len(self._calls), replace(call, call_id=None, passed_on=False)
                 self._add(call)
             call.set_reply(generation, llm_output)
-            if call.call_id in self._call_ids:
+            if self._is_passed_on(call):
                 call.passed_on = True
                 self._candidates.remove_call(index)
                 continue
             if call.call_id is not None:
-                self._call_ids.add(call.call_id)
+                self._call_ids[call.call_id] = call
             if len(generations) > 1:
                 call.usage = None  # only the sum over all choices is reported
             if call.reply is not None:
                 self._unlogged.append(index)
                 ids = (call.reply.reply.id, call.call_id)
                 self._candidates.add_reply(index, ids, call.reply.wire)
+
+    def _is_passed_on(self, call: ModelCall) -> bool:
+        """Whether a call's reply is another's; some servers give all calls one id."""
+        other = self._call_ids.get(call.call_id or "")
+        if other is None or other.reply is None or call.reply is None:
+            return False
+        usage = getattr(call.reply.reply, "usage_metadata", None) or {}
+        return (
+            call.reply.reply is other.reply.reply
+            or self.spans.is_within(other.span, call.span)
+            or "total_cost" in usage  # with which LangChain marks what its cache gave
+        )
 
     def turns(self) -> list[Turn]:
         """The calls so far as turns, in the order in which they started."""

@@ -279,11 +279,12 @@ class SpanTree:
             one.step == span.step
             and one.namespace not in known
             and _place(one) == place
-            and self._is_within(one, latest)
+            and self.is_within(one, latest)
             for one in self._spans.values()
         )
 
-    def _is_within(self, span: Span, outer: Span) -> bool:
+    def is_within(self, span: Span, outer: Span) -> bool:
+        """Whether a span is another, or in it."""
         above: Span | None = span
         while above is not None and above is not outer:
             above = self._above(above)

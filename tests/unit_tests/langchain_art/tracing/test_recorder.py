@@ -576,6 +576,19 @@ def test_a_reply_from_a_cache_is_no_second_call() -> None:
     assert told(run) == [("one", None)]
 
 
+async def test_calls_of_a_server_that_gives_all_one_id_are_calls_of_their_own() -> None:
+    class OneId(FakeListChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+            reply = AIMessage("same", response_metadata={"call_id": "chatcmpl-123"})
+            return ChatResult(generations=[ChatGeneration(message=reply)])
+
+    model = OneId(responses=[""])
+    with capture() as run:
+        model.invoke("one")
+        await asyncio.gather(*(model.ainvoke(name) for name in ("two", "three")))
+    assert told(run) == [("same", None)] * 3
+
+
 def test_what_is_asked_between_two_chunks_is_not_asked_by_the_model() -> None:
     stream = FakeListChatModel(responses=["long"]).stream("hi")
     with capture() as run:
