@@ -249,6 +249,7 @@ class Played:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(count(300, 3600))
 def test_what_learns_is_what_the_program_kept() -> None:
     stranger = Numbered(said=[])
     for seed in range(0, PROGRAMS, 2):
