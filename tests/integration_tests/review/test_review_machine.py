@@ -75,6 +75,16 @@ class StoreClient:
     def foresee_reviews(self, runs: Sequence[str]) -> dict[str, wire.VerdictFate]:
         return dict.fromkeys(done(self._store.trajectories(runs)), "trains")
 
+    def policies(self) -> list[wire.PolicyStatus]:
+        return []
+
+    def call(self, call: str) -> dict[str, Any]:
+        """Raises NotFound: only deleted runs are looked up, and their calls went with them."""
+        raise AssertionError(done(self._store.call(call)))
+
+    def trajectory(self, run: str) -> wire.Trajectory:
+        return done(self._store.trajectory(run)).trajectory
+
     def put_reviews(self, reviews: Sequence[wire.Review]) -> wire.ReviewsKept:
         kept = done(self._store.reviews.put(reviews))
         if self.lost:
