@@ -131,7 +131,7 @@ def _turn(call: StoredCall, record: Mapping[str, Any] | None) -> Turn:
     asked, said = len(record["prompt_token_ids"]), len(record["token_ids"])
     return Turn(
         **known,
-        **tags.model_dump(exclude={"trajectory_id", "scenario"}),
+        **tags.of_turn(),
         model=record["model"],
         messages=tuple(record["request"]["messages"]),
         tools=tuple(record["request"].get("tools") or ()),

@@ -65,6 +65,10 @@ class CallTags(Wire):
     tags: Several[Tag] = Field(default=(), max_length=32)
     """The caller's own (LangChain's ``tags``); `TrainRequest.trainable` may name them."""
 
+    def of_turn(self) -> dict[str, Any]:
+        """The fields that the call's `Turn` has, too."""
+        return self.model_dump(exclude={"trajectory_id", "scenario", "task_began"})
+
 
 class Usage(Wire):
     """Token counts of one call, by the sampler."""

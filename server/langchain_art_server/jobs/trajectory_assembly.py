@@ -73,7 +73,7 @@ def assemble(trajectory_id: str, calls: Iterable[CallRecord]) -> Trajectory:
 def _turn(call: CallRecord, extends: int | None, known: int, excluded_because: str | None) -> Turn:
     """The turn of a call whose first `known` messages are the prompt and reply of `extends`."""
     return Turn(
-        **call.tags.model_dump(exclude={"trajectory_id", "scenario", "task_began"}),
+        **call.tags.of_turn(),
         call_id=call.id,
         model=call.model,
         extends=extends,
