@@ -10,7 +10,7 @@ values; entries with equal ``(heads, dim)`` share a buffer, so most models have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class SlotCache(Cache):
     """Slots for running sequences; a forward pass writes into it as ``past_key_values``.
 
     The buffers take at most `budget` bytes, in which one sequence of `max_len` tokens must fit.
+    They have as many columns as `columns` makes of the fewest that are needed, even beyond the
+    budget for that one sequence.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class SlotCache(Cache):
         budget: int,
         device: torch.device,
         dtype: torch.dtype,
+        columns: Callable[[int], int] = int,
     ) -> None:
         # Cache's constructor expects per-layer objects; this sets what it would.
         self.layers: list[Any] = []
@@ -84,7 +87,8 @@ class SlotCache(Cache):
         self.layout, self.device, self.dtype = layout, device, dtype
         self.max_slots, self.max_len = max_slots, max_len
         #: Cells (slot x position) that the budget pays for.
-        self.max_cells = budget // layout.bytes_per_token(dtype)
+        self.max_cells = max(budget // layout.bytes_per_token(dtype), columns(max_len + 1))
+        self._columns = columns
         self.slots = self.capacity = 0
         self.buffers: list[Tensor] = []
         self._first = self._last = self._length = 0
@@ -97,13 +101,15 @@ class SlotCache(Cache):
 
         Padding is written to one more column.
         """
-        if slots <= self.slots and length < self.capacity:
+        fits = self._columns(length + 1)
+        if slots <= self.slots and fits <= self.capacity:
             return True
         if slots > self.max_slots:
             return False
         want_slots = min(self.max_slots, max(_MIN_SLOTS, _power(slots), self.slots))
-        want_length = min(self.max_len + 1, max(_MIN_CAPACITY, _power(length + 1), self.capacity))
-        attempts = (want_slots, want_length), (slots, want_length), (slots, length + 1)
+        want_length = min(self.max_len + 1, max(_MIN_CAPACITY, _power(length + 1)))
+        want_length = max(self._columns(want_length), self.capacity)
+        attempts = (want_slots, want_length), (slots, want_length), (slots, fits)
         for try_slots, try_length in attempts:
             if try_slots * try_length <= self.max_cells:
                 self._resize(try_slots, try_length)

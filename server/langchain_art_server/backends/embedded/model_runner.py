@@ -14,6 +14,10 @@ import torch
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.backends.embedded.batch_invariance import (
+    BatchInvariance,
+    batch_invariance,
+)
 from langchain_art_server.backends.embedded.kv_cache import Layout, SlotCache
 from langchain_art_server.backends.models.growing_rope import growing_rope
 
@@ -37,6 +41,21 @@ class SlotRunner:
         self.model = model
         config = model.config.get_text_config()
         self.device: torch.device = model.device
+        kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+        self._mixed = len(kinds) > 1
+        sliding = not kinds or "sliding_attention" in kinds
+        #: Columns that sliding-window layers attend to, the query's own included; 0: none.
+        self.window: int = (getattr(config, "sliding_window", None) or 0) if sliding else 0
+        self._additive = config._attn_implementation != "sdpa"
+        #: Sizes in which rows do not depend on each other; None: on this device or model they may.
+        self.invariance: BatchInvariance | None = batch_invariance(model, layout.shapes)
+        if self.invariance is None and self.device.type == "cpu":
+            log.warning(
+                "%s: the tokens of a seed may differ with the calls that run beside it, since its "
+                "attention (%s) or this machine's products add up in another order in each batch.",
+                type(model).__name__,
+                config._attn_implementation,
+            )
         self.cache: SlotCache = SlotCache(
             layout,
             max_slots=max_slots,
@@ -44,13 +63,8 @@ class SlotRunner:
             budget=budget,
             device=self.device,
             dtype=model.dtype,
+            columns=self.invariance.length if self.invariance else int,
         )
-        kinds: set[str] = set(getattr(config, "layer_types", None) or ())
-        self._mixed = len(kinds) > 1
-        sliding = not kinds or "sliding_attention" in kinds
-        #: Columns that sliding-window layers attend to, the query's own included; 0: none.
-        self.window: int = (getattr(config, "sliding_window", None) or 0) if sliding else 0
-        self._additive = config._attn_implementation != "sdpa"
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
@@ -61,6 +75,8 @@ class SlotRunner:
         """
         # Padded on the left, so that the rows' last tokens are aligned.
         width = max(map(len, tokens))
+        if self.invariance is not None:
+            width = self.invariance.width(width)
         pad = [width - len(row) for row in tokens]
         ids = torch.tensor([[0] * p + row for p, row in zip(pad, tokens, strict=True)])
         column = torch.arange(width)
@@ -83,6 +99,8 @@ class SlotRunner:
     def _forward(
         self, first: int, ids: Tensor, positions: Tensor, written: Tensor, length: int
     ) -> Tensor:
+        if self.invariance is not None:
+            length = self.invariance.length(length)
         self.cache.aim(first, written, length)
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
         output = self.model(

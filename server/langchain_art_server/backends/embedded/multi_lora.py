@@ -14,6 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from langchain_art_server.backends.embedded.batch_invariance import (
+    RowLinear,
+    flat_rows,
+    shaped_rows,
+)
 from langchain_art_server.backends.models.adapter_files import LoadedAdapter
 from langchain_art_server.backends.models.adapter_reader import (
     linear_layers,
@@ -41,6 +46,7 @@ class LoraLinear(nn.Module):
     def __init__(self, base: nn.Linear, groups: RowGroups) -> None:
         super().__init__()
         self.base, self.groups = base, groups
+        self.fewest = base.fewest if isinstance(base, RowLinear) else 1
         self.pairs: dict[RoutedAdapter, tuple[Tensor, Tensor]] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +57,8 @@ class LoraLinear(nn.Module):
                 continue
             down, up = pair
             mine = x if rows is None else x[rows]
-            delta = mine.to(down.dtype) @ down @ up * adapter.scaling
+            flat = flat_rows(mine.to(down.dtype), self.fewest)
+            delta = shaped_rows(flat @ down @ up, mine) * adapter.scaling
             if rows is None:
                 y = (y + delta).to(y.dtype)
             else:

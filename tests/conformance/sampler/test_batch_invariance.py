@@ -1,0 +1,91 @@
+"""A call's tokens and logprobs are the same bits alone and beside any other calls."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from langchain_art_server.backends.base import ChatReply
+from tests.support.tiny_models import LocalSampler, ask, save_model, three_adapters
+
+_TEXT = "the weather in Paris is sunny and the mail of Ann was sent on Monday at ten to the team"
+_KINDS = ("qwen3", "qwen2", "llama", "mistral", "gemma3")
+
+
+def _calls(count: int) -> list[dict[str, Any]]:
+    """Prompts of 1 to 90 words, half of which begin alike, for four policies."""
+    rng = random.Random(5)
+    opening = _text(rng, 30)
+    return [
+        {
+            "text": " ".join([opening] * (rng.random() < 0.5) + [_text(rng, rng.randint(1, 60))]),
+            "seed": seed,
+            "max_tokens": rng.randint(4, 40),
+            "temperature": rng.choice([0.7, 1.0]),
+            "adapter": rng.choice([None, "a@1", "b@1", "c@1"]),
+        }
+        for seed in range(count)
+    ]
+
+
+def _text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(_TEXT.split()) for _ in range(words))
+
+
+def _replies(model: Path, calls: list[dict[str, Any]], width: int) -> list[ChatReply]:
+    """The replies of a fresh sampler to the calls, of which so many are sent at once."""
+    sampler = LocalSampler(model)
+    for name, path in three_adapters(model.parent / "adapters", model).items():
+        sampler.load(name, path)
+    found: list[ChatReply] = []
+    for first in range(0, len(calls), width):
+        found += sampler.chat(*[ask(**call) for call in calls[first : first + width]])
+    return found
+
+
+def _bits(replies: list[ChatReply]) -> list[tuple[list[int], list[float]]]:
+    return [(list(reply.token_ids), list(reply.logprobs)) for reply in replies]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_calls_do_not_depend_on_their_batch(kind: str, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", kind)
+    calls = _calls(200 if kind == "qwen3" else 32)
+    alone = _bits(_replies(model, calls, 1))
+    for width in (8, 32):
+        assert _bits(_replies(model, calls, width)) == alone
+
+
+def test_large_layers_do_not_depend_on_their_batch(tmp_path: Path) -> None:
+    """Layers that are computed by oneDNN, and more keys than one block of attention has."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    model = save_model(tmp_path / "model", "llama", **sizes)
+    calls = _calls(12)
+    for call in calls[::3]:
+        call["text"] *= 3
+    alone = _bits(_replies(model, calls, 1))
+    assert _bits(_replies(model, calls, 12)) == alone
+
+
+def test_a_reply_is_the_same_after_its_prefix_was_forgotten(tmp_path: Path) -> None:
+    """A second turn continues keys and values of decoded tokens, or computes them as a prompt."""
+    sampler = LocalSampler(save_model(tmp_path / "model"))
+    [reply] = sampler.chat(ask("the mail of Ann", seed=1, max_tokens=40))
+    turns = [
+        {"role": "user", "content": "the mail of Ann"},
+        {"role": "assistant", "content": reply.content},
+        {"role": "user", "content": "the weather"},
+    ]
+
+    def second() -> list[ChatReply]:
+        return sampler.chat(ask(messages=turns, seed=2, max_tokens=20))
+
+    assert (prefixes := sampler.host._prefixes) is not None
+    held = prefixes.hit_tokens
+    continued = second()
+    assert prefixes.hit_tokens > held
+    prefixes.forget(0)
+    assert _bits(second()) == _bits(continued)
