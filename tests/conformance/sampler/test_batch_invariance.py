@@ -83,7 +83,8 @@ def test_a_reply_is_the_same_after_its_prefix_was_forgotten(tmp_path: Path) -> N
     def second() -> list[ChatReply]:
         return sampler.chat(ask(messages=turns, seed=2, max_tokens=20))
 
-    assert (prefixes := sampler.host._prefixes) is not None
+    prefixes = sampler.host._prefixes
+    assert prefixes is not None
     held = prefixes.hit_tokens
     continued = second()
     assert prefixes.hit_tokens > held

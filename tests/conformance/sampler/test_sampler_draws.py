@@ -17,6 +17,7 @@ from langchain_art.errors import (
 from langchain_art_server.algorithms.sequences.token_sets import mask_of, unpack
 from langchain_art_server.backends.base import Sampling
 from tests.support.tiny_models import (
+    WEATHER,
     WORST,
     LocalSampler,
     ask,
@@ -223,3 +224,16 @@ def test_a_temperature_that_float32_can_not_hold_is_refused(sampler: LocalSample
     (cold,) = sampler.chat(ask(temperature=1e-3, seed=1))
     (greedy,) = sampler.chat(ask(temperature=0.0))
     assert cold.token_ids == greedy.token_ids
+
+
+def test_a_seed_gives_the_ids_of_tool_calls_too(tmp_path: Path) -> None:
+    """A template may write them into the next prompt. Another prompt has other ids."""
+    sampler = LocalSampler(save_model(tmp_path / "model"))
+
+    def ids(text: str, seed: int | None) -> list[str]:
+        asked = ask(text, seed=seed, tools=[WEATHER], tool_choice="required", max_tokens=200)
+        [reply] = sampler.chat(asked)
+        return [call["id"] for call in reply.tool_calls]
+
+    assert ids("Paris", 1) == ids("Paris", 1) != []
+    assert len({*ids("Paris", 1), *ids("Rome", 1), *ids("Paris", 2), *ids("Paris", None)}) >= 4

@@ -89,7 +89,7 @@ def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
     ids = sampled(template, guide.before + forced_call(guide) + guide.after)
     processor = compiler.logits_processor(grammar)
     assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
-    output = OutputProcessor(request, template)
+    output = OutputProcessor(request, template, [])
     output.update(ids, last=True)
     assert functions(output.parser.calls) == [CALL]
 
@@ -112,7 +112,7 @@ def test_another_end_of_the_turn_costs_one_token() -> None:
     request = ask(tools=TOOLS)
     said = sampled(template, family.calls[1].replace("<|observation|>", "<|user|>"))
     prompt = template.prompt(request.messages, TOOLS)
-    output = OutputProcessor(request, template)
+    output = OutputProcessor(request, template, [])
     output.update(said, last=True)
     calls = output.parser.calls
     reply: dict[str, Any] = {"role": "assistant", "content": output.parser.content}
@@ -131,7 +131,7 @@ def test_a_changed_reply_is_not_taken_for_the_sampled_one() -> None:
     request = ask(tools=TOOLS)
     said = sampled(template, family.calls[0])
     prompt = template.prompt(request.messages, TOOLS)
-    output = OutputProcessor(request, template)
+    output = OutputProcessor(request, template, [])
     output.update(said, last=True)
     (call,) = output.parser.calls
     template.remember(prompt, said, {"role": "assistant", "content": None, "tool_calls": [call]})

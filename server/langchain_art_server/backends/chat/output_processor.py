@@ -7,6 +7,7 @@ same whichever engine samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 from langchain_art.errors import PromptTooLong
 from langchain_art_server.backends.base import ChatDelta, ChatRequest, Sampling
@@ -113,13 +114,17 @@ class Detokenizer:
 
 
 class OutputProcessor:
-    """Text and tool calls of one reply while it is sampled.
+    """Text and tool calls of one reply to the tokens `prompt` while it is sampled.
+
+    A call with a seed draws the ids of its tool calls from the seed and the prompt, since templates
+    write them into later prompts.
 
     Raises:
         InvalidRequest: it may call tools, in a format that is not known here.
     """
 
-    def __init__(self, request: ChatRequest, template: ChatTemplate) -> None:
+    def __init__(self, request: ChatRequest, template: ChatTemplate, prompt: Sequence[int]) -> None:
+        seed = request.sampling.seed
         self._eos, self._read = template.eos, 0
         self._text = Detokenizer(template.reply_text, request.sampling.stop)
         self.parser = ToolCallParser(
@@ -127,6 +132,7 @@ class OutputProcessor:
             request.tools,
             calls=template.may_call(request),
             one_call=not request.parallel_tool_calls,
+            ids=None if seed is None else Random(hash((seed, *prompt))),
         )
 
     @property

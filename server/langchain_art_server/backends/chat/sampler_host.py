@@ -114,7 +114,7 @@ class SamplerHost(Generic[AdapterT]):
         prompt = template.prompt(request.messages, request.tools, most=most, tenant=tenant)
         self._check_tokens(prompt)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
-        output = OutputProcessor(request, template)
+        output = OutputProcessor(request, template, prompt.ids)
         grammar = self._grammars.grammar(request, template.tools)
         if grammar is not None:
             self._grammars.check(grammar)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 
 #: Text in which the closing mark counts outside of JSON strings alone.
@@ -87,7 +87,7 @@ class ToolFormat:
         inside: pattern of the text before `closer`.
         markers: special tokens that must not be removed from the decoded text.
         rewriter: makes what rewrites a reply first; None: it is read as it is.
-        new_id: makes the id of a call that the model gave none.
+        new_id: draws the id of a call that the model gave none.
     """
 
     name: str
@@ -100,7 +100,7 @@ class ToolFormat:
     inside: str = JSON_TEXT
     markers: tuple[str, ...] = ()
     rewriter: Callable[[], Rewriter] | None = None
-    new_id: Callable[[], str] = lambda: f"call_{uuid.uuid4().hex}"
+    new_id: Callable[[Random], str] = lambda rng: f"call_{rng.getrandbits(128):032x}"
 
     def calls(self, text: str, schemas: Schemas) -> list[FunctionCall]:
         """The calls in the text between `opener` and `closer`; none if it is malformed.

@@ -7,6 +7,7 @@ renders as it was sampled. A malformed call stays text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from langchain_art_server.backends.base import ChatDelta
@@ -29,6 +30,7 @@ class ToolCallParser:
         tools: the request's, as OpenAI writes them. Their schemas tell a string from another value
             where the format does not.
         one_call: further calls after the first are left out of the reply.
+        ids: draws the ids of calls.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class ToolCallParser:
         *,
         calls: bool = True,
         one_call: bool = False,
+        ids: Random | None = None,
     ) -> None:
         self._form, self._one_call = form if calls else None, one_call
+        self._ids = ids or Random()
         functions = [tool["function"] for tool in tools]
         self._schemas = {f["name"]: f.get("parameters") or {} for f in functions}
         self._rewriter = form.rewriter() if form and form.rewriter else None
@@ -112,5 +116,5 @@ class ToolCallParser:
                 return
             function = {"name": call.name, "arguments": call.arguments}
             taken = {one["id"] for one in self.calls}
-            id_ = call.id if call.id and call.id not in taken else form.new_id()
+            id_ = call.id if call.id and call.id not in taken else form.new_id(self._ids)
             self.calls.append({"id": id_, "type": "function", "function": function})

@@ -6,7 +6,6 @@ To add one, write a function that reads its calls (`json_calls`, `marked_calls`)
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 
 from langchain_art_server.backends.chat.tool_calls import harmony as channels
@@ -73,7 +72,9 @@ MISTRAL = ToolFormat(
     Guide("[TOOL_CALLS][", between=", ", after="]"),
     "[TOOL_CALLS]",
     markers=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    new_id=lambda: uuid.uuid4().hex[:9],  # its templates take nine letters and digits alone
+    new_id=lambda rng: (
+        f"{rng.getrandbits(36):09x}"
+    ),  # its templates take nine letters and digits alone
 )
 MISTRAL_ARGS = ToolFormat(
     "mistral_args",
