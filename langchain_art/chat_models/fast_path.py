@@ -32,6 +32,7 @@ from openai._models import FinalRequestOptions
 from pydantic import SecretStr, model_validator
 from pydantic_core import from_json, to_json
 
+from langchain_art.call_seeds import run_seed
 from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_answer import Answer
 from langchain_art.chat_models.http_pools import httpx
@@ -228,7 +229,7 @@ class Completions(_Completions[openai.OpenAI]):
         return self._create_raw(**payload).parse()
 
     def _create_raw(self, **payload: Any) -> RawReply:
-        with _as_our_errors(self._client):
+        with _as_our_errors(self._client), _seeded(payload):
             return self._send(payload)
 
     def _send(self, payload: dict[str, Any]) -> RawReply:
@@ -268,7 +269,7 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
         return (await self._create_raw(**payload)).parse()
 
     async def _create_raw(self, **payload: Any) -> RawReply:
-        with _as_our_errors(self._client):
+        with _as_our_errors(self._client), _seeded(payload):
             return await self._send(payload)
 
     async def _send(self, payload: dict[str, Any]) -> RawReply:
@@ -335,6 +336,17 @@ def _as_our_errors(client: openai.OpenAI | openai.AsyncOpenAI) -> Generator[None
                 kind = answer.headers.get("content-type")
                 _reword(error, foreign_answer(answer.url, answer.status_code, kind, answer.text))
         raise
+
+
+@contextmanager
+def _seeded(payload: dict[str, Any]) -> Generator[None]:
+    """Gives a request the seed that its run has for it, if there is such a run."""
+    if (seed := run_seed.get()) is None:
+        yield
+        return
+    tags = (payload.get("extra_body") or {}).get("art") or {}
+    with seed.seeding(payload, tags.get("path", ())):
+        yield
 
 
 def _reword(error: openai.APIError, words: str) -> None:

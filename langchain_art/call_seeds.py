@@ -1,0 +1,76 @@
+"""Seeds of a run's calls and of its own random choices, all derived from one key.
+
+A run with a key samples the same tokens again, whatever runs beside it. A call's seed is the first
+63 bits of SHA-256 over the run's key, the names of the nodes around the call and its messages
+without the ids in them (as JSON), and the number of such calls in the run before it. So the order
+in which parallel branches call does not count, a call that is asked again draws anew, and one that
+failed and is made again gets the seed that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Lock
+from typing import Any, cast
+
+from pydantic_core import to_json
+
+#: Fields of messages that are drawn anew in each run.
+_IDS = frozenset({"id", "tool_call_id"})
+
+
+class RunSeed:
+    """The seeds of one run.
+
+    Args:
+        parts: the run's key, such as the fit's seed, the scenario's place and the run's number.
+    """
+
+    def __init__(self, *parts: int | str) -> None:
+        self._key = to_json(parts)
+        self._used: dict[bytes, set[int]] = {}
+        self._lock = Lock()
+        self.rng = random.Random(_number(self._key, b"rng"))
+        """Random numbers for what the program itself draws."""
+
+    @contextmanager
+    def seeding(self, payload: dict[str, Any], path: Sequence[str]) -> Generator[None]:
+        """Gives a request its seed, unless it has one; an error gives the seed free again."""
+        if payload.get("seed") is not None:
+            yield
+            return
+        about = to_json([path, without_ids(payload.get("messages"))])
+        digest = hashlib.sha256(about).digest()
+        with self._lock:
+            used = self._used.setdefault(digest, set())
+            number = next(n for n in range(len(used) + 1) if n not in used)
+            used.add(number)
+        payload["seed"] = _number(self._key, digest, number.to_bytes(8))
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                used.discard(number)
+            raise
+
+
+#: The seed of the run that this context runs in; None: calls are sampled without a seed.
+run_seed: ContextVar[RunSeed | None] = ContextVar("langchain_art_run_seed", default=None)
+
+
+def without_ids(value: object) -> object:
+    """Messages without the ids in them and in their tool calls."""
+    if isinstance(value, Mapping):
+        fields = cast(Mapping[str, object], value)
+        return {name: without_ids(one) for name, one in fields.items() if name not in _IDS}
+    if isinstance(value, list | tuple):
+        return [without_ids(one) for one in cast("Sequence[object]", value)]
+    return value
+
+
+def _number(*parts: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(b"\0".join(parts)).digest()[:8]) >> 1
