@@ -6,9 +6,11 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_art._callables import run_sync
+from langchain_art.call_seeds import RunSeed
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.group_stream import GroupStream
@@ -60,6 +62,7 @@ async def gather(
     ready: Callable[[], Awaitable[object]] | None = None,
     max_failed: float = 0.5,
     on_run: Callable[[Run], None] | None = None,
+    seed: int | None = None,
 ) -> GatherResult:
     """Run every scenario `group_size` times, at most `concurrency` runs at once.
 
@@ -75,6 +78,8 @@ async def gather(
         ready: awaited before a repeated run, after a pause that grows from 0.5 s to 10 s.
         max_failed: fraction of the runs that may raise.
         on_run: called with what was recorded of each run, in the event loop (`RolloutWorker`).
+        seed: of the model calls' sampling and of ``run.rng``, with the scenario's place and the
+            run's number (`langchain_art.call_seeds`); None: drawn anew each time.
 
     Raises:
         RolloutFailed: more of them raised; the message has the first error.
@@ -95,7 +100,7 @@ async def gather(
         max_failed=max_failed,
         on_run=on_run,
     )
-    return await gather_from(worker, scenarios, group_size=group_size, prefix=prefix)
+    return await gather_from(worker, scenarios, group_size=group_size, prefix=prefix, seed=seed)
 
 
 async def gather_from(
@@ -104,16 +109,20 @@ async def gather_from(
     *,
     group_size: int,
     prefix: str | None = None,
+    seed: int | None = None,
 ) -> GatherResult:
     """As `gather`, with runs of `worker`, which is closed then."""
     started = time.monotonic()
     names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))
     async with GroupStream(
-        worker, scenarios.__getitem__, lambda n, _: names[n], group_size
+        worker,
+        scenarios.__getitem__,
+        lambda n, _: names[n],
+        group_size,
+        None if seed is None else partial(RunSeed, seed, "scenario"),
     ) as stream:
         stream.allow(len(scenarios))
-        ended = {group.id: group for group in await stream.take(len(scenarios))}
-    groups = [ended[name] for name in names]
+        groups = await stream.take(len(scenarios))
     return GatherResult(groups, time.monotonic() - started, worker.retried, worker.first_error)
 
 

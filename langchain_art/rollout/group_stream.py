@@ -10,10 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from pydantic import ValidationError
 
+from langchain_art.call_seeds import RunSeed, run_seed
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.run_source import RunSource
 from langchain_art.rollout.scenarios import portable
@@ -29,7 +31,7 @@ class GroupStream:
 
         async with GroupStream(worker, scenarios.__getitem__, names, 8) as stream:
             stream.allow(32)
-            first = await stream.take(16)   # sixteen groups, whichever ended first
+            first = await stream.take(16)   # sixteen groups, those that ended first
     """
 
     worker: RunSource
@@ -40,12 +42,14 @@ class GroupStream:
     """The id of that group, by n and the scenario's id."""
     group_size: int
     """Of the worker's runs, each with its continuations, if it makes them."""
+    seed: Callable[[int, int], RunSeed] | None = None
+    """The seed of a run, by n and the run's number in its group; None: they are not seeded."""
 
     def __post_init__(self) -> None:
         self._places: deque[tuple[int, int]] = deque()
         self._runs: dict[int, list[list[Trajectory] | None]] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._ended: deque[TrajectoryGroup] = deque()
+        self._ended: deque[tuple[int, TrajectoryGroup]] = deque()
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self.allowed = 0
@@ -74,7 +78,7 @@ class GroupStream:
         self._fill()
 
     async def take(self, groups: int) -> list[TrajectoryGroup]:
-        """The next groups that end. Raises RolloutFailed (see `RolloutWorker.expect`)."""
+        """The next groups that end, by n. Raises RolloutFailed (see `RolloutWorker.expect`)."""
         if groups > len(self._ended) + len(self._runs):
             raise RuntimeError(f"asked for {groups} groups, {len(self._runs)} are under way")
         while len(self._ended) < groups and self._error is None:
@@ -82,7 +86,8 @@ class GroupStream:
             await self._changed.wait()
         if self._error is not None:
             raise self._error
-        return [self._ended.popleft() for _ in range(groups)]
+        ended = sorted((self._ended.popleft() for _ in range(groups)), key=itemgetter(0))
+        return [group for _, group in ended]
 
     def _fill(self) -> None:
         while self._places and len(self._running) < self.worker.concurrency:
@@ -94,6 +99,8 @@ class GroupStream:
     async def _run(self, index: int, member: int) -> None:
         scenario = self.scenario(index)
         name = scenario_id(scenario)
+        if self.seed is not None:
+            run_seed.set(self.seed(index, member))
         runs = self._runs[index]
         runs[member] = await self.worker.run(scenario, name)
         if all(some is not None for some in runs):
@@ -104,7 +111,7 @@ class GroupStream:
                 group = TrajectoryGroup(id=id_, trajectories=tuple(whole), metadata=about)
             except ValidationError as error:
                 raise ConfigError(f"The runs of group {id_!r} make no group: {error}") from error
-            self._ended.append(group)
+            self._ended.append((index, group))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

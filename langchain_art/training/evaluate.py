@@ -62,7 +62,9 @@ async def evaluate(
             on_run=None if export is None else export.keep,
         )
         prefix = f"eval:{expected[0]}"
-        found = await gather_from(source, scenarios, group_size=samples, prefix=prefix)
+        found = await gather_from(
+            source, scenarios, group_size=samples, prefix=prefix, seed=plan.seed
+        )
         groups = found.groups
         unscored = [
             group

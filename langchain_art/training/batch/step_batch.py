@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_art.call_seeds import RunSeed
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
 from langchain_art.evaluators.scoring import cost_of, score_groups
@@ -80,6 +81,7 @@ class StepBatchBuilder:
             self._drawing.scenario,
             self._name,
             self.plan.group_size,
+            self._seed,
         )
 
     def _name(self, n: int, scenario: str) -> str:
@@ -88,6 +90,9 @@ class StepBatchBuilder:
         if self._pools is not None:
             self._names[name] = scenario
         return name
+
+    def _seed(self, n: int, member: int) -> RunSeed:
+        return RunSeed(self.plan.seed, "train", self._drawing.place(n), member)
 
     def _on_done(self, run: Trajectory) -> None:
         if self._advance is not None:
@@ -211,11 +216,12 @@ class StepBatchBuilder:
         self._note = MeanReward()
         with self.display.bar("rollouts", count * plan.runs_per_group) as advance:
             self._advance = None if plan.max_steps_ahead else advance
-            for _ in range(count):
+            if not plan.max_steps_ahead:
+                groups = await self.stream.take(count)
+            while len(groups) < count:  # runs that end may be of later steps
                 groups += await self.stream.take(1)
-                if plan.max_steps_ahead:  # runs that end may be of later steps
-                    for run in groups[-1].trajectories:
-                        advance(self._note(run))
+                for run in groups[-1].trajectories:
+                    advance(self._note(run))
             self._advance = None
         self._taken += count
         seconds = {"rollout": time.monotonic() - started}
