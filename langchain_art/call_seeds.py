@@ -31,11 +31,17 @@ class RunSeed:
     """
 
     def __init__(self, *parts: int | str) -> None:
-        self._key = to_json(parts)
+        self._parts, self._key = parts, to_json(parts)
         self._used: dict[bytes, set[int]] = {}
         self._lock = Lock()
         self.rng = random.Random(_number(self._key, b"rng"))
         """Random numbers for what the program itself draws."""
+
+    def copy(self) -> RunSeed:
+        """The seed as it stands, for a run that may have to be made again from here."""
+        made = RunSeed(*self._parts)
+        made._used = {digest: set(used) for digest, used in self._used.items()}
+        return made
 
     @contextmanager
     def seeding(self, payload: dict[str, Any], path: Sequence[str]) -> Generator[None]:

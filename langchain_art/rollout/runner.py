@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from langchain_art._callables import call
+from langchain_art.call_seeds import run_seed
 from langchain_art.errors import (
     OF_OUR_CALL,
     ConfigError,
@@ -99,8 +100,10 @@ class RolloutWorker(RunSource):
         Returns:
             The trajectory, and what was recorded in the scope.
         """
-        attempt = 0
+        attempt, seed = 0, run_seed.get()
         while True:
+            if seed is not None:  # a repeated run samples what the first would have
+                run_seed.set(seed.copy())
             within, made, error = await self._once(name, work)
             if error is None or attempt == self.retries or not is_server_away(error, self._server):
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ from langchain_core.messages import AIMessage
 from langgraph.errors import GraphRecursionError
 from pydantic import ValidationError
 
+from langchain_art.call_seeds import run_seed
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.tracing.recorder import RunRecorder
@@ -59,6 +61,9 @@ class Run:
         self._reward: float | None = None
         self._turn_rewards: dict[str, float | None] = {}
         self.recorder = RunRecorder()
+        seed = run_seed.get()
+        self.rng: Random = Random() if seed is None else seed.rng
+        """Random numbers for what the program draws itself; in a fit they descend from its seed."""
 
     @property
     def reward(self) -> float | None:

@@ -79,3 +79,11 @@ def test_calls_at_the_same_time_differ() -> None:
 def test_a_callers_own_seed_stays() -> None:
     payload = {**_asked(), "seed": 0}
     assert _seed(RunSeed(5), payload) == 0
+
+
+def test_a_copy_goes_on_as_the_run_would() -> None:
+    run = RunSeed(6)
+    _seed(run, _asked())
+    copy = run.copy()
+    second = _seed(run, _asked())
+    assert _seed(copy, _asked()) == second != _seed(run, _asked())
