@@ -1,0 +1,107 @@
+"""The same seed gives the same fit: every reward and every bit of the adapter."""
+
+from __future__ import annotations
+
+import io
+import random
+import threading
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Send
+from rich.console import Console
+
+from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.wire import LoraConfig
+from tests.support.live_server import LiveServer
+
+QUESTIONS = [f"Which of the {number} mails?" for number in range(12)]
+
+
+def agent(model: ChatART) -> Any:
+    """Two branches with the same prompt, two with others, and a node that reads all of them."""
+
+    def draft(state: MessagesState) -> Any:
+        return {"messages": [model.invoke(state["messages"][:1])]}
+
+    def choose(state: MessagesState) -> Any:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    def branches(state: MessagesState) -> list[Send]:
+        texts = ["Draft.", "Draft.", "Think.", "Write."]
+        return [Send("draft", {"messages": [("user", text)]}) for text in texts]
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("draft", draft)
+    graph.add_node("choose", choose)
+    graph.add_conditional_edges(START, branches, ["draft"])
+    graph.add_edge("draft", "choose")
+    return graph.compile()
+
+
+def fit(server: LiveServer, out: Path, seed: int) -> tuple[FitResult, list[str], str]:
+    """A fit of a new policy: its result, all replies in order, and the digest of its adapter."""
+    policy = f"again-{uuid.uuid4().hex[:8]}"
+    model = ChatART(model=policy, base_url=server.base_url, max_tokens=6, temperature=1.0)
+    graph, said = agent(model), list[str]()
+
+    async def rollout(question: str) -> Run:
+        async with capture(scenario=question) as run:
+            state = await graph.ainvoke({"messages": [("user", question)]})
+            text = " ".join(sorted(message.text for message in state["messages"]))
+            said.append(f"{question} {text}")
+            run.reward = len(text) / 50 + run.rng.random()
+        return run
+
+    trainer = Trainer(
+        model,
+        group_size=4,
+        groups_per_step=2,
+        seed=seed,
+        config=TrainConfig(learning_rate=1e-2, optimizer_steps=2),
+        lora=LoraConfig(rank=2, alpha=4.0),
+        out_dir=out,
+        console=Console(file=io.StringIO()),
+    )
+    result = trainer.fit_sync(rollout, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:3])
+    [adapter] = server.data_dir.glob(f"adapters/{policy}/2/adapter_model.safetensors")
+    return result, sorted(said), sha256(adapter.read_bytes()).hexdigest()
+
+
+@contextmanager
+def other_work(server: LiveServer) -> Generator[None]:
+    """Calls of another caller, which share the engine's batches, of random lengths."""
+    stop, rng = threading.Event(), random.Random(0)
+
+    def ask() -> None:
+        model = ChatART(model=server.policy, base_url=server.base_url, temperature=1.0)
+        while not stop.is_set():
+            model.invoke("mail " * rng.randint(1, 60), max_tokens=rng.randint(1, 30))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_the_same_seed_gives_the_same_fit(art_server: LiveServer, tmp_path: Path) -> None:
+    first, said, adapter = fit(art_server, tmp_path / "first", 0)
+    with other_work(art_server):
+        again, said_again, adapter_again = fit(art_server, tmp_path / "again", 0)
+    assert said_again == said
+    assert [one.reward_mean for one in again.history] == [one.reward_mean for one in first.history]
+    assert [one.mean for one in again.evals] == [one.mean for one in first.evals]
+    assert adapter_again == adapter
+    _, others, other_adapter = fit(art_server, tmp_path / "other", 1)
+    assert others != said and other_adapter != adapter
