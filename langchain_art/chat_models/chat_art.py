@@ -277,6 +277,7 @@ class ChatART(FastChatOpenAI):
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
@@ -285,7 +286,7 @@ class ChatART(FastChatOpenAI):
             tool if getattr(tool, "extras", None) else openai_tool(tool, strict=strict)
             for tool in tools
         ]
-        return super().bind_tools(whole, strict=strict, **kwargs)
+        return super().bind_tools(whole, tool_choice=tool_choice, strict=strict, **kwargs)
 
     def with_structured_output(
         self,

@@ -129,7 +129,9 @@ def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> I
         there |= {id_of(score) for score in others if not is_empty(score)}
     missing = [one for one in missing if one.id not in there]
     traces = {trace_id(one.trajectory) for one in missing}
-    shown = {one.trace_id for one in observations(api, sorted(traces), fields="core")}
+    shown = {
+        one.trace_id for one in observations(api, sorted(traces), fields="core", roots_alone=True)
+    }
     for one in missing:
         if trace_id(one.trajectory) in shown:
             # Its time stays: whatever Langfuse has of it later is not outdated, whoever's clock.

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.utils.hub import cached_file
 
@@ -108,16 +108,21 @@ def merge(base: str, adapter: Path, out: Path, *, float32: bool = False) -> Merg
             f"rounding, and the base is {trained:.2g} from it; expected at most {TOLERANCE:g} of "
             "that. PEFT's merge is not right for this model; nothing was written"
         )
-    merged.to(dtype).save_pretrained(out, safe_serialization=True)  # pyright: ignore[reportArgumentType]
+    name, rounded = str(dtype).removeprefix("torch."), nn.Module.to(merged, dtype).parameters()
+    if not all(bool(one.isfinite().all()) for one in rounded):
+        raise ArtError(
+            f"The merged weights do not fit into {name}: numbers of them would be infinite. Write "
+            "them in float32 (--float32); nothing was written"
+        )
+    merged.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
     is_text = merged.config is merged.config.get_text_config()
     for name in () if is_text else _BESIDE:
         if found := cached_file(base, name, _raise_exceptions_for_missing_entries=False):
             shutil.copyfile(found, out / name)
-    del model, adapted, merged  # the memory is needed once more
+    del model, adapted, merged, rounded  # the memory is needed once more
     written = load_causal(str(out), torch.float32, torch.device("cpu"))
     left = _kl(wanted, _logprobs(written, tokens))
-    name = str(dtype).removeprefix("torch.")
     if not math.isfinite(left):
         shutil.rmtree(out)
         raise ArtError(

@@ -32,6 +32,7 @@ def printed() -> str:
         reward_std=0.492,
         groups=16,
         failed=2,
+        retried=3,
         seconds={"rollout": 2.1, "train": 0.9, "total": 3.0},
     )
     held_out = EvalResult(step=10, versions=("my-agent@10",), mean=0.625, ci95=0.067, n=200)

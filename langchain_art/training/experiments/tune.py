@@ -212,6 +212,8 @@ async def _restore(
         await roll_back(client, [name], silent, version)
         for one in await client.checkpoints(name):
             if one.version not in known[name]:
+                if one.pinned:  # by the probe, as by any fit
+                    await client.unpin(name, one.version)
                 await client.delete_checkpoint(name, one.version)
 
 

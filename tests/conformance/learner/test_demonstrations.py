@@ -102,9 +102,9 @@ def test_a_template_that_rewrites_the_prompt_is_refused(model: Model) -> None:
     assert asked in CHATML
     model.template(CHATML.replace(asked, asked.replace("{%", "(now){%")))
     assert "differently when a reply follows" in model.turn(said("Well."))
-    model.template(  # it leaves the user's message out once there is an answer
-        "{% for m in messages %}{% if m.role == 'assistant' or loop.last %}"
-        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    model.template(  # it marks the user's message once there is an answer
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'user' and not loop.last %}!{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     why = model.turn(said("Well."))

@@ -102,7 +102,7 @@ def read(
     template: ChatTemplate, request: ChatRequest, ids: list[int], *, one_by_one: bool = False
 ) -> tuple[str, list[dict[str, Any]]]:
     """The content and the calls of a reply, as a stream's deltas or as the whole."""
-    output = OutputProcessor(request, template)
+    output = OutputProcessor(request, template, [])
     deltas = [output.update(ids[:at]) for at in range(1, len(ids))] if one_by_one else []
     deltas.append(output.update(ids, last=True))
     content = "".join(delta.content for delta in deltas)

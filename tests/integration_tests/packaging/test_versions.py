@@ -30,7 +30,7 @@ TOOLS = (
 )
 #: What the suites skip: inputs that a model of text does not read, and the unpickling of classes
 #: that LangChain's own table does not list.
-SKIPS = ("PDF", "audio", "image", "erializ", "syrupy")
+SKIPS = ("PDF", "audio", "image", "erializ", "syrupy", "own packages alone")
 
 
 def floors() -> dict[str, str]:
@@ -73,4 +73,4 @@ def test_the_standard_suites_pass(corner: str, rule_server: RuleServer, tmp_path
     skipped = [skip.get("message", "") for case in cases for skip in case.iter("skipped")]
     strange = [why for why in skipped if not any(word in why for word in SKIPS)]
     assert not strange
-    assert "99 passed, 11 skipped" in done.stdout, done.stdout[-2000:]
+    assert "101 passed, 10 skipped, 1 xfailed" in done.stdout, done.stdout[-2000:]

@@ -43,6 +43,8 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: object) -> None:
         """Begin to drain, or do not wait any more."""
+        if not self.signals:  # long polls end from now on, before `_begin`
+            self._running = self._requests.running
         self.signals.add(sig)
         super().handle_exit(sig, None)
 
@@ -92,7 +94,7 @@ class DrainingServer(uvicorn.Server):
         self._service.health.drain()
         for one in self._service.tenants:
             one.jobs.draining = True
-        self._running, jobs = self._requests.running, self._jobs_that_run()
+        self._running, jobs = max(self._running, self._requests.running), self._jobs_that_run()
         if self._running or jobs:
             log.info(
                 "Shutting down: %d requests and %s have %g s to end.",

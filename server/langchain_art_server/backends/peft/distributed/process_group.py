@@ -22,6 +22,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
@@ -45,15 +46,28 @@ class _OtherRankFailedError(Exception):
         self.of_memory = of_memory
 
 
+def listening_store(host: str, size: int) -> tuple[TCPStore, str]:
+    """Rank 0's store, which listens on a port that was free, and its ``tcp://HOST:PORT``."""
+    store = TCPStore(host, 0, size, True, TIMEOUT, wait_for_workers=False)
+    return store, f"tcp://{host}:{store.port}"
+
+
 class Ranks:
     """This process among those that learn together: number `rank`, from 0, of `size`.
 
     They find each other by `meeting`: ``file://PATH``, of a file that does not exist yet, in a
-    folder that only this user can enter; or ``tcp://HOST:PORT`` of rank 0. Gradients are on
-    `device`.
+    folder that only this user can enter; or ``tcp://HOST:PORT`` of rank 0, whose `store` listens
+    there (`listening_store`). Gradients are on `device`.
     """
 
-    def __init__(self, rank: int, size: int, meeting: str, device: torch.device) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        meeting: str,
+        device: torch.device,
+        store: TCPStore | None = None,
+    ) -> None:
         self.rank, self.size, self.device = rank, size, device
         where = urlsplit(meeting)
         # On one machine, nothing listens on an interface that others can reach.
@@ -63,9 +77,12 @@ class Ranks:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        if store is None and where.hostname and where.port:
+            store = TCPStore(where.hostname, where.port, size, False, TIMEOUT)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=meeting,
+            init_method=meeting if store is None else None,
+            store=store,
             rank=rank,
             world_size=size,
             timeout=TIMEOUT,

@@ -24,7 +24,7 @@ from langchain_art_server.backends.models.device import set_threads, torch_devic
 from langchain_art_server.backends.peft.core_process import process_core
 from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
 from langchain_art_server.backends.peft.distributed.other_rank import OtherRank
-from langchain_art_server.backends.peft.distributed.process_group import Ranks
+from langchain_art_server.backends.peft.distributed.process_group import Ranks, listening_store
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.micro_batches import Progress
 
@@ -48,11 +48,11 @@ class RankZero(DataParallelCore):
         if beside:
             devices = ["cpu" if first.type == "cpu" else f"{first.type}:{first.index or 0}"] * ranks
             self._others = [OtherRank(rank, one) for rank, one in enumerate(beside, 1)]
-            meeting = _free_port(beside[0].getsockname()[0])
+            store, meeting = listening_store(beside[0].getsockname()[0], ranks)
         else:
             devices = rank_devices(first, ranks)
             self._others = [OtherRank.started(rank) for rank in range(1, ranks)]
-            meeting = f"file://{self._folder.name}/meeting"
+            store, meeting = None, f"file://{self._folder.name}/meeting"
         self._ready = threading.Event()
         for other in self._others:
             other.watch(self._ready.is_set)
@@ -60,7 +60,7 @@ class RankZero(DataParallelCore):
             group = {"rank": other.rank, "size": ranks, "meeting": meeting}
             other.send("start", group | {"threads": threads, "core": core})
         try:
-            own = Ranks(0, ranks, meeting, torch.device(devices[0]))
+            own = Ranks(0, ranks, meeting, torch.device(devices[0]), store)
             mine: dict[str, Any] = base | {"device": devices[0]}
             super().__init__(**mine, ranks=own, shard=shard)
             self._ready.set()
@@ -96,12 +96,6 @@ def rank_devices(first: torch.device, ranks: int) -> list[str]:
             f"{there - start}: each rank needs a device of its own"
         )
     return [f"{first.type}:{start + rank}" for rank in range(ranks)]
-
-
-def _free_port(host: str) -> str:
-    """``tcp://HOST:PORT`` with a port on which nobody listens at the moment."""
-    with socket.create_server((host, 0)) as found:
-        return f"tcp://{host}:{found.getsockname()[1]}"
 
 
 def make_core(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
@@ -93,7 +94,12 @@ def test_a_template_of_parts_shows_texts(
 
 
 def test_a_turn_of_parts_ends_with_its_token_alone() -> None:
-    model = SimpleNamespace(generation_config=None, config=None)
+    model = SimpleNamespace(
+        generation_config=None,
+        config=None,
+        get_input_embeddings=lambda: torch.nn.Embedding(1000, 2),
+        get_output_embeddings=lambda: torch.nn.Linear(2, 1000),
+    )
     made: Any = copy.copy(tokenizer())
     ends = set[frozenset[int]]()
     for says in (SAYS, PARTS):

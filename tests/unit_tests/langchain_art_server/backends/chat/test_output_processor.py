@@ -75,9 +75,9 @@ def test_a_stream_has_the_text_of_the_whole(make: Callable[[], Any]) -> None:
     for seed in SEEDS:
         rng = random.Random(seed)
         ids = drawn(rng, made)
-        whole = OutputProcessor(ask(), template)
+        whole = OutputProcessor(ask(), template, [])
         whole.update(ids, last=True)
-        streamed, at, text = OutputProcessor(ask(), template), 0, ""
+        streamed, at, text = OutputProcessor(ask(), template, []), 0, ""
         while at < len(ids):
             at = min(len(ids), at + rng.randrange(1, 4))
             text += streamed.update(ids[:at], last=at == len(ids)).content
