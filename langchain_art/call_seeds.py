@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from threading import Lock
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ class RunSeed:
     def __init__(self, *parts: int | str) -> None:
         self._parts, self._key = parts, to_json(parts)
         self._used: dict[bytes, set[int]] = {}
+        self._streams = 0
         self._lock = Lock()
         self.rng = random.Random(_number(self._key, b"rng"))
         """Random numbers for what the program itself draws."""
@@ -41,7 +43,14 @@ class RunSeed:
         """The seed as it stands, for a run that may have to be made again from here."""
         made = RunSeed(*self._parts)
         made._used = {digest: set(used) for digest, used in self._used.items()}
+        made._streams = self._streams
         return made
+
+    def within(self) -> Callable[[int, int], RunSeed]:
+        """The seeds of runs that this run makes, as of `GroupStream.seed`; others each time."""
+        with self._lock:
+            self._streams += 1
+            return partial(RunSeed, *self._parts, "within", self._streams)
 
     @contextmanager
     def seeding(self, payload: dict[str, Any], path: Sequence[str]) -> Generator[None]:

@@ -79,7 +79,8 @@ async def gather(
         max_failed: fraction of the runs that may raise.
         on_run: called with what was recorded of each run, in the event loop (`RolloutWorker`).
         seed: of the model calls' sampling and of ``run.rng``, with the scenario's place and the
-            run's number (`langchain_art.call_seeds`); None: drawn anew each time.
+            run's number (`langchain_art.call_seeds`); None: drawn anew each time, but
+            in a run that has seeds from those.
 
     Raises:
         RolloutFailed: more of them raised; the message has the first error.

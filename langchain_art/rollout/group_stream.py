@@ -43,9 +43,12 @@ class GroupStream:
     group_size: int
     """Of the worker's runs, each with its continuations, if it makes them."""
     seed: Callable[[int, int], RunSeed] | None = None
-    """The seed of a run, by n and the run's number in its group; None: they are not seeded."""
+    """The seed of a run, by n and the run's number in its group; None: from the run around, if
+    that has seeds."""
 
     def __post_init__(self) -> None:
+        if self.seed is None and (around := run_seed.get()) is not None:
+            self.seed = around.within()
         self._places: deque[tuple[int, int]] = deque()
         self._runs: dict[int, list[list[Trajectory] | None]] = {}
         self._running: set[asyncio.Task[None]] = set()

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from langchain_art.call_seeds import run_seed
 from langchain_art.errors import ConfigError, RolloutFailed
+from langchain_art.rollout.gather import gather
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import RolloutWorker
 
@@ -116,3 +118,27 @@ async def test_a_wrong_outcome_reaches_who_takes() -> None:
         groups.allow(1)
         with pytest.raises(ConfigError, match="returned 'fine'"):
             await groups.take(1)
+
+
+async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:
+    async def draws() -> list[tuple[int, float]]:
+        found: list[tuple[int, float]] = []
+
+        async def inner(_: str) -> float:
+            seed, asked = run_seed.get(), dict[str, Any](messages=["Who?"])
+            assert seed is not None
+            with seed.seeding(asked, ()):
+                found.append((asked["seed"], seed.rng.random()))
+            return 1.0
+
+        async def outer(_: str) -> float:
+            for _ in range(2):
+                await gather(inner, ["a", "b"], group_size=2)
+            return 1.0
+
+        await gather(outer, ["s"], group_size=2, seed=1)
+        return found
+
+    first = await draws()
+    assert len(set(first)) == len(first) == 16
+    assert sorted(await draws()) == sorted(first)
