@@ -65,6 +65,8 @@ def _has_reward(scored: Run | Turn) -> bool:
 _open: ContextVar[tuple[capture, ...]] = ContextVar("langchain_art_scopes", default=())
 #: The open scopes of generators, and the frame whose body each is for.
 _bodies: dict[capture, FrameType] = {}
+#: The scopes of generators to whose bodies this thread or task belongs.
+_within: ContextVar[frozenset[capture]] = ContextVar("langchain_art_within", default=frozenset())
 #: Where scopes add their runs, if set: `gather` finds here the run of a rollout that raised.
 opened: ContextVar[OpenedRuns | None] = ContextVar("langchain_art_opened", default=None)
 
@@ -73,7 +75,7 @@ def _heard_by() -> list[CaptureHandler]:
     """The handlers of the scopes that hear a call of this context, the innermost last.
 
     A generator shares the context of who reads it. Its scope hears what runs in its body: beneath
-    its frame, or in a thread or task of the context while the body is in progress.
+    its frame, or in a thread or task of the context that was heard while the body was in progress.
     """
     scopes, bodies = _open.get(), _bodies.copy()
     frames, frame = set[FrameType](), None
@@ -83,12 +85,17 @@ def _heard_by() -> list[CaptureHandler]:
         frames.add(frame)
         frame = frame.f_back
     inner = [scope for scope in bodies if bodies[scope] in frames and scope not in scopes]
-    return [
-        scope.handler
-        for scope in (*scopes, *inner)
-        if not scope.in_generator
-        or ((body := bodies.get(scope)) is not None and (body in frames or _in_progress(body)))
-    ]
+    heard: list[CaptureHandler] = []
+    for scope in (*scopes, *inner):
+        if scope.in_generator and (body := bodies.get(scope)) not in frames:
+            if body is None:
+                continue
+            if scope not in (within := _within.get()):
+                if not _in_progress(body):
+                    continue
+                _within.set(within | {scope})  # a thread or task has a context of its own
+        heard.append(scope.handler)
+    return heard
 
 
 def _in_progress(frame: FrameType) -> bool:

@@ -6,10 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from queue import Queue
+from threading import Event
 from typing import Any
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langgraph.graph import StateGraph
 
 from langchain_art import capture
@@ -150,6 +153,62 @@ async def test_tasks_of_a_generators_body_are_heard() -> None:
         runs.append(run)
         await asyncio.gather(model.ainvoke("reader"), asyncio.to_thread(model.invoke, "reader"))
     assert sorted(heard(runs[0])) == ["task 0", "task 1", "task 2", "thread", "thread"]
+
+
+async def test_a_task_that_goes_on_while_the_reader_has_an_item_is_heard() -> None:
+    parts: asyncio.Queue[str | None] = asyncio.Queue()
+    taken, asked = asyncio.Event(), asyncio.Event()
+
+    async def agent() -> None:
+        await model.ainvoke("part 0")
+        await parts.put("first")
+        await taken.wait()
+        await model.ainvoke("part 1")
+        await asyncio.to_thread(model.invoke, "part 2")
+        asked.set()
+        await parts.put(None)
+
+    async def body() -> AsyncIterator[Any]:
+        with capture() as run:
+            working = asyncio.create_task(agent())
+            while await parts.get() is not None:
+                yield run
+            await working
+
+    runs: list[Any] = []
+    async for run in body():
+        runs.append(run)
+        taken.set()
+        await asked.wait()  # the agent makes its other calls between two items
+        await asyncio.gather(model.ainvoke("reader"), asyncio.to_thread(model.invoke, "reader"))
+    assert heard(runs[0]) == ["part 0", "part 1", "part 2"]
+
+
+def test_a_thread_that_goes_on_while_the_reader_has_an_item_is_heard() -> None:
+    parts: Queue[str | None] = Queue()
+    taken, asked = Event(), Event()
+
+    def agent() -> None:
+        model.invoke("part 0")
+        parts.put("first")
+        taken.wait()
+        model.invoke("part 1")
+        asked.set()
+        parts.put(None)
+
+    def body() -> Iterator[Any]:
+        with capture() as run, ContextThreadPoolExecutor() as pool:
+            pool.submit(agent)
+            while parts.get() is not None:
+                yield run
+
+    runs: list[Any] = []
+    for run in body():
+        runs.append(run)
+        taken.set()
+        asked.wait()
+        model.batch(["reader"] * 2)
+    assert heard(runs[0]) == ["part 0", "part 1"]
 
 
 def test_a_generator_that_reads_another_hears_it_too() -> None:
