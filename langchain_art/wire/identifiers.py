@@ -79,6 +79,10 @@ Message = dict[str, Any]
 """A chat message as OpenAI's dialect writes it (``role``, ``content``, ``tool_calls`` …)."""
 
 
+#: More levels than a request has around a value of it.
+_AROUND = 8
+
+
 def escaped(text: str) -> str:
     """A text whose lone surrogates, which UTF-8 does not have, are written as their escapes."""
     return text.encode(errors="backslashreplace").decode()
@@ -96,17 +100,27 @@ def unwritable(value: Any) -> str | None:
     return None if why is None else _place(value, "", why)
 
 
+def as_json(value: Any) -> bytes:
+    """A value as JSON that a server reads in a request. Raises ValueError or RecursionError."""
+    text = to_json(value, fallback=str)
+    # An integer, or a value that is nested deep, may be written and not be read again.
+    from_json(b"[" * _AROUND + text + b"]" * _AROUND)
+    return text
+
+
 def _json_error(value: Any) -> str | None:
     try:
-        from_json(to_json(value, fallback=str))  # an integer may be written, and not be read again
+        as_json(value)
     except (ValueError, RecursionError) as error:  # pydantic's PydanticSerializationError included
         return str(error)
     return None
 
 
-def _place(value: Any, where: str, why: str) -> str:
+def _place(value: Any, where: str, why: str, depth: int = 32) -> str:
     items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, BaseModel | Mapping):
+    if depth == 0:  # a value may be in itself
+        pass
+    elif isinstance(value, BaseModel | Mapping):
         items = [*dict(cast("Mapping[Any, Any]", value)).items()]
     elif isinstance(value, list | tuple):
         items = enumerate(cast("list[Any]", value))
@@ -116,7 +130,7 @@ def _place(value: Any, where: str, why: str) -> str:
         if isinstance(key, str) and (bad := _json_error(key)) is not None:
             return _place(key, where, bad)
         if (bad := _json_error(item)) is not None:
-            return _place(item, where + inner, bad)
+            return _place(item, where + inner, bad, depth - 1)
     if isinstance(value, str):
         lone = next(one for one in value if "\ud800" <= one <= "\udfff")
         why = f"a text with the lone surrogate {lone!r}, which UTF-8 does not have"

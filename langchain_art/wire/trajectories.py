@@ -10,7 +10,6 @@ from collections import Counter
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import from_json, to_json
 
 from langchain_art.wire.calls import Turn
 from langchain_art.wire.identifiers import (
@@ -20,6 +19,7 @@ from langchain_art.wire.identifiers import (
     ScenarioName,
     Several,
     Wire,
+    as_json,
     escaped,
     unwritable,
 )
@@ -108,7 +108,7 @@ def storable(run: Trajectory) -> Trajectory:
     }
     empty = {"metadata": {}, "turns": tuple(map(_without_texts, run.turns))}
     for name in sorted(fields[:-1], key=lambda name: sizes[name], reverse=True):
-        if _size(found := run.model_copy(update=kept)) <= MAX_RUN_BYTES:
+        if 0 < _size(found := run.model_copy(update=kept)) <= MAX_RUN_BYTES:
             return found
         kept[name] = empty.get(name)
     return run.model_copy(update=kept)
@@ -122,10 +122,9 @@ def _kept(value: Any) -> Any:
 def _size(value: Any) -> int:
     """Bytes of JSON; 0: it is none."""
     try:
-        from_json(text := to_json(value, fallback=str))
+        return len(as_json(value))
     except (ValueError, RecursionError):
         return 0
-    return len(text)
 
 
 def _without_texts(turn: Turn) -> Turn:

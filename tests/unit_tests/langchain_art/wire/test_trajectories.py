@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.identifiers import unwritable
 from langchain_art.wire.trajectories import MAX_RUN_BYTES, storable
 
@@ -68,6 +68,30 @@ def stored(run: Trajectory) -> Trajectory:
 def test_what_can_be_stored_is_the_run_itself() -> None:
     run = Trajectory(id="t", output={"x": "é"}, reward=1.0)
     assert storable(run) is run
+
+
+def nested(depth: int) -> Any:
+    value: Any = "deep"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+IN_ITSELF: list[Any] = []
+IN_ITSELF.append(IN_ITSELF)
+
+
+@pytest.mark.parametrize("field", ["input", "metadata"])
+@pytest.mark.parametrize("value", [IN_ITSELF, *map(nested, [*range(180, 204), 300, 2000])])
+def test_a_value_that_is_nested_too_deep_is_left_out(value: Any, field: str) -> None:
+    run = Trajectory(id="t", reward=1.0).model_copy(update={field: {"a": value}})
+    found = stored(run)
+    if found is not run:
+        assert (found.status, found.reward) == ("failed", 1.0)
+        assert (found.error or "").startswith((field, "the value"))
+    TrajectoryGroup.model_validate_json(
+        f'{{"id": "g", "trajectories": [{found.model_dump_json()}]}}'
+    )
 
 
 def test_only_what_is_to_blame_is_left_out() -> None:
