@@ -10,6 +10,7 @@ failed and is made again gets the seed that it had.
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ class RunSeed:
 
     def __init__(self, *parts: int | str) -> None:
         self._parts, self._key = parts, to_json(parts)
+        self._process = os.getpid()
         self._used: dict[bytes, set[int]] = {}
         self._streams = 0
         self._lock = Lock()
@@ -54,8 +56,12 @@ class RunSeed:
 
     @contextmanager
     def seeding(self, payload: dict[str, Any], path: Sequence[str]) -> Generator[None]:
-        """Gives a request its seed, unless it has one; an error gives the seed free again."""
-        if payload.get("seed") is not None:
+        """Gives a request its seed, unless it has one; an error gives the seed free again.
+
+        A cancelled call keeps it: with the same reply, a retry would take as long again. A forked
+        process gets none: what other processes drew is not known there.
+        """
+        if payload.get("seed") is not None or os.getpid() != self._process:
             yield
             return
         about = to_json([path, without_ids(payload.get("messages"))])
@@ -67,7 +73,7 @@ class RunSeed:
         payload["seed"] = _number(self._key, digest, number.to_bytes(8))
         try:
             yield
-        except BaseException:
+        except Exception:
             with self._lock:
                 used.discard(number)
             raise

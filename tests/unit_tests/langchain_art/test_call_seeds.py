@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 from typing import Any
 
@@ -68,6 +70,20 @@ def test_a_call_asked_again_draws_anew_and_one_that_failed_does_not() -> None:
         raise ConnectionError
     first = _seed(run, _asked())
     assert payload["seed"] == first != _seed(run, _asked())
+
+
+def test_a_call_that_was_cancelled_draws_anew() -> None:
+    run, payload = RunSeed(3), _asked()
+    with pytest.raises(asyncio.CancelledError), run.seeding(payload, ()):
+        raise asyncio.CancelledError
+    assert payload["seed"] != _seed(run, _asked())
+
+
+def test_calls_of_a_forked_process_have_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, payload = RunSeed(3), _asked()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with run.seeding(payload, ()):
+        assert "seed" not in payload
 
 
 def test_calls_at_the_same_time_differ() -> None:
