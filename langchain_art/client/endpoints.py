@@ -264,11 +264,14 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
         return pages("/v1/reviews", Review, params)
 
     @endpoint
-    def foresee_reviews(self, runs: Sequence[str]) -> Request[dict[str, VerdictFate]]:
+    def foresee_reviews(self, runs: Sequence[str]) -> Flow[dict[str, VerdictFate]]:
         """By run's id: what a verdict on it would do, ``trains`` or what prevents it.
 
         Args:
-            runs: ids of at most 1,000 runs; those that are not stored are not in the answer.
+            runs: ids of any number of runs; those that are not stored are not in the answer.
         """
-        body = RunsToReview(runs=tuple(runs))
-        return Request("POST", "/v1/reviews/foresee", json.loads, body=body)
+        found: dict[str, VerdictFate] = {}
+        for start in range(0, len(runs), 1000):
+            body = RunsToReview(runs=tuple(runs[start : start + 1000]))
+            found |= yield Request("POST", "/v1/reviews/foresee", json.loads, body=body)
+        return found

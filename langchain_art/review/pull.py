@@ -147,9 +147,7 @@ def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) ->
         api: Langfuse's.
         shown: run's id -> trace's.
     """
-    runs, stored = list(shown), set[str]()
-    for start in range(0, len(runs), 1000):
-        stored |= client.foresee_reviews(runs[start : start + 1000]).keys()
+    stored = client.foresee_reviews(list(shown))
     if not (missing := [trace for run, trace in shown.items() if run not in stored]):
         return
     recorder = Recorder(client)

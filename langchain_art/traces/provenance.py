@@ -12,7 +12,7 @@ from langchain_art.errors import NotFound
 from langchain_art.export.brief import was_cut
 from langchain_art.traces.stored import StoredCall, StoredTrace
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.wire import ID, CallTags, Reward, Trajectory, Turn, Usage
+from langchain_art.wire import ID, CallTags, Reward, Status, Trajectory, Turn, Usage
 from langchain_art.wire.redaction import REDACTED
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def keep_run(client: ArtClient, trace: StoredTrace, about: Provenance, store: st
         store: where the trace is: ``langfuse``.
     """
     run = about.run or safe_id(trace.id)
+    status: Status = "failed" if trace.failed else "completed"
     if about.stored is None and trace.run is None and about.tagged:
-        client.reward(run, Reward())  # assembles it: the trace may show a part of its calls
+        client.reward(run, Reward(status=status))  # assembles it: the trace may show a part
     elif about.stored is None:
         client.post_trajectory(
             Trajectory(
@@ -108,7 +109,7 @@ def keep_run(client: ArtClient, trace: StoredTrace, about: Provenance, store: st
                 ),
                 input=_whole(trace.input),
                 output=_whole(trace.output),
-                status="failed" if trace.failed else "completed",
+                status=status,
                 metadata={"imported": {"store": store, "trace": trace.id}},
             )
         )

@@ -125,6 +125,8 @@ def test_what_is_to_review_and_what_a_review_will_do(
         )
         assert set(queue["foreseen"]) == {one["id"] for one in queue["runs"]}
         assert set(client.foresee_reviews([first.id, second.id, "lost"]).values()) == {"trains"}
+        many = [first.id, *(f"lost-{number}" for number in range(1000)), second.id]
+        assert client.foresee_reviews(many).keys() == {first.id, second.id}
         bare = f"bare-{uuid.uuid4().hex}"
         client.post_trajectory(Trajectory(id=bare))
         assert client.foresee_reviews([bare]) == {bare: "other_model"}

@@ -204,3 +204,20 @@ def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
         [said] = client.reviews(run=run)
         assert (said.source, said.value, said.kind) == ("file", 0.5, "reward")
         client.delete_trajectory(run)
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_run_that_failed_is_stored_as_failed(
+    art_server: LiveServer, tmp_path: Path, tagged: bool
+) -> None:
+    run, asked = f"failed-{uuid.uuid4().hex}", [{"role": "user", "content": "When?"}]
+    body: dict[str, Any] = {"model": art_server.policy, "messages": asked, "max_tokens": 3}
+    body |= {"art": {"trajectory_id": run}} if tagged else {}
+    with art_server.http() as http:
+        reply = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+    call = StoredCall(asked, reply_of("In May."), call_id=reply["id"])
+    trace = StoredTrace(id=run, input="When?", output=None, calls=[call], failed=True)
+    with ArtClient(art_server.base_url) as client:
+        import_traces(client, Read([trace]), tmp_path, store="file")
+        assert client.trajectory(run).status == "failed"
+        client.delete_trajectory(run)
