@@ -237,9 +237,14 @@ def _is_away(error: BaseException, server: str) -> bool:
     # By name, so that OpenAI's SDK (and its import time) is not needed here, nor its HTTP library.
     kinds = {k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] in _CLIENTS}
     status = getattr(error, "status_code", None)
-    unserved = (
-        "APIStatusError" in kinds and isinstance(status, int) and (status == 429 or status >= 500)
-    )
+    if "APIError" in kinds and status is None:  # within a stream, whose status was 200
+        unserved = getattr(error, "type", None) == "server_error"
+    else:
+        unserved = (
+            "APIStatusError" in kinds
+            and isinstance(status, int)
+            and (status == 429 or status >= 500)
+        )
     if not unserved and kinds.isdisjoint(("APIConnectionError", "TransportError")):
         return False
     return getattr(error, OF_OUR_CALL, False) or _origin(_url(error)) == _origin(server)

@@ -22,6 +22,7 @@ from langchain_core.messages import AIMessage
 from langchain_art import ChatART
 from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_pools import httpx
+from langchain_art.errors import EngineUnavailable
 from langchain_art.rollout.runner import is_server_away
 from tests.support.raw_server import COMPLETION, RawServer, answer, refusal
 
@@ -470,11 +471,14 @@ def test_a_stream_that_is_cut_off_says_so(server: RawServer, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["stream", "astream"])
 def test_an_error_inside_of_a_stream(server: RawServer, how: str) -> None:
-    error = b'data: {"error": {"message": "the engine is gone", "code": "engine_unavailable"}}\n\n'
+    error = (
+        b"data: " + json.dumps(EngineUnavailable("the engine is gone").body()).encode() + b"\n\n"
+    )
     server.answers = [chunked("text/event-stream", HELLO[0] + b"\n\n", error)]
     with pytest.raises(openai.APIError, match="the engine is gone") as caught:
         stream(model_of(server), how)
     assert caught.value.code == "engine_unavailable"
+    assert is_server_away(caught.value, "http://another/v1")
 
 
 @pytest.mark.parametrize("how", ["stream", "astream"])

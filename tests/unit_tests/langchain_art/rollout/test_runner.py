@@ -19,6 +19,8 @@ from langchain_art.errors import (
     OF_OUR_CALL,
     ConfigError,
     EngineUnavailable,
+    InvalidRequest,
+    RequestRefused,
     RolloutFailed,
     ServerUnreachable,
 )
@@ -502,6 +504,10 @@ def openai_error(status: int, request: httpx.Request = REQUEST) -> openai.APISta
     return kind("x", response=httpx.Response(status, request=request), body=None)
 
 
+def in_a_stream(refusal: RequestRefused, request: httpx.Request = REQUEST) -> openai.APIError:
+    return openai.APIError(str(refusal), request, body=refusal.body()["error"])
+
+
 def marked(error: Exception) -> Exception:
     setattr(error, OF_OUR_CALL, True)
     return error
@@ -517,6 +523,9 @@ def marked(error: Exception) -> Exception:
         (openai_error(500), True),
         (openai_error(429), True),
         (openai_error(404), False),
+        (in_a_stream(EngineUnavailable("x")), True),
+        (in_a_stream(InvalidRequest("x")), False),
+        (in_a_stream(EngineUnavailable("x"), FOREIGN), False),
         (httpx.ReadTimeout("x", request=REQUEST), True),
         (openai.APIConnectionError(request=FOREIGN), False),
         (openai.APITimeoutError(request=FOREIGN), False),
