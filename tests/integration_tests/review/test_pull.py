@@ -103,13 +103,14 @@ def test_the_next_pull_reads_what_is_new_and_what_may_have_come_late(
         found = pull(client, root=tmp_path)
         assert (found.read, found.kept.new, found.kept.unchanged) == (2, 1, 1)
         assert [one.id for one in client.reviews(run=runs[2])] == [late]
-        found = pull(client, root=tmp_path, everything=True)
-        assert (found.read, found.kept.revised, found.since) == (3, 1, None)
 
         # Which run a trace shows is said by its root: the other observations are read only where
         # the server does not have the run.
         asked = [one for one in langfuse.requests if one.path.endswith("/v2/observations")]
         assert asked and all("isRootObservation" in one.query["filter"][0] for one in asked)
+
+        found = pull(client, root=tmp_path, everything=True)
+        assert (found.read, found.kept.revised, found.since) == (3, 1, None)
 
         [note] = (tmp_path / "reviews").iterdir()
         note.write_text("{}")
