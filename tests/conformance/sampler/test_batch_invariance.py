@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from langchain_art_server.backends.base import ChatReply
-from tests.support.tiny_models import LocalSampler, ask, save_model, three_adapters
+from langchain_art_server.backends.embedded.batch_invariance import packed_attention
+from langchain_art_server.backends.embedded.model_runner import SlotRunner
+from tests.support.tiny_models import LocalSampler, ask, save_adapter, save_model, three_adapters
 
 _TEXT = "the weather in Paris is sunny and the mail of Ann was sent on Monday at ten to the team"
 _KINDS = ("qwen3", "qwen2", "llama", "mistral", "gemma3")
@@ -35,9 +39,11 @@ def _text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(_TEXT.split()) for _ in range(words))
 
 
-def _replies(model: Path, calls: list[dict[str, Any]], width: int) -> list[ChatReply]:
+def _replies(
+    model: Path, calls: list[dict[str, Any]], width: int, **settings: Any
+) -> list[ChatReply]:
     """The replies of a fresh sampler to the calls, of which so many are sent at once."""
-    sampler = LocalSampler(model)
+    sampler = LocalSampler(model, **settings)
     for name, path in three_adapters(model.parent / "adapters", model).items():
         sampler.load(name, path)
     found: list[ChatReply] = []
@@ -59,15 +65,24 @@ def test_calls_do_not_depend_on_their_batch(kind: str, tmp_path: Path) -> None:
         assert _bits(_replies(model, calls, width)) == alone
 
 
-def test_large_layers_do_not_depend_on_their_batch(tmp_path: Path) -> None:
-    """Layers that are computed by oneDNN, and more keys than one block of attention has."""
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("key_heads", [2, 4], ids=["some large", "all large"])
+def test_large_layers_do_not_depend_on_their_batch(
+    key_heads: int, threads: int, tmp_path: Path
+) -> None:
+    """Layers that are computed by oneDNN, and more keys than one block of attention has.
+
+    Adapters are computed by MKL, even where no layer is.
+    """
     sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-    model = save_model(tmp_path / "model", "llama", **sizes)
+    model = save_model(tmp_path / "model", "llama", **sizes, num_key_value_heads=key_heads)
     calls = _calls(12)
     for call in calls[::3]:
         call["text"] *= 3
-    alone = _bits(_replies(model, calls, 1))
-    assert _bits(_replies(model, calls, 12)) == alone
+    sampler = {"threads": threads, "kv_cache_bytes": 64 << 20}
+    alone = _bits(_replies(model, calls, 1, sampler=sampler))
+    for width in (3, 5, 12):
+        assert _bits(_replies(model, calls, width, sampler=sampler)) == alone
 
 
 def test_a_reply_is_the_same_after_its_prefix_was_forgotten(tmp_path: Path) -> None:
@@ -90,3 +105,35 @@ def test_a_reply_is_the_same_after_its_prefix_was_forgotten(tmp_path: Path) -> N
     assert prefixes.hit_tokens > held
     prefixes.forget(0)
     assert _bits(second()) == _bits(continued)
+
+
+def test_a_model_whose_calls_depend_on_their_batch_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Experts and routers are products of their own, whose rows nothing pads."""
+    sampler = LocalSampler(save_model(tmp_path / "model", "qwen3_moe"))
+    runner = sampler.host.scheduler._runner
+    assert isinstance(runner, SlotRunner) and runner.invariance is None
+    assert "Qwen3MoeForCausalLM: the tokens of a seed may differ" in caplog.text
+
+
+def test_a_mask_of_each_head_is_that_heads_own() -> None:
+    """Some families add a bias per head: query heads that share keys do not share their masks."""
+    layer: Any = torch.nn.Module()
+    layer.fewest, layer.num_key_value_groups = 4, 2
+    query, key, value = (torch.randn(3, heads, n, 8) for heads, n in ((4, 1), (2, 9), (2, 9)))
+    mask = torch.randn(3, 4, 1, 9)
+    got, _ = packed_attention(layer, query, key, value, mask)
+    assert torch.equal(got, sdpa_attention_forward(layer, query, key, value, mask)[0])
+
+
+def test_an_adapter_of_rank_one_does_not_depend_on_its_batch(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model")
+    adapter = save_adapter(tmp_path / "adapter", model, 1, r=1)
+    found: list[list[ChatReply]] = []
+    for width in (1, 5):
+        sampler = LocalSampler(model)
+        sampler.load("a@1", adapter)
+        calls = [ask("the mail", adapter="a@1", seed=i, max_tokens=8) for i in range(10)]
+        found.append([r for i in range(0, 10, width) for r in sampler.chat(*calls[i : i + width])])
+    assert _bits(found[0]) == _bits(found[1])

@@ -33,7 +33,9 @@ from transformers.masking_utils import sdpa_mask
 #: The name under which transformers finds `packed_attention`.
 PACKED_ATTENTION = "langchain_art_packed"
 #: Numbers of rows that are tried, and numbers of rows whose products must agree with these.
-_FEWEST, _BATCHES = (1, 2, 4, 8, 16, 32), (1, 2, 3, 5, 8, 17, 33, 64)
+_FEWEST, _BATCHES = (1, 2, 4, 8, 16, 32), (*range(1, 18), 33, 64)
+#: An adapter's rank: its products are MKL's, beside layers that are not.
+_RANK = 8
 #: Weights of a layer from which on oneDNN's product is faster at four rows, and the rows for which
 #: it orders them.
 _PACKED_SIZE, _PACKED_ROWS = 1 << 16, 32
@@ -122,12 +124,13 @@ def packed_attention(
     needs, the last of them repeated. See `sdpa_attention_forward` for the shapes.
     """
     rows, heads, count, size = query.shape
-    if count > 1 or options.get("position_bias") is not None:
+    per_head = attention_mask is not None and attention_mask.shape[1] > 1
+    if count > 1 or per_head or options.get("position_bias") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
     fewest: Any = module.fewest
-    packed = query.view(rows, key.shape[1], -1, size)
+    packed = query.reshape(rows, key.shape[1], -1, size)
     if (some := packed.shape[2]) < fewest:
         packed = torch.cat([packed, packed[:, :, -1:].expand(-1, -1, fewest - some, -1)], 2)
     out = functional.scaled_dot_product_attention(
@@ -146,45 +149,69 @@ def batch_invariance(
     """Set a model up so that its rows do not depend on each other; None: it stays as it was.
 
     `heads` are the pairs (key/value heads, size of a head) of its cache. None on a device other
-    than a CPU, for another attention than ``sdpa``, and where no sizes are found that agree.
+    than a CPU, for another attention than ``sdpa``, for weights that no `RowLinear` multiplies
+    (experts, 4 bits), and where no sizes are found that agree.
     """
     sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
-    if model.device.type != "cpu" or not sdpa:
+    if model.device.type != "cpu" or not sdpa or not all(map(_is_covered, model.modules())):
         return None
     linears = [one for one in model.modules() if type(one) is nn.Linear]
     for one in linears:
         one.__class__ = RowLinear
         cast(RowLinear, one).pack()
     kinds = {tuple(one.weight.shape): cast(RowLinear, one) for one in linears}
-    rows = next((n for n in _FEWEST if all(_agree(one, n) for one in kinds.values())), None)
+    pairs = set(heads)
+    for rows in _FEWEST:
+        agree = all(_agree(one, rows) for one in kinds.values())
+        if agree and (lengths := _lengths(pairs, rows, model.dtype)) is not None:
+            break
+    else:
+        rows, lengths = 1, None
     for one in model.modules():
         if isinstance(one, RowLinear) or hasattr(one, "layer_idx"):
-            setattr(one, "fewest", rows or 1)  # noqa: B010 - attention layers declare no such name
-    lengths = None if rows is None else _lengths(set(heads), rows, model.dtype)
-    if rows is None or lengths is None:
+            setattr(one, "fewest", rows)  # noqa: B010 - attention layers declare no such name
+    if lengths is None:
         return None
     model.set_attn_implementation(PACKED_ATTENTION)
     return BatchInvariance(rows, lengths)
 
 
+def _is_covered(module: nn.Module) -> bool:
+    """Whether a module multiplies by no weights of its own, or as a `RowLinear` will."""
+    if type(module) is nn.Linear or isinstance(module, nn.Embedding):
+        return True
+    return all(one.dim() < 2 for one in module.parameters(recurse=False))
+
+
 def _agree(linear: RowLinear, fewest: int) -> bool:
-    """Whether products of at least so many rows give each row the same bits."""
-    x = _drawn(max(*_BATCHES, *_FEWEST), linear.in_features, linear.weight.dtype)
-    whole = linear.multiply(x)
-    sizes = [max(fewest, size) for size in _BATCHES]
-    return all(linear.multiply(x[-n:].contiguous()).equal(whole[-n:]) for n in sizes)
+    """Whether products of at least so many rows, an adapter's too, give each row the same bits."""
+    dtype = linear.weight.dtype
+    x = _drawn(max(*_BATCHES, *_FEWEST), linear.in_features, dtype)
+    down = _drawn(_RANK, linear.in_features, dtype).t()
+    up = _drawn(linear.out_features, _RANK, dtype).t()
+    whole, adapted = linear.multiply(x), x @ down @ up
+    for size in sorted({max(fewest, size) for size in _BATCHES}):
+        some = x[-size:].contiguous()
+        same = (some @ down @ up).equal(adapted[-size:])
+        if not same or not linear.multiply(some).equal(whole[-size:]):
+            return False
+    return True
 
 
 def _lengths(heads: set[tuple[int, int]], rows: int, dtype: torch.dtype) -> tuple[int, ...] | None:
-    """The numbers of keys, of up to 512, over which attention gives the same bits as over more."""
+    """The numbers of keys, of up to 512, over which attention gives the same bits as over more.
+
+    And as beside more queries than `rows`.
+    """
     longest = 2 * _KEY_BLOCK
     steps = range(_LENGTH_STEP, longest + 1, _LENGTH_STEP)
     good = set(steps)
     for count, size in heads:
-        drawn = [_drawn(count * n, size, dtype) for n in (rows, longest, longest)]
-        query, key, value = (one.view(1, count, -1, size) for one in drawn)
+        drawn = [_drawn(count * n, size, dtype) for n in (max(_FEWEST), longest, longest)]
+        many, key, value = (one.view(1, count, -1, size) for one in drawn)
+        query = many[:, :, :rows]
         for back, length in product((0, 1, 30, 63), steps):
-            whole = _attend(query, key, value, longest, length - back)
+            whole = _attend(many, key, value, longest, length - back)[:, :, :rows]
             wider = [n for n in good if n >= length]
             alike = [_attend(query, key, value, n, length - back).equal(whole) for n in wider]
             good -= {n for n, same in zip(wider, alike, strict=True) if not same}

@@ -52,7 +52,8 @@ class SlotRunner:
         if self.invariance is None and self.device.type == "cpu":
             log.warning(
                 "%s: the tokens of a seed may differ with the calls that run beside it, since its "
-                "attention (%s) or this machine's products add up in another order in each batch.",
+                "attention (%s), layers or this machine's products add up in another order in each "
+                "batch.",
                 type(model).__name__,
                 config._attn_implementation,
             )

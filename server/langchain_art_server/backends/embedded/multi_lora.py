@@ -85,6 +85,11 @@ class AdapterBank:
         for module, (down, up) in weights.pairs.items():
             layer = self._wrapped.get(module) or self._wrap(module)
             dtype = lora_dtype(self._dtype, down.dtype)
+            if len(down) == 1:  # products with one column add up in another order in each batch
+                down, up = (
+                    torch.cat([part, torch.zeros_like(part)], i)
+                    for i, part in enumerate((down, up))
+                )
             # Transposed once: y = x @ A^T @ B^T.
             down, up = (part.to(self._device, dtype).t() for part in (down, up))
             layer.pairs[adapter] = (down, up)
