@@ -88,7 +88,7 @@ def _check_files(folder: Path) -> None:
     shards = (
         [file.name for file in folder.glob("model-*.safetensors")] if index is None else [INDEX]
     )
-    if whole and shards:
+    if whole and shards and not (index and _shards(folder, index) == [WEIGHTS]):
         raise ConfigError(
             f"the model {str(folder)!r} holds {WEIGHTS} and {min(shards)}, of which engines read "
             "one or the other, or both; expected the weights once"

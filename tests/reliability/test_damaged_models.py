@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -355,6 +356,15 @@ def test_the_start_names_file_and_fact(name: str, bases: dict[str, Path], tmp_pa
 def test_a_whole_folder_starts(name: str, bases: dict[str, Path]) -> None:
     for start in EVERY:
         start(bases[name])
+
+
+def test_an_index_of_the_one_file_starts(bases: dict[str, Path], tmp_path: Path) -> None:
+    """As mlx-lm saves every model: the weights are there once."""
+    folder = copied(bases["whole"], tmp_path / "model")
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    for start in EVERY:
+        start(folder)
 
 
 def test_a_copy_in_4_bits_is_not_made_of_a_damaged_base(
