@@ -108,7 +108,7 @@ def test_a_template_that_rewrites_the_prompt_is_refused(model: Model) -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     why = model.turn(said("Well."))
-    assert "differently when a reply follows" in why and "'user\\nHow is the team?" in why
+    assert "differently when a reply follows" in why and "!<|im_end|>" in why
 
 
 @pytest.mark.parametrize("shown", ["{{ m.content }}\n", "{{ m.content }}<|im_end|>\nP.S."])
