@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.embedded.batch_invariance import packed_attention
 from langchain_art_server.backends.embedded.model_runner import SlotRunner
+from tests.support.soak import count
 from tests.support.tiny_models import LocalSampler, ask, save_adapter, save_model, three_adapters
 
 _TEXT = "the weather in Paris is sunny and the mail of Ann was sent on Monday at ten to the team"
 _KINDS = ("qwen3", "qwen2", "llama", "mistral", "gemma3")
 
 
-def _calls(count: int) -> list[dict[str, Any]]:
+def _calls(number: int) -> list[dict[str, Any]]:
     """Prompts of 1 to 90 words, half of which begin alike, for four policies."""
     rng = random.Random(5)
     opening = _text(rng, 30)
@@ -31,7 +33,7 @@ def _calls(count: int) -> list[dict[str, Any]]:
             "temperature": rng.choice([0.7, 1.0]),
             "adapter": rng.choice([None, "a@1", "b@1", "c@1"]),
         }
-        for seed in range(count)
+        for seed in range(number)
     ]
 
 
@@ -65,7 +67,17 @@ def test_calls_do_not_depend_on_their_batch(kind: str, tmp_path: Path) -> None:
         assert _bits(_replies(model, calls, width)) == alone
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.fixture
+def one_thread_after() -> Iterator[None]:
+    """A sampler sets the threads of the whole process."""
+    yield
+    torch.set_num_threads(1)
+
+
+# Two threads that are not alone on two cores wait for each other a hundred times as long.
+@pytest.mark.soak
+@pytest.mark.usefixtures("one_thread_after")
+@pytest.mark.parametrize("threads", [1, 2][: count(1, 2)])
 @pytest.mark.parametrize("key_heads", [2, 4], ids=["some large", "all large"])
 def test_large_layers_do_not_depend_on_their_batch(
     key_heads: int, threads: int, tmp_path: Path
