@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from langchain_art.wire import CallTags, Trajectory
 from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
+from tests.support.soak import count
 
 Message = dict[str, Any]
 USER: Message = {"role": "user", "content": "When?"}
@@ -411,3 +415,67 @@ def test_whatever_a_client_does_each_call_is_one_turn(steps: list[tuple[int, int
         assert turn.reply == call.reply
         if turn.excluded_because == "unchosen":
             assert all(later.extends != index for later in run.turns)
+
+
+# --- random programs ---------------------------------------------------------------------------
+
+
+class Program:
+    """Tasks side by side, which ask again, fail and go on, and begin again after an interrupt.
+
+    The oracle is the program: it notes the replies that it kept, and those that it asked for last.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        self.calls: list[CallRecord] = []
+        self.kept: set[str] = set()
+        self.last: set[str] = set()
+        runs = [self._task(f"n:{number}") for number in range(self._draw.randint(1, 4))]
+        second = 0
+        while runs:  # parallel tasks take turns
+            run = self._draw.choice(runs)
+            second += 1
+            try:
+                name, messages, tags = next(run)
+            except StopIteration:
+                runs.remove(run)
+                continue
+            self.calls.append(at(second, name, messages, name, tags=tags))
+
+    def _task(self, namespace: str) -> Iterator[tuple[str, list[Message], dict[str, Any]]]:
+        """The calls of a task, in all its runs and attempts; what the last of them kept counts."""
+        began = 10.0
+        for run in range(runs := self._draw.choice([1, 1, 2, 3])):
+            began += 10
+            for attempt in range(1, 1 + (attempts := self._draw.choice([1, 1, 2]))):
+                where = {"node": "n", "namespace": namespace, "task_began": began}
+                for step in range(self._draw.randint(1, 3)):
+                    counts = (run, attempt) == (runs - 1, attempts)
+                    name = f"{namespace[2:]}/{run}/{attempt}/{step}"
+                    asked = [{"role": "user", "content": f"{namespace} {step}"}]
+                    names = [f"{name}/{again}" for again in range(self._draw.choice([1, 1, 2, 4]))]
+                    for one in names:
+                        yield one, asked, where | {"attempt": attempt}
+                    kept = names[-1]
+                    if self._draw.random() < 0.5:
+                        kept = self._draw.choice(names)
+                        on = [*asked, said(kept), {"role": "user", "content": "Go on."}]
+                        yield f"{name}/on", on, where | {"attempt": attempt}
+                        self.kept |= {f"{name}/on"} if counts else set()
+                    if counts:
+                        self.kept.add(kept)
+                        self.last.add(names[-1])
+
+
+@pytest.mark.soak
+def test_what_a_random_program_kept_learns() -> None:
+    """Besides, of what was asked again, the last: the server does not see which one was used."""
+    excluded_for = Counter[str]()
+    for seed in range(count(300, 20_000)):
+        program = Program(seed)
+        found = excluded(assemble("t-1", program.calls))
+        learns = {call.id for call in program.calls} - found.keys()
+        assert program.kept <= learns <= program.kept | program.last, seed
+        excluded_for.update(found.values())
+    assert excluded_for.keys() == {"interrupted", "retried", "unchosen"}
