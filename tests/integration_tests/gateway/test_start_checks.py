@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import time
@@ -81,6 +82,26 @@ def test_a_base_that_is_named_like_a_version_is_refused(name: str, tmp_path: Pat
         with pytest.raises(ConfigError, match=f"base model's name {name!r}.*--served-model-name"):
             load_settings(**named)
     assert load_settings(model=str(tmp_path / name), served_model_name="m").base_name == "m"
+
+
+def test_no_base_has_a_name_that_a_version_could_have() -> None:
+    """Drawn names: those that a policy or a version of one could have are refused, no others."""
+    draw, refused = random.Random(0), 0
+    for _ in range(2000):
+        drawn = ["".join(draw.choices("ab@1-", k=draw.randint(1, 4))) for _ in range(4)]
+        model, served, *policies = drawn
+        policies = [name.strip("@-") or "p" for name in policies]
+        policies = [name for name in policies if "@" not in name]
+        name = draw.choice([None, served])
+        named = model if name is None else name
+        try:
+            found = load_settings(model=f"org/{model}", served_model_name=name, policies=policies)
+        except ConfigError as error:
+            refused += 1
+            assert "@" in named or named in policies, (named, policies, error)
+        else:
+            assert found.base_name == named and "@" not in named and named not in policies
+    assert 200 < refused < 1800
 
 
 def test_a_policy_with_the_name_of_the_base_is_refused(tmp_path: Path) -> None:
