@@ -173,8 +173,9 @@ async def test_a_reply_says_what_the_embedded_sampler_would(
     if options.keys() & {"top_p", "top_k"}:
         assert other.excluded_because is None
         assert (reply.excluded_because or "").startswith("truncated sampling: top_")
-    else:
-        assert reply.excluded_because == other.excluded_because
+    else:  # whether a choice was left depends on what each drew before
+        why = [one.excluded_because for one in (reply, other)]
+        assert len({None if (one or "").startswith("no choice") else one for one in why}) == 1
     assert len(reply.token_ids) == len(reply.logprobs) == len(reply.token_texts)
     assert bool(reply.tool_calls) == bool(other.tool_calls)
     if reply.tool_calls:
@@ -314,9 +315,9 @@ async def test_unloading_waits_for_running_calls_and_the_name_gets_new_weights(
     await sampler.load_adapter("x@1", adapters["a@1"])
     calls = [
         asyncio.create_task(chat(sampler, ask(question, adapter="x@1", seed=i, max_tokens=300)))
-        for i in range(4)
+        for i in range(8)
     ]
-    await asyncio.sleep(0.3)
+    await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert not all(call.done() for call in calls)
     await sampler.unload_adapter("x@1")
     with pytest.raises(UnknownModel, match="x@1"):
