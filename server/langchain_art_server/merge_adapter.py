@@ -63,7 +63,7 @@ class Merged:
 
     def __str__(self) -> str:
         said = (
-            f"merged in {self.dtype}: {100 * self.lost:.2g}% of what was trained is lost (KL to "
+            f"merged in {self.dtype}: {_percent(self.lost)} of what was trained is lost (KL to "
             f"the adapter {self.left:.2g} nats a token; the base's is {self.trained:.2g})"
         )
         if self.lost <= TOLERANCE:
@@ -130,6 +130,11 @@ def merge(base: str, adapter: Path, out: Path, *, float32: bool = False) -> Merg
             "them in float32 (--float32); nothing was written"
         )
     return Merged(trained, left, name)
+
+
+def _percent(share: float) -> str:
+    """A share in words: below 0.01% it is rounding of the measurement itself."""
+    return f"{100 * share:.2g}%" if share >= 1e-4 else "less than 0.01%"
 
 
 def _tokens(model: PreTrainedModel, tokenizer: Any) -> Tensor:

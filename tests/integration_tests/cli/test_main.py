@@ -348,7 +348,9 @@ def test_merged_weights_load_as_any_model(
 ) -> None:
     command = ["export", here.policy, str(tmp_path / "whole"), "--base", str(BASE_MODEL)]
     text([*command, "--merge", "--float32"])
-    assert "merged in float32: 0% of what was trained is lost" in capfd.readouterr().out
+    assert (
+        "merged in float32: less than 0.01% of what was trained is lost" in capfd.readouterr().out
+    )
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= names
     assert "adapter_model.safetensors" not in names
