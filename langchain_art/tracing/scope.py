@@ -77,10 +77,11 @@ def _heard_by() -> list[CaptureHandler]:
     A generator shares the context of who reads it. Its scope hears what runs in its body: beneath
     its frame, or in a thread or task of the context that was heard while the body was in progress.
     """
-    scopes, bodies = _open.get(), _bodies.copy()
-    frames, frame = set[FrameType](), None
-    if bodies:
-        frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    scopes = _open.get()
+    if not _bodies:  # as in nearly all programs: no frame is looked at
+        return [scope.handler for scope in scopes if not scope.in_generator]
+    bodies, frames = _bodies.copy(), set[FrameType]()
+    frame: FrameType | None = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         frames.add(frame)
         frame = frame.f_back
