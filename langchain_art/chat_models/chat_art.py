@@ -110,7 +110,7 @@ class ChatART(FastChatOpenAI):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Whether LangChain's `dumps` writes its settings out; the API key is none of them."""
+        """True: LangChain's `dumps` writes its settings out, without the API key."""
         return True
 
     @classmethod

@@ -105,7 +105,7 @@ def _json_schema(tool: Any) -> dict[str, Any]:
 
 
 def _is_recursive(schema: dict[str, Any]) -> bool:
-    """Whether a definition in a JSON schema holds itself."""
+    """True if a definition in a JSON schema holds itself."""
     within = {
         name: set(_REFERENCE.findall(json.dumps(told)))
         for name, told in schema.get("$defs", {}).items()

@@ -167,7 +167,7 @@ class JobEndpoints(Address):
 
     @endpoint
     def plan_reviews(self, asked: ReviewTraining | str) -> Request[ReviewPlan]:
-        """What a step by reviews would train now, and why it leaves other verdicts out.
+        """Plan a step by reviews: what it would train now, and why it leaves other verdicts out.
 
         Args:
             asked: the step, or the policy that learns by the defaults of `ReviewTraining`.

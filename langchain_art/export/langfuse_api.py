@@ -132,7 +132,7 @@ def scores(
 
 
 def is_prefilled(score: ScoreV3) -> bool:
-    """Whether a program put the score there for a person to verify, and none has saved it.
+    """True if a program put the score there for a person to verify, and none has saved it.
 
     What a person saves in the interface has an author.
     """

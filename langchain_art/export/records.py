@@ -33,7 +33,7 @@ class SpanRecord(_Part):
     turn: int | None = None
     """Of a model call: the index of its turn."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Of a model call: what it was sampled with (`attributes.PARAMETERS`)."""
+    """Sampling parameters of a model call (`attributes.PARAMETERS`)."""
     path: tuple[str, ...] = ()
     """Names of the nodes around it and its own, outermost first."""
     namespace: str = ""

@@ -46,7 +46,7 @@ OVERLAP = timedelta(days=7)
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a pull read, and what became of it and of what is ``gone``."""
+    """Result of a pull: what it read, what was kept, and what is ``gone``."""
 
     read: int
     """Scores of Langfuse."""

@@ -54,7 +54,7 @@ class Pushed:
     left_out: Counter[str]
     """Runs by reason (`REASONS`)."""
     foreseen: Counter[VerdictFate]
-    """What reviews of the queued ones will do."""
+    """The effect of a review on each of the queued runs."""
 
 
 def queue_runs(

@@ -113,7 +113,7 @@ def id_of(score: ScoreV3) -> str:
 
 
 def is_empty(score: ScoreV3) -> bool:
-    """Whether it is a correction whose text was deleted."""
+    """True for a correction whose text was deleted."""
     return score.data_type == "CORRECTION" and not str(score.value).strip()
 
 
