@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -33,22 +33,28 @@ def app() -> AccessControl:
 async def test_wrong_keys_are_slowed_and_a_right_one_is_not(
     app: AccessControl, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(auth, "_SLOW", 0.2)
+    slept, over = list[float](), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        await over.wait()
+
+    monkeypatch.setattr(auth, "asyncio", SimpleNamespace(sleep=sleep))
     with caplog.at_level(logging.WARNING):
         async with client(app, "wrong-and-secret") as wrong, client(app, KEY) as right:
-            begun = time.monotonic()
-            answers = await asyncio.gather(*(wrong.get("/v1/models") for _ in range(100)))
-            statuses = [answer.status_code for answer in answers]
-            assert statuses.count(401) == auth._AT_ONCE + auth._MAY_WAIT
-            assert statuses.count(429) == 100 - statuses.count(401)
-            assert time.monotonic() - begun >= 0.2
-            waits = asyncio.create_task(wrong.get("/v1/models"))
+            asked = [asyncio.create_task(wrong.get("/v1/models")) for _ in range(100)]
+            while sum(one.done() for one in asked) < 100 - auth._MAY_WAIT:
+                await asyncio.sleep(0)
+            statuses = [one.result().status_code for one in asked if one.done()]
+            assert statuses.count(401) == auth._AT_ONCE
+            assert statuses.count(429) == len(statuses) - auth._AT_ONCE
             assert (await right.get("/v1/models")).text == "in"
-            assert not waits.done()
             async with client(app, "other", "10.0.0.2") as other:
                 assert (await other.get("/v1/models")).status_code == 401
-            assert not waits.done()
-            await waits
+            assert slept == [auth._SLOW] * auth._MAY_WAIT
+            over.set()
+            late = [answer.status_code for answer in await asyncio.gather(*asked)]
+            assert late.count(401) == auth._AT_ONCE + auth._MAY_WAIT
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2 and "10.0.0.1" in lines[0]  # one a peer in ten seconds
     assert "wrong-and-secret" not in caplog.text

@@ -169,15 +169,13 @@ def test_a_call_that_takes_too_long_is_asked_again_and_frees_its_place(two_at_on
     calls = iter(range(100))
 
     def answer(request: str) -> str:
-        if next(calls) < 4:
+        if next(calls) < 2:
             hanging.wait(50)
         return literal(request)
 
-    ruler = RulerEvaluator(ScriptedJudge(answer=answer), timeout=0.2)
-    started = time.monotonic()
+    ruler = RulerEvaluator(ScriptedJudge(answer=answer), timeout=1.0)
     assert [one.reward for one in ruler.invoke(RUNS).trajectories] == RIGHT
-    assert (ruler.spent.calls, ruler.spent.unusable) == (6, 4)
-    assert time.monotonic() - started < 20
+    assert (ruler.spent.calls, ruler.spent.unusable) == (4, 2)
     with pytest.raises(JudgeError, match=r"no answer in 0\.05 s \(`timeout`\)"):
         RulerEvaluator(RunnableLambda(lambda _: hanging.wait(50)), timeout=0.05, attempts=1).invoke(
             RUNS
@@ -207,10 +205,14 @@ async def test_cancelling_begins_no_further_call_and_frees_the_places(two_at_onc
 
     judge = ScriptedJudge(answer=answer)
     ruler = RulerEvaluator(judge)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(ruler.abatch([RUNS] * 3), 0.3)
+    batch = asyncio.create_task(ruler.abatch([RUNS] * 3))
+    while len(begun) < 2:
+        await asyncio.sleep(0.01)
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
     assert len(begun) == 2
-    judged = await asyncio.wait_for(ruler.ainvoke(RUNS), 20)  # both places are free again
+    judged = await ruler.ainvoke(RUNS)  # both places are free again
     assert [one.reward for one in judged.trajectories] == RIGHT
     assert len(begun) == 4
     hanging.set()
@@ -269,32 +271,41 @@ def test_the_pause_that_is_asked_for_is_read() -> None:
     assert retry_after(of_litellm) == 5.0
 
 
-def test_after_too_many_requests_all_calls_of_the_model_wait() -> None:
-    times: list[float] = []
+def test_after_too_many_requests_all_calls_of_the_model_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, paused, pause = list[float](), asyncio.Event(), JudgeCalls.pause
+
+    def pause_and_say(calls: JudgeCalls, seconds: float) -> None:
+        pause(calls, seconds)
+        paused.set()
 
     def answer(request: str) -> Any:
         times.append(time.monotonic())
-        return TooMany(retry_after="0.6") if len(times) == 1 else literal(request)
+        return TooMany(retry_after="0.3") if len(times) == 1 else literal(request)
 
     model = ScriptedJudge(answer=answer)
     first, other = (RulerEvaluator(model, passes=1, key=key) for key in ("first", "other"))
 
+    monkeypatch.setattr(JudgeCalls, "pause", pause_and_say)
+
     async def both() -> None:
         async def later() -> None:
-            await asyncio.sleep(0.2)
+            await paused.wait()
             await other.ainvoke(RUNS)
 
         await asyncio.gather(first.ainvoke(RUNS), later())
 
     asyncio.run(both())
     assert len(times) == 3
-    assert all(one - times[0] >= 0.6 for one in times[1:])
+    assert all(one - times[0] >= 0.3 for one in times[1:])
     assert (first.spent.calls, first.spent.unusable) == (2, 1)
 
 
-def test_a_pause_is_not_longer_than_the_timeout() -> None:
+def test_a_pause_is_not_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(JudgeCalls, "pause", lambda _, seconds: pauses.append(seconds))
     calls = iter([TooMany(retry_after="3600"), None])
     model = ScriptedJudge(answer=lambda request: next(calls, None) or literal(request))
-    started = time.monotonic()
-    RulerEvaluator(model, passes=1, timeout=0.3).invoke(RUNS)
-    assert 0.3 <= time.monotonic() - started < 20
+    RulerEvaluator(model, passes=1, timeout=30.0).invoke(RUNS)
+    assert pauses == [30.0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -71,10 +70,8 @@ def test_time_is_limited(check: GrammarCheck) -> None:
     patterns = ", ".join(
         f'{{"type": "string", "pattern": "^(.*[a-m]){{{n}}}.*$"}}' for n in range(4, 24)
     )
-    begun = time.monotonic()
     said = check.problem(f'start: %json {{"allOf": [{patterns}]}}')
-    assert said
-    assert time.monotonic() - begun < 20
+    assert "compiling it t" in said
 
 
 def test_what_a_grammar_allowed_is_computed_again() -> None:
