@@ -211,10 +211,10 @@ def test_as_often_as_was_said(server: RawServer, ask: Ask, max_retries: int) -> 
 
 
 def test_retry_after_is_kept_to(server: RawServer, ask: Ask) -> None:
-    server.answers = [refusal(503, retry_after="1.2"), answer()]
+    server.answers = [refusal(503, retry_after="0.7"), answer()]
     begun = time.monotonic()
     ask(model_of(server))
-    assert time.monotonic() - begun >= 1.2  # the SDK's own pause would be half a second at most
+    assert time.monotonic() - begun >= 0.7  # the SDK's own pause would be half a second at most
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 429, 500, 503])
@@ -239,14 +239,12 @@ def test_a_silent_server_runs_into_the_time_limit(server: RawServer, ask: Ask) -
     done = threading.Event()
 
     def never(send: Callable[[bytes], None]) -> bool:
-        done.wait(20)
+        done.wait()
         return False
 
     server.answers = [never, never]
-    begun = time.monotonic()
     with pytest.raises(openai.APITimeoutError) as caught:
         ask(model_of(server, timeout=0.2, max_retries=1))
-    assert time.monotonic() - begun < 10
     done.set()
     assert retries(server) == ["0", "1"]
     assert is_server_away(caught.value, "http://another/v1")

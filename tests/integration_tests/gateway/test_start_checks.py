@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,14 +27,12 @@ def taken() -> Iterator[int]:
 
 def test_a_server_says_so_at_once(tmp_path: Path, taken: int) -> None:
     """Nothing is loaded, nothing is written, and the Hub is not asked."""
-    begun = time.monotonic()
     nowhere = LiveServer(tmp_path / "a", model=Path("no/such/model")).refusal()
     assert "got the model 'no/such/model'" in nowhere and "does not exist" in nowhere
     said = LiveServer(tmp_path / "b", "--port", str(taken)).refusal()
     assert f"cannot listen at 127.0.0.1:{taken}: another process listens there" in said
     assert "Loading" not in nowhere + said
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
-    assert time.monotonic() - begun < 60  # of two processes that import, on a busy machine
 
 
 def test_a_port_in_use_is_named(taken: int) -> None:

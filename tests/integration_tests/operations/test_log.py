@@ -37,7 +37,7 @@ def records(server: ForkedServer) -> list[dict[str, Any]]:
 
 def of_request(server: ForkedServer, request_id: str) -> dict[str, Any]:
     """The one record of a request, which is written after its answer."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for one in records(server):
             if one.get("request_id") == request_id and one["logger"].endswith(".requests"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,14 +54,12 @@ def failed(report: CanaryReport) -> dict[str, str]:
 
 def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> None:
     heard: list[tuple[int, int, str]] = []
-    begun = time.monotonic()
     with ArtClient(server.base_url) as client:
         client.create_policy("somebody-elses")
         others = [one for one in client.policies() if one.name != POLICY]
         report = run_canary(client, on_progress=lambda *given: heard.append(given))
         assert [check.name for check in report.checks] == CHECKS
         assert failed(report) == {}, report
-        assert time.monotonic() - begun < 90
         assert [one for one in client.policies() if one.name != POLICY] == others
         assert client.policy(POLICY).version == 0
         assert [one.version for one in client.checkpoints(POLICY)] == [0]
