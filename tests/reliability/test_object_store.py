@@ -23,7 +23,6 @@ from langchain_art_server.backups.backup import back_up
 from langchain_art_server.backups.restore import restore
 from langchain_art_server.scrub import Scrub, databases_of
 from tests.support.fleet_jobs import (
-    SOON,
     ended,
     make_policy,
     make_runs,
@@ -92,7 +91,7 @@ def test_what_one_server_trains_the_other_answers_with(fleet: Gateways, s3: S3Se
         job = ended(one, order(one, policy, runs, f"{policy}-{step}"))
         assert job["state"] == "succeeded", job["error"]
         for gateway in fleet.all:
-            assert routes_to(gateway, policy, f"{policy}@{step}") < SOON
+            routes_to(gateway, policy, f"{policy}@{step}")
         answers = list[Any]()
         for gateway in fleet.all:
             answer = said(gateway, policy, temperature=0.0, max_tokens=12).json()
@@ -188,25 +187,31 @@ def test_while_the_store_does_not_answer_calls_go_on(fleet: Gateways, s3: S3Serv
     shutil.rmtree(copy_of(other, policy, 1))
     runs = make_runs(fleet.all, policy, "3")
     with s3.frozen():
-        refused, waiting = list[Any](), list[threading.Thread]()
+        refused, waiting, ends = list[Any](), list[threading.Thread](), list[float]()
 
-        def download() -> None:
+        def download() -> Any:
             with other.http() as http:
-                refused.append(http.get(f"/v1/policies/{policy}/checkpoints/1/adapter"))
+                return http.get(f"/v1/policies/{policy}/checkpoints/1/adapter")
 
+        def ask(what: Callable[[], Any]) -> None:
+            refused.append(what())
+            ends.append(time.monotonic())
+
+        begun = time.monotonic()
         for _ in range(20):  # more than there are threads that wait for the store
-            for work in (lambda: refused.append(said(other, f"{policy}@1")), download):
-                waiting.append(threading.Thread(target=work))
+            for what in (lambda: said(other, f"{policy}@1"), download):
+                waiting.append(threading.Thread(target=ask, args=(what,)))
                 waiting[-1].start()
         job = order(one, policy, runs, policy)
-        begun, slowest = time.monotonic(), 0.0
-        while any(ask.is_alive() for ask in waiting):
+        slowest = 0.0
+        while any(thread.is_alive() for thread in waiting):
             for gateway in fleet.all:
                 asked = time.monotonic()
                 assert said(gateway, policy).json()["model"] == f"{policy}@2"
                 slowest = max(slowest, time.monotonic() - asked)
-        assert slowest < 3 * SOON, "calls of versions that are loaded wait for nobody"
-        assert time.monotonic() - begun < 15, "who waits for the same hears the same"
+        first, last = min(ends) - begun, max(ends) - begun
+        assert slowest < first, "calls of versions that are loaded wait for nobody"
+        assert last < 4 * first, "who waits for the same hears the same"
         assert [answer.status_code for answer in refused] == [503] * len(waiting)
         assert int(refused[0].headers["Retry-After"]) > 0 and "object store" in refused[0].text
         job = ended(one, job)
@@ -220,7 +225,7 @@ def test_while_the_store_does_not_answer_calls_go_on(fleet: Gateways, s3: S3Serv
     job = ended(one, order(one, policy, runs, policy))
     assert job["state"] == "succeeded" and job["result"]["version"] == 3, job
     for gateway in fleet.all:
-        assert routes_to(gateway, policy, f"{policy}@3") < SOON
+        routes_to(gateway, policy, f"{policy}@3")
 
 
 @pytest.mark.slow

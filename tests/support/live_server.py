@@ -103,10 +103,15 @@ class LiveServer:
 
     def refusal(self, timeout: float = 120) -> str:
         """What it says where it must not start: words, no traceback, and exit status 1."""
-        env = self._env | {"COLUMNS": "1000"}
-        done = subprocess.run(self._argv, env=env, capture_output=True, cwd=REPO, timeout=timeout)
-        said = done.stderr.decode()
-        assert done.returncode == 1 and "Traceback" not in said, said[-4000:]
+        self._env["COLUMNS"] = "1000"
+        before = self.log.stat().st_size if self.log.exists() else 0
+        self.process = self._launch()
+        try:
+            status = self.process.wait(timeout)
+        finally:
+            self.process.kill()
+        said = self.log.read_bytes()[before:].decode()
+        assert status == 1 and "Traceback" not in said, said[-4000:]
         return said
 
     def kill(self) -> None:

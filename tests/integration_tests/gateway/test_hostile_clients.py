@@ -84,13 +84,13 @@ class Small:
         await asyncio.to_thread(self.read.wait, 10)
         yield b"late"
 
-    def connect(self, timeout: float = 10) -> socket.socket:
+    def connect(self, timeout: float = 60) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
     def kept(self) -> list[int]:
         """Bytes of the body of each connection's request."""
         open_ones = [cast(DeadlineHttp, one) for one in self._server.server_state.connections]
-        return [len(one.cycle.body) for one in open_ones]
+        return [len(one.cycle.body) if one.cycle else 0 for one in open_ones]
 
     def stop(self) -> None:
         self._server.should_exit = True
@@ -133,38 +133,32 @@ def refusal(connection: socket.socket) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["error"]["message"]
 
 
-def drip(connection: socket.socket, piece: bytes, seconds: float) -> None:
-    """Send a piece again and again, until the server closes or the time is over."""
-    end = time.monotonic() + seconds
-    try:
-        while time.monotonic() < end:
+def drip(connection: socket.socket, piece: bytes) -> None:
+    """Send a piece again and again, until the server has answered or closed."""
+    while not select.select([connection], [], [], 0.1)[0]:
+        with contextlib.suppress(OSError):
             connection.sendall(piece)
-            time.sleep(0.1)
-    except OSError:
-        pass
 
 
 def test_who_sends_no_whole_header_is_closed(small: Small) -> None:
-    begun = time.monotonic()
     assert said(small.connect()) == b""
     slow, empty = small.connect(), small.connect()
     slow.sendall(GET)
     status, message = refusal(slow)
     assert status == 408 and "header" in message
-    drip(empty, b"\r\n", 3)
+    drip(empty, b"\r\n")
     assert said(empty) == b""
-    assert time.monotonic() - begun < 5
     slow = small.connect()
     slow.sendall(GET)
-    drip(slow, b"X-A: b\r\n", 3)
+    drip(slow, b"X-A: b\r\n")
     assert refusal(slow)[0] == 408
 
 
 def test_between_two_requests_there_is_time(small: Small) -> None:
     with httpx.Client(base_url=f"http://127.0.0.1:{small.port}") as http:
-        for _ in range(3):
-            assert http.get("/healthz").status_code == 200
-            time.sleep(0.6)
+        assert http.get("/healthz").status_code == 200
+        time.sleep(1.5 * http_protocol.HEADER_SECONDS)
+        assert http.get("/healthz").status_code == 200
     one = small.connect()
     one.sendall(GET + b"\r\n")
     assert b"200 OK" in one.recv(4096)
@@ -259,7 +253,7 @@ REFUSED = (POST % (4 << 20)).replace(b"/json", b"/pdf")  # by its header
 def test_who_is_refused_before_it_has_sent_all_hears_why(small: Small, header: bytes) -> None:
     connection = small.connect()
     connection.sendall(REFUSED[:-2] + header + b"\r\n")
-    time.sleep(0.2)  # it is answered by now
+    assert select.select([connection], [], [], 60)[0]  # it is answered
     for _ in range(64):
         connection.sendall(bytes(1 << 16))
     if header:
@@ -277,17 +271,18 @@ def test_who_is_refused_does_not_send_for_ever(
     monkeypatch.setattr(http_protocol, "_LINGER_BYTES", 1 << 20)
     connection = small.connect()
     connection.sendall(REFUSED.replace(b"\r\n\r\n", b"000\r\n" + header + b"\r\n"))
-    time.sleep(0.2)
+    assert select.select([connection], [], [], 60)[0]
     sent = 0
     with pytest.raises(ConnectionError):
         while sent < 200 << 20:
             sent += connection.send(bytes(1 << 20))
     slow = small.connect()
     slow.sendall(REFUSED[:-2] + header + b"\r\n")
-    begun = time.monotonic()
     assert b"HTTP/1.1 400" in said(slow)
-    drip(slow, b" ", 6)
-    assert time.monotonic() - begun < 5
+    with pytest.raises(ConnectionError):
+        while True:
+            slow.sendall(b" ")
+            time.sleep(0.1)
 
 
 def test_a_process_that_was_stopped_reads_what_came_meanwhile() -> None:
@@ -298,7 +293,7 @@ def test_a_process_that_was_stopped_reads_what_came_meanwhile() -> None:
         try:
             assert child.stdout is not None
             port = int(child.stdout.readline())
-            idle, slow = (socket.create_connection(("127.0.0.1", port), 10) for _ in range(2))
+            idle, slow = (socket.create_connection(("127.0.0.1", port), 60) for _ in range(2))
             idle.sendall(GET + b"\r\n")
             answer = b""
             while not answer.endswith(b"\r\n\r\n0"):
@@ -326,15 +321,17 @@ def serve_quickly() -> None:
     time.sleep(60)
 
 
-def test_a_slow_body_is_answered_408(small: Small) -> None:
+def test_a_slow_body_is_answered_408(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = small.connect()
     connection.sendall(POST % 100)
-    drip(connection, b" ", 3)
+    drip(connection, b" ")
     status, message = refusal(connection)
     assert status == 408 and "body" in message
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 60.0)
     quick = small.connect()
     quick.sendall(POST % 100 + b" " * 50)
-    time.sleep(0.3)
+    while 50 not in small.kept():
+        time.sleep(0.01)
     quick.sendall(b" " * 50)
     assert quick.recv(4096).endswith(b"100")
 
@@ -372,7 +369,7 @@ def test_nothing_of_a_refused_body_is_kept(small: Small) -> None:
         connection.sendall(POST % (1 << 30) + bytes(200 << 10))
         assert b"HTTP/1.1 413" in connection.recv(4096)
         connection.sendall(bytes(100 << 10))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (kept := small.kept()) != [0] * 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert kept == [0] * 4
@@ -402,7 +399,7 @@ def test_who_does_not_read_loses_its_answer(small: Small) -> None:
     connection = small.connect()
     connection.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert connection.recv(10)
-    assert small.left.wait(10)
+    assert small.left.wait(60)
     with httpx.stream("GET", f"http://127.0.0.1:{small.port}/endless") as reader:
         small.left.clear()
         begun = time.monotonic()
@@ -415,11 +412,11 @@ def test_who_does_not_read_loses_its_answer(small: Small) -> None:
 def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
     connection = small.connect()
     connection.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    begun, read = time.monotonic(), 0
+    parts = list[int]()
     while part := connection.recv(1 << 20):
-        read += len(part)
+        parts.append(len(part))
         time.sleep(0.08)
-    assert read > 32 << 20 and time.monotonic() - begun > 2
+    assert sum(parts) > 32 << 20 and len(parts) * 0.08 > 2 * http_protocol.READ_SECONDS
 
 
 # --- the server itself --------------------------------------------------------------------------
@@ -428,14 +425,12 @@ def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
 @pytest.mark.slow
 def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
     def connect() -> socket.socket:
-        return socket.create_connection(("127.0.0.1", art_server.port), 25)
+        return socket.create_connection(("127.0.0.1", art_server.port), 120)
 
-    begun = time.monotonic()
     idle, slow = connect(), connect()
     slow.sendall(GET)
     assert said(idle) == b""
     assert refusal(slow)[0] == 408
-    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.slow
@@ -454,12 +449,12 @@ def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
             httpx.HTTPTransport(local_address="127.0.0.2") as transport,
             httpx.Client(transport=transport, base_url=server.root, timeout=60) as other,
         ):
-            begun, refused = time.monotonic(), 0
+            refused = 0
             ask: dict[str, Any] = {"model": "tiny", "messages": body["messages"], "max_tokens": 4}
             while other.post("/v1/chat/completions", json=ask).status_code != 200:
                 refused += 1
-                assert time.monotonic() - begun < 60, "unread streams hold all slots"
-                time.sleep(0.5)
+                assert refused < 1200, "unread streams hold all slots"
+                time.sleep(0.1)
         for reader in readers:
             reader.close()
     finally:

@@ -48,12 +48,13 @@ def train(http: httpx.Client, **body: Any) -> httpx.Response:
 # --- time ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.wall_clock  # 0.1 s; counted one by one: 44 s, in which nobody is answered
 def test_ids_that_are_given_twice_are_found_at_once(http: httpx.Client) -> None:
     groups = [[f"run-{group}-{one}" for one in range(1000)] for group in range(32)]
     groups[-1][-1] = groups[0][0]
     begun = time.monotonic()
     assert "'run-0-0'" in refused(train(http, groups=groups))
-    assert time.monotonic() - begun < 10  # counted one by one: 44 s, in which nobody is answered
+    assert time.monotonic() - begun < 20
 
 
 # --- shapes -------------------------------------------------------------------------------------

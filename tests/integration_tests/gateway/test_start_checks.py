@@ -13,7 +13,7 @@ import pytest
 from langchain_art.errors import ConfigError
 from langchain_art_server.config import load_settings
 from langchain_art_server.start_checks import check_model, check_port
-from tests.support.live_server import BASE_MODEL, REPO, LiveServer, free_port
+from tests.support.live_server import BASE_MODEL, REPO, ForkedServer, LiveServer, free_port
 from tests.support.stub_engines import StubServer
 
 
@@ -29,7 +29,7 @@ def test_a_server_says_so_at_once(tmp_path: Path, taken: int) -> None:
     """Nothing is loaded, nothing is written, and the Hub is not asked."""
     nowhere = LiveServer(tmp_path / "a", model=Path("no/such/model")).refusal()
     assert "got the model 'no/such/model'" in nowhere and "does not exist" in nowhere
-    said = LiveServer(tmp_path / "b", "--port", str(taken)).refusal()
+    said = ForkedServer(tmp_path / "b", "--port", str(taken)).refusal()
     assert f"cannot listen at 127.0.0.1:{taken}: another process listens there" in said
     assert "Loading" not in nowhere + said
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
@@ -66,7 +66,7 @@ def test_a_template_that_shows_nothing_ends_the_start_in_one_line(tmp_path: Path
     model = tmp_path / "model"
     shutil.copytree(BASE_MODEL, model)
     (model / "chat_template.jinja").write_text("{% for message in messages %}")
-    said = " ".join(LiveServer(tmp_path / "data", model=model).refusal().split())
+    said = " ".join(ForkedServer(tmp_path / "data", model=model).refusal().split())
     assert "chat template does not show what a message of the role 'user' says" in said
     assert "Unexpected end of template" in said
     assert "Traceback" not in said

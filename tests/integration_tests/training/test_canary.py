@@ -26,7 +26,7 @@ from langchain_art.diagnostics.canary_checks import (
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art.wire.tolerances import FULL_PRECISION, HALF_PRECISION
-from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, LiveServer
+from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, ForkedServer
 
 CHECKS = [
     "captured",
@@ -76,7 +76,7 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
 @pytest.mark.slow
 def test_a_server_in_half_precision_passes_as_well(tmp_path: Path) -> None:
     """As on a GPU: LoRA is computed in bfloat16 and learned in float32."""
-    server = LiveServer(tmp_path / "data", "--dtype", "bfloat16").start()
+    server = ForkedServer(tmp_path / "data", "--dtype", "bfloat16").start()
     try:
         report = run_canary(server.base_url)
     finally:

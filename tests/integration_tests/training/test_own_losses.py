@@ -63,5 +63,5 @@ async def test_a_fit_refuses_a_loss_that_is_not_there_before_its_first_run(
 
 def test_a_loss_that_cannot_be_imported_ends_the_start(tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text('[losses]\nmine = "no_such_package.losses:mine"\n')
-    refused = LiveServer(tmp_path / "data", "--config", str(tmp_path / "server.toml")).refusal()
+    refused = ForkedServer(tmp_path / "data", "--config", str(tmp_path / "server.toml")).refusal()
     assert "[losses] mine = 'no_such_package.losses:mine' cannot be imported" in refused

@@ -40,7 +40,7 @@ from langchain_art.wire import (
     default_learning_rate,
 )
 from tests.support.fits import evaluation, identity, record
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 
 
 def run(name: str, reward: float | None, scenario: str = "s", **more: Any) -> Trajectory:
@@ -654,7 +654,7 @@ async def test_a_rolled_back_policy_is_not_taken_for_progress(
 
 @pytest.mark.slow
 async def test_a_fit_lives_through_a_server_that_is_killed(tmp_path: Path) -> None:
-    server = await asyncio.to_thread(LiveServer(tmp_path / "data").start)
+    server = await asyncio.to_thread(ForkedServer(tmp_path / "data").start)
     try:
         trainer = trainer_of(server, tmp_path / "out", groups_per_step=4)
         good = rollout_of(server, trainer)

@@ -40,9 +40,11 @@ def burn(seconds):
     while time.process_time() < end:
         pass
 
-def burn_later():
-    time.sleep(0.2)
+def burn_later(step):
+    while not (folder / f"heard-{step}").exists():
+        time.sleep(0.01)
     burn(0.6)
+    (folder / f"burnt-{step}").touch()
 
 CHILD = "import time\\nwhile time.process_time() < 0.3: pass"
 folder = Path(sys.argv[1])
@@ -50,7 +52,7 @@ told = Told.read(folder)
 for step in (told.every, 2 * told.every):
     burn(0.3)
     subprocess.run([sys.executable, "-c", CHILD], check=True)
-    threading.Thread(target=burn_later, daemon=True).start()
+    threading.Thread(target=burn_later, args=[step], daemon=True).start()
     say(step, folder / str(step), 0.5)
 """
 
@@ -113,7 +115,9 @@ def test_a_racers_children_count_and_its_waiting_does_not(tmp_path: Path) -> Non
     program.write_text(RACER)
     with Racer([sys.executable, program], tmp_path / "race", TOLD) as racer:
         first = racer.hear()
-        time.sleep(2)
+        (tmp_path / "race" / "heard-3").touch()
+        while not (tmp_path / "race" / "burnt-3").exists():
+            time.sleep(0.01)
         racer.go()
         second = racer.hear()
     assert (first.step, second.step) == (3, 6)
