@@ -222,6 +222,60 @@ def test_no_two_types_have_one_name() -> None:
     assert not {name for name, times in counted.items() if times > 1}
 
 
+CLOCKS = {f"time.{name}" for name in ("monotonic", "perf_counter", "process_time", "time")}
+
+
+def spans_that_must_be_short(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Assertions by which a difference of a clock's times is below something.
+
+    Not those by which it is above: no machine is done with a pause sooner.
+    """
+    known: set[str] = set()
+
+    def is_span(node: ast.expr) -> bool:
+        parts = list(ast.walk(node))
+        clock = any(isinstance(part, ast.Call) and dotted(part.func) in CLOCKS for part in parts)
+        minus = any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) for part in parts)
+        return (clock and minus) or any(ast.unparse(part) in known for part in parts)
+
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and is_span(node.value):
+            known |= {ast.unparse(target) for target in node.targets}
+    found: list[str] = []
+    for node in (one for one in ast.walk(function) if isinstance(one, ast.Assert)):
+        for test in (one for one in ast.walk(node.test) if isinstance(one, ast.Compare)):
+            sides = [test.left, *test.comparators]
+            for left, kind, right in zip(sides, test.ops, sides[1:], strict=False):
+                small = left if isinstance(kind, ast.Lt | ast.LtE) else right
+                large = right if small is left else left
+                if is_span(small) and not is_span(large):
+                    found.append(ast.unparse(test))
+    return found
+
+
+def test_no_test_is_about_how_fast_a_machine_is_unless_its_mark_says_so() -> None:
+    too_fast = """
+def test() -> None:
+    begun = time.monotonic()
+    took = time.monotonic() - begun
+    assert 0.1 < took < 5
+    assert 5 > time.process_time() - begun
+    assert took < 2 * (time.monotonic() - begun) and took > 3
+"""
+    [example] = (node for node in ast.parse(too_fast).body if isinstance(node, ast.FunctionDef))
+    assert spans_that_must_be_short(example) == [
+        "0.1 < took < 5",
+        "5 > time.process_time() - begun",
+    ]
+    for path in sources(REPO / "tests"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if "pytest.mark.wall_clock" in map(ast.unparse, node.decorator_list):
+                continue
+            assert not spans_that_must_be_short(node), (path, node.name)
+
+
 def test_a_type_hint_file_ships_with_each_package() -> None:
     assert (CLIENT / "py.typed").exists()
     assert (SERVER / "py.typed").exists()

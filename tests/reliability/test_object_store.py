@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -203,15 +204,16 @@ def test_while_the_store_does_not_answer_calls_go_on(fleet: Gateways, s3: S3Serv
                 waiting.append(threading.Thread(target=ask, args=(what,)))
                 waiting[-1].start()
         job = order(one, policy, runs, policy)
-        slowest = 0.0
+        took: list[float] = []
         while any(thread.is_alive() for thread in waiting):
             for gateway in fleet.all:
                 asked = time.monotonic()
                 assert said(gateway, policy).json()["model"] == f"{policy}@2"
-                slowest = max(slowest, time.monotonic() - asked)
+                took.append(time.monotonic() - asked)
         first, last = min(ends) - begun, max(ends) - begun
-        assert slowest < first, "calls of versions that are loaded wait for nobody"
-        assert last < 4 * first, "who waits for the same hears the same"
+        assert median(took) < first / 2, "calls of versions that are loaded wait for nobody"
+        # Who comes after a failure waits anew. One after the other, they take 40 times as long.
+        assert last < 20 * first, "who waits for the same hears the same"
         assert [answer.status_code for answer in refused] == [503] * len(waiting)
         assert int(refused[0].headers["Retry-After"]) > 0 and "object store" in refused[0].text
         job = ended(one, job)

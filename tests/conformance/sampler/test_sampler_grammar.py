@@ -108,6 +108,7 @@ def _inside(schema: dict[str, Any]) -> dict[str, Any]:
 PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in range(4, 24)]
 
 
+@pytest.mark.wall_clock  # seconds of this process's CPU: 0.2; the compiler's own would be minutes
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
@@ -138,7 +139,7 @@ def test_a_schema_that_harms_the_compiler_is_refused_and_harms_nobody(
         sampler.reply(hostile)
     with pytest.raises(InvalidRequest, match=problem):  # known by now
         sampler.chat(ask(response_format=wanted, max_tokens=4))
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 5
     wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
     (reply,) = sampler.chat(ask(response_format=wanted, max_tokens=200))
     assert json.loads(reply.content or "").keys() == {"kind", "count", "tags"}

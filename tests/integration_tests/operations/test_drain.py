@@ -100,19 +100,18 @@ class Callers:
 def test_no_call_is_lost_by_a_drain(tmp_path: Path) -> None:
     """Each call is answered whole and stored, or was refused before anything was done for it."""
     server = ForkedServer(tmp_path / "data")
-    acknowledged, slowest = set[str](), 0.0
+    acknowledged, seconds = set[str](), list[float]()
     for _ in range(DRAINS):
         callers = Callers(server.start())
-        slowest = max(slowest, asyncio.run(callers.drain()))
+        seconds.append(asyncio.run(callers.drain()))
         assert not callers.wrong
         assert sum(callers.ends.values()) == CALLERS
-        assert summary(server)[2] == 0
+        assert summary(server)[2] == 0  # by the deadline
         acknowledged |= callers.acknowledged
     with sqlite3.connect(server.data_dir / "art.sqlite3") as database:
         stored = {row[0] for row in database.execute("select id from calls")}
     assert acknowledged <= stored
-    print(f"{DRAINS} drains, {len(acknowledged)} calls, at most {slowest:.1f} s")  # noqa: T201
-    assert slowest <= 20  # the deadline, and as much for closing on a busy machine
+    print(f"{DRAINS} drains, {len(acknowledged)} calls, at most {max(seconds):.1f} s")  # noqa: T201
 
 
 def pause_sampler(server: LiveServer) -> None:
@@ -151,17 +150,16 @@ def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
     return training(http)
 
 
+@pytest.mark.wall_clock  # a poll ends at once, or after 30 s
 def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
     server = configured(FaultyServer(tmp_path / "data"), 60).start()
     with server.http() as http:
         job = waiting_job(server, http)
-        polled: list[tuple[float, str]] = []
+        polled: list[dict[str, Any]] = []
 
         def poll() -> None:
-            begun = time.monotonic()
             with server.http() as other:
-                found = other.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
-            polled.append((time.monotonic() - begun, found["state"]))
+                polled.append(other.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json())
 
         waiter = threading.Thread(target=poll)
         waiter.start()
@@ -178,9 +176,8 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
         with httpx.Client(base_url=server.root, verify=TLS) as new:  # on a new connection, too
             assert new.get("/v1/models").status_code == 503
-        waiter.join(20)
-        [(seconds, state)] = polled
-        assert state == "running" and seconds < 15, "a poll is no reason to wait"
+        waiter.join(15)
+        assert [one["state"] for one in polled] == ["running"], "a poll is no reason to wait"
         assert process.poll() is None, "the step runs"
         server.fault("")
         assert process.wait(60) == 0

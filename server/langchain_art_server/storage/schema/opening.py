@@ -22,7 +22,8 @@ from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
 #: makes or checks tables, and that a server of a fleet holds while it writes.
 _ADVISORY_LOCK = int.from_bytes(b"lc-art", "big")
 _PREPARING, _WRITING = 1, 2
-#: Seconds for which a server of a fleet waits for one that opens the database at the same time.
+#: Seconds for which a server waits for one of its fleet that opens the database at the same time,
+#: or for PostgreSQL to see that the one before it has ended.
 _JOIN_SECONDS = 5.0
 #: Seconds after which PostgreSQL ends a transaction of a server that has stopped in it: what it has
 #: locked, others wait for.
@@ -97,7 +98,7 @@ def own(engine: sa.Engine, *, shared: bool = False, alike: str = "") -> sa.Conne
         return handle
     owner = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     lock = sa.func.pg_try_advisory_lock_shared if shared else sa.func.pg_try_advisory_lock
-    until = time.monotonic() + (_JOIN_SECONDS if shared else 0)
+    until = time.monotonic() + _JOIN_SECONDS
     while not owner.scalar(sa.select(lock(_lock_of(engine)))):
         if time.monotonic() >= until:
             owner.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from sqlalchemy import event
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.activity import RowCount
 from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.schema import opening
 from langchain_art_server.storage.schema.opening import check_schema
 from langchain_art_server.storage.seals import insert, intact
 from langchain_art_server.storage.tables import CALLS, TRAINED, TRAINED_CALLS
 from tests.support.call_records import record
+from tests.support.postgres import Postgres
 
 
 @pytest.fixture
@@ -26,13 +29,10 @@ def database(database_url: str) -> Iterator[Database]:
     opened.close()
 
 
-def on_disk(url: str) -> set[str]:
+def on_disk(other: sa.Engine) -> set[str]:
     """Read by another connection, as after a crash."""
-    engine = sa.create_engine(url)
-    with engine.connect() as connection:
-        found = set(connection.scalars(sa.select(CALLS.c.id)))
-    engine.dispose()
-    return found
+    with other.connect() as connection:
+        return set(connection.scalars(sa.select(CALLS.c.id)))
 
 
 async def test_calls_at_once_share_transactions_and_are_on_disk(
@@ -40,15 +40,17 @@ async def test_calls_at_once_share_transactions_and_are_on_disk(
 ) -> None:
     commits: list[sa.Connection] = []
     event.listen(database.engine, "commit", commits.append)
+    other = sa.create_engine(database_url)
     waves = [[f"c-{wave}-{i}" for i in range(100)] for wave in range(3)]
 
     async def add(name: str) -> None:
         await database.add_calls([record(name), record(f"{name}:1")])
-        assert {name, f"{name}:1"} <= on_disk(database_url)
+        assert {name, f"{name}:1"} <= on_disk(other)
 
     for names in waves:
         await asyncio.gather(*map(add, names))
-    assert len(on_disk(database_url)) == 600
+    assert len(on_disk(other)) == 600
+    other.dispose()
     assert len(commits) <= 6
 
 
@@ -180,7 +182,10 @@ def test_a_database_of_version_5_lets_several_jobs_mark_one_run(database_url: st
     engine.dispose()
 
 
-def test_two_servers_never_have_one_database(database_url: str, tmp_path: Path) -> None:
+def test_two_servers_never_have_one_database(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "_JOIN_SECONDS", 0.1)
     first = Database(database_url)
     urls = [database_url]
     if database_url.startswith("sqlite"):
@@ -191,6 +196,15 @@ def test_two_servers_never_have_one_database(database_url: str, tmp_path: Path) 
             Database(url)
     first.close()
     Database(database_url).close()
+
+
+def test_a_server_waits_until_postgresql_sees_the_end_of_the_last_one(postgres: Postgres) -> None:
+    url = postgres.database()
+    first = Database(url)
+    end = threading.Timer(0.3, first.close)
+    end.start()
+    Database(url).close()
+    end.join()
 
 
 @pytest.mark.parametrize("damage", ["no database", "header", "page"])
