@@ -141,11 +141,22 @@ def test_it_fails_as_it_is_told_and_recovers(langfuse: LangfuseServer) -> None:
         httpx.post(f"{langfuse.url}/api/public/scores", auth=langfuse.keys, json=score)
     assert [one.name for one in langfuse.scores.values()] == ["kept"]
     with pytest.raises(httpx.ConnectError):
-        for _ in range(50):  # it is closing
-            ask()
-            time.sleep(0.02)
+        ask()
     langfuse.fault = None
     assert ask().status_code == 200
+
+
+def test_what_has_seen_it_die_is_refused_and_may_start_it_again(langfuse: LangfuseServer) -> None:
+    url = f"{langfuse.url}/api/public"
+    for number in range(30):
+        langfuse.fault = "die"
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.post(f"{url}/scores", auth=langfuse.keys, json=[])
+        if number % 2:
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(f"{url}/health", auth=langfuse.keys)
+        langfuse.fault = None
+        assert httpx.get(f"{url}/health", auth=langfuse.keys).status_code == 200
 
 
 def test_what_is_deleted_is_listed_until_the_queue_has_done_it(langfuse: LangfuseServer) -> None:

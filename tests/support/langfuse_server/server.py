@@ -239,11 +239,12 @@ class LangfuseServer:
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
     def _close(self) -> None:
-        if self._http is not None:
-            self._http.shutdown()
-            self._http.server_close()
-            self._http.drop_connections()
-            self._http = None
+        """Stop listening before a connection ends: whoever sees one end is refused from then on."""
+        http, self._http = self._http, None
+        if http is not None:
+            http.shutdown()
+            http.server_close()
+            http.drop_connections()
 
     def answered(self, asked: Asked, body: Any) -> tuple[int, Any] | None:
         """Status and body of a request's answer; None: the connection is closed without one."""
@@ -263,8 +264,7 @@ class LangfuseServer:
         except Refused as refused:
             found = 400, {"message": str(refused)}
         if fault == "die":
-            self._fault = "refused"
-            threading.Thread(target=self._close, daemon=True).start()
+            self.fault = "refused"
             return None
         return found
 
