@@ -109,13 +109,13 @@ class ProxyWitness:
 
     def _streamed(self, answer: httpx.Response, sent: dict[str, Any] | None) -> Iterator[bytes]:
         chunks: list[dict[str, Any]] = []
-        for line in answer.iter_lines():
-            data = line.removeprefix("data: ")
-            if data == "[DONE]":
+        for line in _lines(answer.iter_bytes()):
+            data = line.removeprefix(b"data: ")
+            if data.strip() == b"[DONE]":
                 self._note(sent or {}, chunks)
             elif data != line:
                 chunks.append(json.loads(data))
-            yield f"{line}\n".encode()
+            yield line
 
     def _note(self, sent: dict[str, Any], parts: Iterable[dict[str, Any]]) -> None:
         """Note each choice of an answer; its parts are one, or the chunks of a stream."""
@@ -131,3 +131,13 @@ class ProxyWitness:
         noted = [Witnessed(id_, sent["messages"], **found) for id_, found in choices.items()]
         with self._lock:
             self._noted += noted
+
+
+def _lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines with their ends. httpx's `iter_lines` ends one at U+2028, too, as a model may say."""
+    rest = b""
+    for part in parts:
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest

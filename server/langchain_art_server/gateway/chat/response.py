@@ -15,6 +15,9 @@ from langchain_art_server.backends.base import ChatDelta, ChatReply
 #: Tokens whose logprobs are written in one turn of the event loop: half a millisecond.
 _SLICE = 16
 DONE = b"data: [DONE]\n\n"
+#: The characters at which `str.splitlines`, and with it httpx's `iter_lines`, ends a line and JSON
+#: and server-sent events do not; what JSON writes for them.
+_SEPARATORS = [(chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)]
 
 
 def message(reply: ChatReply) -> dict[str, Any]:
@@ -102,7 +105,8 @@ class Chunks:
         event = self._event({}, reply.finish_reason)
         if not with_logprobs:
             return event
-        return event.removesuffix(b"null}]}\n\n") + await logprobs(reply) + b"}]}\n\n"
+        said = _one_line(await logprobs(reply))
+        return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
         choice = {"index": self._index, "delta": delta, "finish_reason": finish, "logprobs": None}
@@ -117,4 +121,12 @@ def usage_chunk(frame: dict[str, Any], replies: list[ChatReply]) -> bytes:
 
 def sse(value: Any) -> bytes:
     """A server-sent event."""
-    return b"data: " + to_json(value) + b"\n\n"
+    return b"data: " + _one_line(to_json(value)) + b"\n\n"
+
+
+def _one_line(text: bytes) -> bytes:
+    """JSON that is one line to every client."""
+    if not text.isascii():
+        for separator, escaped in _SEPARATORS:
+            text = text.replace(separator, escaped)
+    return text
