@@ -38,6 +38,7 @@ class Scrub:
     def __init__(self, data_dir: Path, url: str) -> None:
         self._adapters, self._engine = data_dir / "adapters", connect(url)
         self._objects = objects_of(self._adapters)
+        self._kept = set[tuple[str, int]]()
         self.rows = self.versions = 0
 
     def run(self) -> Iterator[str]:
@@ -52,12 +53,11 @@ class Scrub:
                 for table in META.sorted_tables:
                     if table is not SCHEMA:
                         yield from self._check_rows(connection, table)
-                kept = {(row.policy, row.version) for row in connection.execute(_KEPT)}
         except DatabaseError as error:
             yield f"database {place_of(self._engine)}: {error.orig}; {_BACKUP}"
-            kept = set[tuple[str, int]]()
         finally:
             self._engine.dispose()
+        kept = self._kept
         there = _published(self._adapters) if self._objects is None else self._objects.published()
         for policy in sorted({name for name, _ in there | kept}):
             yield from self._check_policy(
@@ -72,6 +72,9 @@ class Scrub:
                 intact(table, row)
             except Damaged as error:
                 yield f"{str(error).partition(':')[0]}; {_BACKUP}"
+                continue
+            if table is CHECKPOINTS:
+                self._kept.add((row.policy, row.version))
 
     def _check_policy(self, policy: str, there: set[int], kept: set[int]) -> Iterator[str]:
         damaged: dict[int, str] = {}
@@ -95,9 +98,6 @@ class Scrub:
             folder.mkdir(parents=True)
             if not self._objects.copy(policy, version, folder):
                 raise Damaged(f"{policy}@{version} is not in {self._objects}.")
-
-
-_KEPT = sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -36,14 +36,19 @@ class Blob(sa.LargeBinary):
 
 def seal(table: sa.Table, row: Mapping[str, Any]) -> bytes:
     """SHA-256 of a row's values."""
-    names, floats = _columns(table)
+    names, floats, binary = _columns(table)
     values: list[Any] = [row.get(name) for name in names]
     for index in floats:  # as they are read: SQLite keeps -0.0 as 0
-        if values[index] is not None:
+        if isinstance(values[index], (int, float)):  # a damaged row may have text there
             values[index] += 0.0
-    blobs = [value for value in values if type(value) is bytes]
-    plain = [len(value) if type(value) is bytes else value for value in values]
-    whole, found = b"".join([repr(plain).encode(), *blobs]), hashlib.sha256()
+    blobs: list[bytes] = []
+    for index in binary:
+        if type(value := values[index]) is bytes:
+            blobs.append(value)
+            values[index] = len(value)
+        elif value is not None:  # a damaged row's, and no length
+            values[index] = [value]
+    whole, found = b"".join([repr(values).encode(), *blobs]), hashlib.sha256()
     part = _NO_SWITCH if len(whole) < _LONG else len(whole)
     for start in range(0, len(whole), part):
         found.update(whole[start : start + part])
@@ -51,11 +56,14 @@ def seal(table: sa.Table, row: Mapping[str, Any]) -> bytes:
 
 
 @cache
-def _columns(table: sa.Table) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The columns that a seal covers, and which of them are floats. Found once: each call asks."""
+def _columns(table: sa.Table) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    """The columns that a seal covers; which are floats, which binary. Once: each call asks."""
     covered = [column for column in table.columns if column.name not in (SEAL, NUMBER)]
-    floats = [index for index, one in enumerate(covered) if isinstance(one.type, sa.Float)]
-    return tuple(column.name for column in covered), tuple(floats)
+    floats, binary = (
+        tuple(index for index, one in enumerate(covered) if isinstance(one.type, kind))
+        for kind in (sa.Float, sa.LargeBinary)
+    )
+    return tuple(column.name for column in covered), floats, binary
 
 
 def sealed(table: sa.Table, row: Mapping[str, Any]) -> dict[str, Any]:

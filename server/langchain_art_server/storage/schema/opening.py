@@ -236,11 +236,11 @@ def check_schema(connection: sa.Connection) -> None:
                 f"{SCHEMA_VERSION}. Start this server on it once, while no other one uses it: it "
                 "brings it to that version."
             )
-        raise _refused(
-            connection,
-            f"got schema version {found}, expected {SCHEMA_VERSION}, so "
-            f"{'a newer' if found > SCHEMA_VERSION else 'an older'} server made it",
-        )
+        why = f"got schema version {found!r}, expected {SCHEMA_VERSION}"
+        if isinstance(found, int):  # else it is damaged
+            maker = "a newer" if found > SCHEMA_VERSION else "an older"
+            why += f", so {maker} server made it"
+        raise _refused(connection, why)
     for name, table in META.tables.items():
         expected = {column.name for column in table.columns}
         got = {column["name"] for column in inspector.get_columns(name)} if name in there else set()
