@@ -6,7 +6,8 @@ them and says what he thinks of them (`scripted_reviewer`), which is kept as rev
 ``langchain-art review pull`` keeps what people say in Langfuse. Then the policy is trained as
 ``langchain-art review train`` trains it, by rewards and by corrections, and once more from the base
 with as many steps by chance: rewards dealt out anew, pairs turned round by the toss of a coin. What
-each is worth on held-out questions is printed at the end.
+each is worth on held-out questions is printed at the end, by their right answers and by the marks
+of the same reviewer, who is not told which version a run is of.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from langchain_art import (
     gather,
 )
 from langchain_art.cli.review_train import FATES
-from langchain_art.statistics.intervals import bootstrap
+from langchain_art.statistics.intervals import bootstrap, sign_test
 from langchain_art.wire import Review, ReviewPlan, ReviewTraining, TrainJob, Trajectory
 
 QUESTIONS = 8
@@ -67,7 +68,7 @@ class Demo:
     def run(self) -> dict[str, Any]:
         """All of it; what ``summary.json`` holds."""
         base = self._client.policy(self._policy).version
-        before = self._held_out()
+        before, marks_before = self._held_out()
         said = self._review(self._sample())
         asked = ReviewTraining(
             policy=self._policy,
@@ -77,10 +78,10 @@ class Demo:
         )
         planned = self._client.plan_reviews(asked)
         learned = self._learned(self._client.train_reviews(asked))
-        after = self._held_out()
+        after, marks_after = self._held_out()
         self._client.rollback(self._policy, base)
         self._learned(self._by_chance(planned))
-        control = self._held_out()
+        control, _ = self._held_out()
         marks = Counter(one.value or 0.0 for one in said if one.kind == "reward")
         return {
             "seed": self._seed,
@@ -100,6 +101,10 @@ class Demo:
             "after_minus_before": figures(minus(after, before)),
             "after_minus_control": figures(minus(after, control)),
             "control_minus_before": figures(minus(control, before)),
+            "marks_before": figures(marks_before),
+            "marks_after": figures(marks_after),
+            "marks_after_minus_before": figures(minus(marks_after, marks_before)),
+            "preference": preference(minus(marks_after, marks_before)),
         }
 
     def _sample(self) -> list[Trajectory]:
@@ -111,12 +116,15 @@ class Demo:
 
     def _review(self, runs: Sequence[Trajectory]) -> list[Review]:
         """What the reviewer says of them, kept by the server and read back."""
-        inboxes = {one.id: self._mails.inbox(one.inbox) for one in self._mails.scenarios("train")}
-        said = [one for run in runs for one in review(run, inboxes[str(run.scenario)], time.time())]
-        kept = self._client.put_reviews(said)
+        kept = self._client.put_reviews(self._said(runs, "train"))
         if kept.refused:
             raise ArtError(f"The server refused reviews: {kept.refused[:3]}")
         return self._client.reviews(policy=self._policy)
+
+    def _said(self, runs: Sequence[Trajectory], split: Literal["train", "test"]) -> list[Review]:
+        """What the reviewer says of runs of questions of a split."""
+        inboxes = {one.id: self._mails.inbox(one.inbox) for one in self._mails.scenarios(split)}
+        return [one for run in runs for one in review(run, inboxes[str(run.scenario)], time.time())]
 
     def _by_chance(self, planned: ReviewPlan) -> list[TrainJob]:
         """As many steps of the same kind, by rewards and pairs that chance has dealt."""
@@ -143,22 +151,32 @@ class Demo:
             found["chosen_logprob"] = [first["chosen_logprob"], last["chosen_logprob_after"]]
         return found
 
-    def _held_out(self) -> dict[str, float]:
-        """Question -> the mean reward of its runs, of the version that serves."""
+    def _held_out(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Of the version that serves, by question, the means of its runs' rewards and marks."""
         questions: list[Scenario] = self._mails.scenarios("test")
-        found = {
-            str(group.trajectories[0].scenario): statistics.fmean(
-                run.reward or 0.0 for run in group.trajectories
-            )
-            for group in self._gathered(questions, HELD_OUT_RUNS)
-        }
-        if len(found) != len(questions):
-            raise ArtError(f"got {len(found)} held-out questions, expected {len(questions)}")
-        return found
+        rewards: dict[str, float] = {}
+        marks: dict[str, float] = {}
+        for group in self._gathered(questions, HELD_OUT_RUNS):
+            said = self._said(group.trajectories, "test")
+            given = [one.value or 0.0 for one in said if one.kind == "reward"]
+            question = str(group.trajectories[0].scenario)
+            marks[question] = statistics.fmean(given)
+            rewards[question] = statistics.fmean(run.reward or 0.0 for run in group.trajectories)
+        if len(rewards) != len(questions):
+            raise ArtError(f"got {len(rewards)} held-out questions, expected {len(questions)}")
+        return rewards, marks
 
     def _gathered(self, questions: Sequence[Scenario], runs_each: int) -> list[TrajectoryGroup]:
         """Runs of the version that serves. Raises ArtError if one failed."""
-        done = asyncio.run(gather(self._rollout, questions, group_size=runs_each, concurrency=128))
+        done = asyncio.run(
+            gather(
+                self._rollout,
+                questions,
+                group_size=runs_each,
+                concurrency=128,
+                seed=self._seed,
+            )
+        )
         if done.failed:
             raise ArtError(f"{done.failed} runs failed, the first with: {done.first_error}")
         return done.groups
@@ -176,6 +194,13 @@ def by_chance(planned: ReviewPlan, seed: int) -> ReviewPlan:
 def minus(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """The difference, question by question."""
     return {question: one[question] - other[question] for question in one}
+
+
+def preference(differences: Mapping[str, float]) -> dict[str, float]:
+    """The questions in which the reviewer marks the runs after higher, lower, and the sign test."""
+    won = sum(one > 0 for one in differences.values())
+    lost = sum(one < 0 for one in differences.values())
+    return {"won": won, "lost": lost, "p_value": sign_test(won, lost)}
 
 
 def figures(rewards: Mapping[str, float]) -> dict[str, float]:
@@ -218,16 +243,25 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"held-out reward, seed {found['seed']}: {found['held_out']} questions, "
         f"{found['held_out_runs']} runs each, 95 % intervals:"
     )
-    for what, name in (
+    names = (
         ("before", "before"),
         ("after", "after"),
         ("as many random steps", "control"),
         ("after - before", "after_minus_before"),
         ("after - random", "after_minus_control"),
         ("random - before", "control_minus_before"),
-    ):
-        one = found[name]
+        ("mark before", "marks_before"),
+        ("mark after", "marks_after"),
+        ("mark after - before", "marks_after_minus_before"),
+    )
+    for what, one in ((what, found[name]) for what, name in names):
         said.append(f"  {what:20} {one['mean']:6.3f} [{one['low']:.3f}, {one['high']:.3f}]")
+    prefers = found["preference"]
+    said.append(
+        f"the reviewer prefers the runs after in {prefers['won']} of "
+        f"{prefers['won'] + prefers['lost']} questions that he marks differently "
+        f"(sign test: p = {prefers['p_value']:.4f})"
+    )
     return said
 
 

@@ -120,6 +120,11 @@ def test_reviews_are_kept_trained_on_and_measured(
         == (found["corrections"])
     )
     assert found["held_out"] == 6 and 0 <= found["before"]["low"] <= found["before"]["high"] <= 1
+    # He marks 1 what answers right, and more than 0 much of what does not.
+    assert found["marks_before"]["mean"] >= found["before"]["mean"]
+    changed = found["marks_after"]["mean"] - found["marks_before"]["mean"]
+    assert found["marks_after_minus_before"]["mean"] == pytest.approx(changed)
+    assert found["preference"]["won"] + found["preference"]["lost"] <= 6
     first, last = found["chosen_logprob"]
     assert last > first
     with ArtClient(art_server.base_url) as client:
@@ -134,6 +139,7 @@ def test_reviews_are_kept_trained_on_and_measured(
     assert [job.base_version for job in jobs][half] == 0
     told = "\n".join(demo.lines(found))
     assert "15 runs marked" in told and "as many random steps" in told
+    assert "the reviewer prefers the runs after in" in told
 
 
 def test_options_of_the_other_demo_are_refused() -> None:

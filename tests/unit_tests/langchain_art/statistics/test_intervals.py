@@ -16,6 +16,7 @@ from langchain_art.statistics.intervals import (
     bootstrap,
     paired_test,
     sign_flip_tail,
+    sign_test,
     unpaired_test,
     wilson,
 )
@@ -114,6 +115,20 @@ def test_the_tail_of_many_sign_flips_is_near_the_binomial(rose: int, fell: int) 
     exact = sum(math.comb(n, k) for k in range(rose, n + 1)) / 2**n
     found = sign_flip_tail([1.0] * rose + [-1.0] * fell + [0.0] * 100)
     assert exact / 3.18 <= found <= 3.18 * exact
+
+
+def test_the_sign_test_is_the_sign_flip_test_of_signs() -> None:
+    for wins, losses in itertools.product(range(8), range(7)):
+        if wins + losses:
+            expected = intervals.paired_test([1.0] * wins + [-1.0] * losses).p_value
+            assert sign_test(wins, losses) == pytest.approx(expected, abs=1e-12)
+    # Dixon and Mood 1946, table 1: of 20 signs, 5 or fewer of one kind are significant at 5 %.
+    assert sign_test(15, 5) < 0.05 < sign_test(14, 6)
+    assert sign_test(5, 15) == sign_test(15, 5)
+    assert sign_test(0, 0) == 1.0
+    assert 0 < sign_test(4000, 2000) < 1e-100
+    with pytest.raises(ValueError, match="expected counts"):
+        sign_test(-1, 3)
 
 
 def test_the_unpaired_test_comes_near_to_all_assignments() -> None:
