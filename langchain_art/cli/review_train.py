@@ -81,6 +81,9 @@ def train(
     root: Annotated[
         Path | None, typer.Option(help="Fits, whose settings --rollout may need. Left out: out.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be trained, and train nothing.")
+    ] = False,
     base_url: BaseUrl = None,
 ) -> None:
     """Train a policy on the rewards that people gave its runs, and on their corrections.
@@ -95,6 +98,7 @@ def train(
 
     \b
     Examples:
+      langchain-art review train email-agent --dry-run
       langchain-art review train email-agent
       langchain-art review train email-agent --rollout my_agent:rollout --scenarios held_out.jsonl
     """
@@ -119,6 +123,8 @@ def train(
         if not plan.groups and not plan.pairs:
             say("nothing to train on: review several runs of one scenario, or correct a reply")
             raise typer.Exit(1)
+        if dry_run:
+            return
         before = None if held_out is None else held_out.evaluate()
         jobs = client.train_reviews(asked.model_copy(update={"plan": plan.digest}))
         results = [client.wait(job) for job in jobs]
@@ -144,6 +150,8 @@ def plan_lines(plan: ReviewPlan) -> Iterator[str]:
     yield from _left_out(plan, "reward")
     yield f"{len(plan.pairs)} corrected replies are trained on"
     yield from _left_out(plan, "correction")
+    for node, one in plan.nodes.items():
+        yield f"  {node}: {one.calls} calls by rewards, {one.corrections} corrections"
 
 
 def _left_out(plan: ReviewPlan, kind: Literal["reward", "correction"]) -> Iterator[str]:

@@ -9,6 +9,8 @@ from statistics import fmean
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Review
 
+#: Differences of lengths that are none but for rounding.
+_TIE = 1e-12
 Subject = tuple[str, str | None]
 """A trajectory's id, and the id of one of its calls; None: the whole run."""
 
@@ -20,7 +22,7 @@ class Consensus:
     trajectory: str
     call_id: str | None
     value: float
-    """The mean of the reviewers' values."""
+    """The mean of the reviewers' values; where they disagree and a `majority` agrees, its mean."""
     reviewers: int
     agreement: float | None
     """1: all say the same. 0: they agree as verdicts do that are drawn at random from all of them.
@@ -50,7 +52,8 @@ def verdicts(reviews: Iterable[Review], name: str, *, min_agreement: float = 0.0
     """One verdict for each run and call that has reviews with values under a name.
 
     A reviewer counts once on each: by the latest review. Reviews without a reviewer are of one
-    each. One abstains where the reviewers' `Consensus.agreement` is not above `min_agreement`.
+    each. Reviewers disagree where their `Consensus.agreement` is not above `min_agreement`: most of
+    them decide if they agree with each other (`majority`), or else the verdict abstains.
 
     Args:
         reviews: of any kind; corrections have no value and are passed over.
@@ -76,19 +79,31 @@ def verdicts(reviews: Iterable[Review], name: str, *, min_agreement: float = 0.0
             taken_back += 1
         else:
             values.setdefault(subject, []).append(one.value)
-    agreed = agreements(values)
-    found = tuple(
-        Consensus(
-            trajectory=subject[0],
-            call_id=subject[1],
-            value=fmean(given),
-            reviewers=len(given),
-            agreement=agreed.get(subject),
-            abstains=subject in agreed and agreed[subject] <= min_agreement,
-        )
-        for subject, given in values.items()
-    )
-    return Verdicts(found, krippendorff_alpha(list(values.values())), taken_back)
+    agreed, whole = agreements(values), _whole(values)
+    found: list[Consensus] = []
+    for subject, given in values.items():
+        agreement, value, abstains = agreed.get(subject), fmean(given), False
+        if agreement is not None and agreement <= min_agreement:
+            most = majority(given)
+            abstains = most is None or _term(most, whole) <= min_agreement
+            value = fmean(most) if most is not None and not abstains else value
+        found.append(Consensus(*subject, value, len(given), agreement, abstains))
+    return Verdicts(tuple(found), krippendorff_alpha(list(values.values())), taken_back)
+
+
+def majority(given: Sequence[float]) -> Sequence[float] | None:
+    """The shortest half of the values: the n // 2 + 1 of them that are nearest to each other.
+
+    Its mean is the shorth (Andrews et al., Robust Estimates of Location, 1972). None: there are
+    fewer than three values, or two such halves are equally short, so that none is the majority.
+    """
+    size, ordered = len(given) // 2 + 1, sorted(given)
+    halves = [ordered[at : at + size] for at in range(len(ordered) - size + 1)]
+    lengths = [half[-1] - half[0] for half in halves]
+    shortest = [
+        half for half, length in zip(halves, lengths, strict=True) if length <= min(lengths) + _TIE
+    ]
+    return shortest[0] if len(given) > 2 and all(half == shortest[0] for half in shortest) else None
 
 
 def agreements(values: Mapping[Subject, Sequence[float]]) -> dict[Subject, float]:
@@ -98,12 +113,9 @@ def agreements(values: Mapping[Subject, Sequence[float]]) -> dict[Subject, float
     subjects, each by ``n - 1``. Alpha is the mean of these terms, weighted by the numbers of
     values. If all values are equal, every term is 1.
     """
+    whole = _whole(values)
     several = {subject: given for subject, given in values.items() if len(given) > 1}
-    whole = _variance([value for given in several.values() for value in given])
-    return {
-        subject: 1.0 - _variance(given) / whole if whole else 1.0
-        for subject, given in several.items()
-    }
+    return {subject: _term(given, whole) for subject, given in several.items()}
 
 
 def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
@@ -123,6 +135,16 @@ def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
         return None
     within = sum(len(unit) * _variance(unit) for unit in pairable) / len(everything)
     return 1.0 - within / whole
+
+
+def _term(given: Sequence[float], whole: float) -> float:
+    """The agreement of a subject's values; `whole` is the variance of all."""
+    return 1.0 - _variance(given) / whole if whole else 1.0
+
+
+def _whole(values: Mapping[Subject, Sequence[float]]) -> float:
+    """The variance of all values of subjects that have several."""
+    return _variance([value for given in values.values() if len(given) > 1 for value in given])
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -79,6 +79,7 @@ from langchain_art.wire.queue.rollouts import (
 from langchain_art.wire.reviews import (
     HUMAN_REWARD as HUMAN_REWARD,
     MAX_REVIEWS as MAX_REVIEWS,
+    PlannedNode as PlannedNode,
     PlannedVerdict as PlannedVerdict,
     RefusedReview as RefusedReview,
     Review as Review,

@@ -212,6 +212,14 @@ class PlannedVerdict(Wire):
     that a rollback discarded."""
 
 
+class PlannedNode(Wire):
+    """What a step by reviews trains of one node of the graph."""
+
+    calls: int = 0
+    """Sampled calls that learn from rewards: of the run, of their own, or both."""
+    corrections: int = 0
+
+
 class ReviewPlan(Wire):
     """What a step by reviews trains and leaves out, verdict by verdict."""
 
@@ -227,6 +235,8 @@ class ReviewPlan(Wire):
     pairs: Several[tuple[Id, Id]]
     """Corrected reply and sampled one of each preference pair, as ids of runs, which are stored
     when the step is ordered."""
+    nodes: dict[str, PlannedNode] = Field(default_factory=dict)
+    """By node, what is trained; a node that is missing learns nothing."""
     digest: str = ""
     """Names this plan in `ReviewTraining.plan`."""
 

@@ -7,7 +7,7 @@ verdict that was trained with its value is not trained again; its value is still
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from langchain_art.statistics.agreement import verdicts
 from langchain_art.statistics.zero_variance import has_zero_variance
 from langchain_art.wire import (
     Message,
+    PlannedNode,
     PlannedVerdict,
     Review,
     ReviewPlan,
@@ -189,6 +190,7 @@ def plan_reviews(
         turns={o.mark.call_id: o.value for o in trained if o.mark.call_id},
         compared=tuple(compared) if any(compared) else (),
         pairs=tuple((chosen.id, rejected.id) for chosen, rejected in pairs),
+        nodes=_nodes(runs, trained, [run.calls[at].node for _, run, at, _ in corrected]),
     )
     digest = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
     return PlannedSteps(
@@ -197,6 +199,24 @@ def plan_reviews(
         [_marked(mark, pair[1].id) for (mark, *_), pair in zip(corrected, pairs, strict=True)],
         [run for pair in pairs for run in pair],
     )
+
+
+def _nodes(
+    runs: Mapping[str, ReviewedRun], trained: Iterable[_Reward], corrected: Sequence[str]
+) -> dict[str, PlannedNode]:
+    """By node, the calls that rewards train, and how often it is `corrected`."""
+    learn: dict[tuple[str, int], str] = {}
+    for one in trained:
+        name, call = one.mark.trajectory, one.mark.call_id
+        at = runs[name].at(call) if call else None
+        for index, found in enumerate(runs[name].calls):
+            if at in (None, index) and found.excluded_because is None:
+                learn[name, index] = found.node
+    calls, corrections = Counter(learn.values()), Counter(corrected)
+    return {
+        node: PlannedNode(calls=calls[node], corrections=corrections[node])
+        for node in sorted({*calls, *corrections})
+    }
 
 
 def _rewards(

@@ -49,8 +49,12 @@ def test_the_reward_that_is_trained_is_the_persons(
             ]
         )
     ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
+    app([*ask, "--dry-run"], standalone_mode=False)
+    foreseen = capsys.readouterr().out
+    assert "writer: 3 calls by rewards, 0 corrections" in foreseen and "serves" not in foreseen
     app(ask, standalone_mode=False)
     told = capsys.readouterr().out
+    assert told.startswith(foreseen)
     assert "3 runs and 0 single calls of 1 scenarios are trained on" in told
     assert f"{art_server.policy}@1 serves" in told
     with ArtClient(art_server.base_url) as client:
@@ -100,6 +104,9 @@ def test_a_verdict_on_a_call_is_that_calls_reward(art_server: LiveServer) -> Non
         return sum(tokens[run] * value for run, value in advantages.items()) / total
 
     planner, writer = found.nodes["planner"], found.nodes["writer"]
+    assert {name: one.calls for name, one in planned.nodes.items()} == {
+        name: one.calls for name, one in found.nodes.items()
+    }
     assert (planner.calls, planner.excluded) == (2, {"unscored": 1})
     assert planner.advantage_mean == pytest.approx(mean(0, a=0.5, b=-0.5))
     assert planner.advantage_abs == pytest.approx(0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -98,3 +99,35 @@ def test_reviewers_who_agree_no_better_than_chance_abstain() -> None:
     assert len(verdicts(reviews, "human_reward", min_agreement=-10).used) == 5
     with pytest.raises(ConfigError, match="at most 1"):
         verdicts(reviews, "human_reward", min_agreement=1.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "decided"),
+    [
+        ((1, 0, 1), 1.0),  # the third decides, also between yes and no
+        ((0, 1, 0), 0.0),
+        ((1, 0, 0.9), 0.95),
+        ((0, 0.5, 1), None),  # he stands between the two: nobody has a majority
+        ((0, 1, 0, 1), None),
+        ((0, 1, 1, 1, 0), 1.0),
+        ((1, 0), None),
+    ],
+)
+def test_where_reviewers_disagree_most_of_them_decide(
+    given: tuple[float, ...], decided: float | None
+) -> None:
+    settled = [("a", (1, 1)), ("b", (0, 0)), ("d", (1, 1)), ("e", (0, 0))]
+    reviews = [
+        say(f"{run}-{who}", run, value, str(who))
+        for run, values in [*settled, ("c", given)]
+        for who, value in enumerate(values)
+    ]
+    [found] = [one for one in verdicts(reviews, "human_reward").all if one.trajectory == "c"]
+    assert found.agreement is not None and found.agreement <= 0
+    assert found.abstains == (decided is None) and found.reviewers == len(given)
+    assert found.value == pytest.approx(fmean(given) if decided is None else decided)
+
+
+def test_nothing_is_used_where_no_agreement_is_enough() -> None:
+    equal = [say(who, "t", 1.0, who) for who in ("ann", "bob", "eve")]
+    assert verdicts(equal, "human_reward", min_agreement=1.0).used == ()

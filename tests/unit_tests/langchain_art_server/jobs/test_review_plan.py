@@ -8,7 +8,15 @@ from typing import Any, get_args
 import pytest
 
 from langchain_art.cli.review_train import FATES
-from langchain_art.wire import Review, ReviewTraining, TrainConfig, Trajectory, Turn, VerdictFate
+from langchain_art.wire import (
+    PlannedNode,
+    Review,
+    ReviewTraining,
+    TrainConfig,
+    Trajectory,
+    Turn,
+    VerdictFate,
+)
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.jobs.review_plan import PlannedSteps, ReviewedRun, plan_reviews
 from langchain_art_server.storage.review_store import VerdictMark
@@ -134,6 +142,7 @@ def test_reviewed_calls_are_compared_with_those_of_their_node() -> None:
     found = plan(reviews, runs, min_agreement=-1)
     assert found.plan.groups == (("a1",),)
     assert found.plan.rewards == {} and found.plan.turns == {"w1": 0.25, "w2": 1.0}
+    assert found.plan.nodes == {"writer": PlannedNode(calls=2)}
     got = fates(found)
     assert got["a1", "x"] == ["superseded"] and got["b1", "w9"] == ["gone"]
     assert got["a1", "p1"] == ["alone"] and got["b1", "w4"] == ["all_equal"]
@@ -143,6 +152,15 @@ def test_runs_on_which_reviewers_disagree_are_left_out() -> None:
     split = [said("a1", 1.0), said("a1", 0.0, "bob"), said("a2", 0.0), said("a2", 0.0, "bob")]
     found = plan(split, [run("a1", "a"), run("a2", "a")])
     assert fates(found) == {("a1", None): ["disagreement"], ("a2", None): ["alone"]}
+
+
+def test_a_third_reviewer_decides_and_his_verdict_is_trained() -> None:
+    split = [
+        *(said("a1", 1.0), said("a1", 0.0, "bob"), said("a1", 0.0, "eve")),
+        *(said("a2", 1.0), said("a2", 1.0, "bob")),
+    ]
+    found = plan(split, [run("a1", "a"), run("a2", "a")])
+    assert found.plan.rewards == {"a1": 0.0, "a2": 1.0}
 
 
 def test_what_was_trained_is_compared_with_and_trained_again_when_it_changes() -> None:
