@@ -19,6 +19,14 @@ from langchain_art.statistics.node_figures import NodeFigures, known_sum, node_f
 from langchain_art.wire import Trajectory
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers, as_json
+from langchain_art_server.page.blind import (
+    BlindRun,
+    BlindView,
+    blind_run,
+    next_pair,
+    pairs_of,
+    preference,
+)
 from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluation, Evaluations
 
 #: Scenarios that are shown, and each version's newest runs whose calls are counted.
@@ -106,6 +114,42 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
         """Get each version's mean reward on held-out scenarios."""
         return await shared.get("evaluations", read)
 
+    async def evaluated(*both: str) -> list[list[EvaluatedRun]]:
+        found = [await evaluations.runs(versions) for versions in both]
+        for versions, runs in zip(both, found, strict=True):
+            if not runs:
+                raise NotFound(f"No run of an evaluation of {versions!r} is stored here.")
+        return found
+
+    @router.get("/blind", response_model=BlindView)
+    async def compare_blind(
+        before: _Versions,
+        after: _Versions,
+        reviewer: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+    ) -> Response:
+        """Get the next pair of runs for a reviewer, or what people prefer."""
+        store, pairs = service.store, pairs_of(*await evaluated(before, after))
+        reviews = await store.reviews.of_runs(run for pair in pairs for run in pair[1:])
+        pair, compared = next_pair(pairs, reviews, reviewer) if reviewer else (None, 0)
+        runs: list[BlindRun] = []
+        if pair is not None:
+            names = pair.sides(reviewer or "")
+            stored = await store.trajectories(names)
+            if len(stored) < len(names):
+                raise NotFound(f"A run of {pair.scenario!r} was deleted meanwhile. Ask again.")
+            runs = [blind_run(stored[name].trajectory) for name in names]
+        left, right = runs or (None, None)
+        return await as_json(
+            BlindView(
+                pairs=len(pairs),
+                compared=compared,
+                scenario=None if pair is None else pair.scenario,
+                left=left,
+                right=right,
+                preference=preference(pairs, reviews) if pair is None else None,
+            )
+        )
+
     @router.get("/comparison", response_model=VersionComparison)
     async def compare_versions(
         before: _Versions,
@@ -113,11 +157,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
         gpu_rate: Annotated[float | None, Query(ge=0, le=1e6)] = None,
     ) -> Response:
         """Compare two versions; `gpu_rate` is what an hour of the server costs, in US dollars."""
-        runs: list[list[EvaluatedRun]] = []
-        for versions in (before, after):
-            runs.append(await evaluations.runs(versions))
-            if not runs[-1]:
-                raise NotFound(f"No run of an evaluation of {versions!r} is stored here.")
+        runs = await evaluated(before, after)
         stored = await service.store.trajectories(
             [one.id for some in runs for one in some[-MOST_RUNS:]]
         )

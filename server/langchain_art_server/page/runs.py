@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from langchain_art import wire
 from langchain_art.errors import NotFound
+from langchain_art.statistics.agreement import verdicts
 from langchain_art.statistics.costs import prices
 from langchain_art.wire.picks import Pick, ranked
 from langchain_art_server.backends.chat.token_texts import token_texts
@@ -99,7 +100,11 @@ class ReviewQueue(BaseModel):
     not_ordered: int
     """Of these, how many lack what the pick needs (two scores; a reward)."""
     foreseen: dict[str, wire.VerdictFate]
-    """By run: what a verdict on it would do (`foreseen`)."""
+    """By run: what a verdict on it would do (`foreseen`); ``disagreement``: it would decide."""
+    alpha: float | None
+    """Krippendorff's alpha of the reviewers of the runs looked at (`Verdicts.alpha`)."""
+    several: int
+    """Of these runs, how many have several reviewers."""
 
 
 def run_routes(router: APIRouter, service: Service) -> None:
@@ -182,10 +187,16 @@ def _review_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/review-queue")
     async def view_queue(
-        pick: Pick = "disagreement", policy: wire.Name | None = None
+        pick: Pick = "disagreement",
+        policy: wire.Name | None = None,
+        reviewer: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     ) -> ReviewQueue:
-        """Get the runs without a review that are most worth a look, of the newest ones."""
-        which = RunFilter(reviewed=False, policy=policy)
+        """Get the runs that are most worth a look, of the newest ones.
+
+        Without a reviewer, those that nobody has reviewed. For one, those that he has not, and
+        fewer than two others, or two who disagree: these come first.
+        """
+        which = RunFilter(reviewed=None if reviewer else False, policy=policy)
         found: list[RunSummary] = []
         after: str | None = None
         while len(found) < AMONG:
@@ -194,13 +205,29 @@ def _review_routes(router: APIRouter, service: Service) -> None:
             after = page.next
             if after is None:
                 break
-        ordered = ranked(found, pick)
+        reviews = await store.reviews.of_runs(run.id for run in found if run.reviews)
+        said = verdicts(reviews, wire.HUMAN_REWARD)
+        of_runs = [one for one in said.all if one.call_id is None]
+        disputed = {one.trajectory for one in of_runs if one.abstains}
+        done = {one.trajectory for one in of_runs if one.reviewers > 1} - disputed
+        own = [one for one in reviews if one.reviewer == reviewer and one.kind != "score"]
+        done |= {one.trajectory for one in own if not one.taken_back}
+        open_runs = [run for run in found if run.id not in done]
+        first = [run for run in open_runs if run.id in disputed]
+        ordered = [*first, *ranked([run for run in open_runs if run.id not in disputed], pick)]
         runs = ordered[:QUEUED]
+        fates = await foreseen(service, [run.id for run in runs])
+        decides: wire.VerdictFate = "disagreement"
         return ReviewQueue(
             runs=runs,
-            among=len(found),
-            not_ordered=len(found) - len(ordered),
-            foreseen=await foreseen(service, [run.id for run in runs]),
+            among=len(open_runs),
+            not_ordered=len(open_runs) - len(ordered),
+            foreseen={
+                name: decides if name in disputed and fate == "trains" else fate
+                for name, fate in fates.items()
+            },
+            alpha=said.alpha,
+            several=sum(one.reviewers > 1 for one in of_runs),
         )
 
     @router.post("/review-effect")

@@ -179,6 +179,16 @@ class ReviewStore:
         column = REVIEWS.c.trajectory_id
         return await self._reviews((column == run.id) | column.in_(siblings))
 
+    async def of_runs(self, runs: Iterable[str]) -> list[Review]:
+        """All reviews of some runs."""
+        wanted = list(runs)
+
+        def read(connection: sa.Connection) -> list[Review]:
+            rows = select_among(connection, sa.select(REVIEWS), REVIEWS.c.trajectory_id, wanted)
+            return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
+
+        return await self._database.read(read)
+
     async def _reviews(self, which: sa.ColumnElement[bool]) -> list[Review]:
         query = sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number)
 

@@ -91,6 +91,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/page/overview"): Rule(_READ),
     ("GET", "/page/evaluations"): Rule(_READ),
     ("GET", "/page/comparison"): Rule(_READ),
+    ("GET", "/page/blind"): Rule(_READ),
     ("GET", "/page/events"): Rule(_READ),
     ("GET", "/page/jobs"): Rule(_READ),
     ("GET", "/page/jobs/{job_id}"): Rule(_READ),

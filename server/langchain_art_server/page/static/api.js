@@ -37,10 +37,11 @@ export function askEarly(path) {
  * Ask, and read the answer as JSON.
  *
  * @param {string} path for instance "/v1/policies"
- * @param {{method?: string, body?: unknown, signal?: AbortSignal}} [options] `body` is sent as JSON
+ * @param {{method?: string, body?: unknown, key?: string, signal?: AbortSignal}} [options] `body` is sent as
+ *   JSON; with the same `key`, what is ordered is ordered once
  * @returns {Promise<any>}
  */
-export async function ask(path, { method = "GET", body, signal } = {}) {
+export async function ask(path, { method = "GET", body, key, signal } = {}) {
   const known = method === "GET" && early.get(path);
   if (known) {
     early.delete(path);
@@ -49,6 +50,7 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
   /** @type {Record<string, string>} */
   const headers = {};
   if (method !== "GET" && token) headers["X-ART-Token"] = token;
+  if (key) headers["Idempotency-Key"] = key;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
@@ -70,6 +72,12 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
     throw new ApiError(response.status, answer?.error?.message ?? `got ${response.status}`);
   }
   return answer;
+}
+
+/** An id that nothing else has. */
+export function newId() {
+  const random = crypto.getRandomValues(new Uint8Array(12));
+  return `page-${[...random].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 }
 
 /**

@@ -100,8 +100,9 @@ function Compared({ before, after, rate }) {
   if (!data || data.before.versions !== before || data.after.versions !== after) {
     return html`<${Waiting} />`;
   }
-  return html`<${Verdict} data=${data} /> <${Scenarios} data=${data} />
-    <${Nodes} data=${data} rate=${rate} />`;
+  return html`<${Verdict} data=${data} />
+    <p><a class="button quiet" href=${link("review", ["blind"], { before, after })}>Compare their runs blind</a></p>
+    <${Scenarios} data=${data} /> <${Nodes} data=${data} rate=${rate} />`;
 }
 
 /** @param {{data: any}} props */

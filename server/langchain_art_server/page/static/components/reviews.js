@@ -1,6 +1,6 @@
 /** What people said of a run, and the form in which one more says it. */
 import { html, useState } from "../vendor/htm-preact.js";
-import { ask } from "../api.js";
+import { ask, newId } from "../api.js";
 import { number } from "../format.js";
 import { Ago, Badge } from "./facts.js";
 import { said } from "./messages.js";
@@ -51,8 +51,8 @@ function callName(run, id) {
   return at < 0 ? id : `call ${at + 1}`;
 }
 
-/** @param {{run: any, onSaved: () => void}} props */
-export function ReviewForm({ run, onSaved }) {
+/** @param {{run: any, reviewer: string, onSaved: () => void}} props `reviewer` is the name that the queue was asked for */
+export function ReviewForm({ run, reviewer, onSaved }) {
   const [kind, setKind] = useState("reward");
   const [call, setCall] = useState("");
   const [planned, setPlanned] = useState(/** @type {any} */ (null));
@@ -113,7 +113,7 @@ export function ReviewForm({ run, onSaved }) {
       </div>`}
       <div>
         <label for="review-who">Your name</label>
-        <input id="review-who" name="reviewer" required maxlength="256" autocomplete="name" />
+        <input id="review-who" name="reviewer" defaultValue=${reviewer} required maxlength="256" autocomplete="name" />
       </div>
     </div>
     ${kind === "correction" &&
@@ -145,18 +145,17 @@ function asReview(form, run) {
   }
   if (kind === "correction" && !given("call_id")) throw new Error("Choose the call that you correct.");
   const names = /** @type {Record<string, string>} */ ({ reward: "human_reward", correction: "correction" });
-  const random = crypto.getRandomValues(new Uint8Array(12));
-  return {
-    id: `page-${[...random].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`,
-    source: "page",
-    trajectory: run,
+  return newReview(run, given("reviewer"), {
     call_id: given("call_id") || null,
     kind,
     name: names[kind] ?? given("name"),
     value: kind === "correction" ? null : value,
     correction: kind === "correction" ? { role: "assistant", content: String(form.get("text")) } : null,
     comment: given("comment") || null,
-    reviewer: given("reviewer"),
-    at: Date.now() / 1000,
-  };
+  });
+}
+
+/** A review that is said now. @param {string} run @param {string} reviewer @param {object} about */
+export function newReview(run, reviewer, about) {
+  return { id: newId(), source: "page", trajectory: run, reviewer, at: Date.now() / 1000, ...about };
 }

@@ -6,11 +6,12 @@ import { Ago, Badge, Table } from "./facts.js";
 
 const STATUS = /** @type {Record<string, any>} */ ({ completed: "good", failed: "bad" });
 
-const COLUMNS = [
+/** @param {Record<string, string>} query of the runs' own pages */
+const columnsOf = (query) => [
   {
     title: "Run",
     cell: (/** @type {any} */ run) =>
-      html`<a href=${link("runs", [run.id])} class="run-id">${run.id}</a>
+      html`<a href=${link("runs", [run.id], query)} class="run-id">${run.id}</a>
         <div class="hint clipped">${run.asked}</div>
         <div class="hint clipped">${run.error ? html`<${Badge} kind="bad">error<//> ${run.error}` : run.said}</div>`,
   },
@@ -58,6 +59,7 @@ const COLUMNS = [
 /** What a review of a run will do (`VerdictFate`); any other fate is shown as it is. */
 const FORESEEN = /** @type {Record<string, string>} */ ({
   trains: "trains",
+  disagreement: "decides: two reviewers disagree",
   held_out: "measures: held out",
   stale: "not by a reward: too old",
   rolled_back: "not by a reward: rolled back",
@@ -66,13 +68,13 @@ const FORESEEN = /** @type {Record<string, string>} */ ({
   untrainable: "nothing: no trainable call",
 });
 
-/** @param {{runs: any[], foreseen?: Record<string, string>}} props */
-export function RunTable({ runs, foreseen }) {
+/** @param {{runs: any[], foreseen?: Record<string, string>, query?: Record<string, string>}} props */
+export function RunTable({ runs, foreseen, query = {} }) {
   const columns = foreseen
     ? [
-        ...COLUMNS,
+        ...columnsOf(query),
         { title: "A review", cell: (/** @type {any} */ run) => FORESEEN[foreseen[run.id] ?? ""] ?? foreseen[run.id] ?? "–" },
       ]
-    : COLUMNS;
+    : columnsOf(query);
   return html`<${Table} label="Runs" columns=${columns} rows=${runs} id=${(/** @type {any} */ run) => run.id} />`;
 }

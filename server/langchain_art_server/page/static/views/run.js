@@ -19,6 +19,7 @@ export default function Run({ id, query }) {
   const { data, error, path } = useAnswer(`/page/runs/${encodeURIComponent(id)}`, `${saved} ${live}`);
   const credits = useCredits(id, data?.audit.trained_by);
   const open = query.get("call");
+  const reviewer = query.get("reviewer") ?? "";
   useEffect(() => {
     if (data) setKinds(data.stored ? ["reviews", "jobs"] : ["calls", "runs"]);
   }, [data?.stored]);
@@ -113,8 +114,11 @@ export default function Run({ id, query }) {
     ${data.stored &&
     html`<section class="card" aria-label="Review">
       <h2>Review</h2>
-      <${Reviews} reviews=${data.reviews} run=${run} />
-      <${ReviewForm} run=${run} onSaved=${() => setSaved(saved + 1)} />
+      ${reviewer && !data.reviews.some((/** @type {any} */ one) => one.reviewer === reviewer)
+        ? html`<p class="hint">What others say is shown once you have said something.</p>`
+        : html`<${Reviews} reviews=${data.reviews} run=${run} />`}
+      <${ReviewForm} run=${run} reviewer=${reviewer} onSaved=${() => setSaved(saved + 1)} />
+      ${reviewer && html`<p><a href=${link("review", [], Object.fromEntries(query))}>To what is to review</a></p>`}
     </section>`}
   `;
 }
