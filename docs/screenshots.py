@@ -26,6 +26,13 @@ SHOTS: list[tuple[str, str, str, int, Any]] = [
     ("page-overview-narrow", "overview", "Curves by step", 390, "dark"),
     ("page-jobs", "jobs", "Jobs of tiny", 1280, "dark"),
     ("page-versions", "versions", "tiny", 1280, "light"),
+    (
+        "page-blind",
+        "review/blind?before=tiny%400&after=tiny%408&reviewer=Ann",
+        "Left",
+        1280,
+        "light",
+    ),
     ("page-comparison", COMPARED, "By scenario", 1280, "dark"),
 ]
 

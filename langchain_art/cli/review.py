@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
-from langchain_art.cli.review_train import FATES, ScoreName, say, train
+from langchain_art.cli.review_train import FATES, ScoreName, named_number, say, train
 from langchain_art.errors import ConfigError
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.wire.picks import Pick
@@ -67,7 +67,8 @@ def pull_reviews(
     from langchain_art.review.pull import pull
     from langchain_art.review.scores import Reading
 
-    reading = Reading(name, source.upper(), dict(map(_label, value or [])))
+    worth = dict(named_number("--value", one, "good=1") for one in value or [])
+    reading = Reading(name, source.upper(), worth)
     with client_of(base_url) as client:
         found = pull(client, reading, root=root, everything=everything)
     if as_json:
@@ -173,18 +174,6 @@ def report(
         )
     if found.not_compared:
         say(f"fewer than two reviewed runs have: {', '.join(found.not_compared)}")
-
-
-def _label(text: str) -> tuple[str, float]:
-    label, _, value = text.rpartition("=")
-    try:
-        return (label or _refuse(text)), float(value)
-    except ValueError:
-        return _refuse(text)
-
-
-def _refuse(text: str) -> Any:
-    raise ConfigError(f"got --value {text}, expected LABEL=NUMBER, such as good=1")
 
 
 def _lines(found: Pulled) -> list[str]:

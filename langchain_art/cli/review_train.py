@@ -36,6 +36,7 @@ FATES: dict[VerdictFate, str] = {
     "alone": "have no other reviewed run of the scenario, or call of its node, beside them",
     "all_equal": "are equal to all that they are compared with",
     "disagreement": "are such that the reviewers disagree",
+    "incomplete": "lack one of the criteria",
     "taken_back": "were taken back",
     "superseded": "are of calls that the graph discarded",
     "other_model": "are of replies of another model",
@@ -51,6 +52,12 @@ ScoreName = Annotated[str, typer.Option(help="The score that people give.")]
 def train(
     policy: Annotated[str, typer.Argument(help="The policy that learns.")],
     name: ScoreName = HUMAN_REWARD,
+    criterion: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=WEIGHT", help="In place of --name, a part of a reward; may be repeated."
+        ),
+    ] = None,
     min_agreement: Annotated[
         float, typer.Option(max=1, help="Reviewers who agree no more than this abstain.")
     ] = 0.0,
@@ -109,6 +116,7 @@ def train(
     asked = review_training(
         policy=policy,
         name=name,
+        criteria=dict(named_number("--criterion", one, "tone=0.3") for one in criterion or ()),
         min_agreement=min_agreement,
         held_out_too=tuple(held_out_too or ()),
         config=TrainConfig(credit="call", **rate),
@@ -223,6 +231,18 @@ def _text(reply: Message) -> str:
     calls = [call["function"] for call in reply.get("tool_calls") or ()]
     said = [f"{call['name']}({call['arguments']})" for call in calls]
     return " ".join([*str(reply.get("content") or "").split(), *said])[:200]
+
+
+def named_number(option: str, text: str, example: str) -> tuple[str, float]:
+    """The name and the number of ``NAME=NUMBER``. Raises ConfigError."""
+    name, _, value = text.rpartition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        name, number = "", 0.0
+    if not name:
+        raise ConfigError(f"got {option} {text}, expected NAME=NUMBER, such as {example}")
+    return name, number
 
 
 def say(line: str) -> None:

@@ -135,6 +135,7 @@ VerdictFate = Literal[
     "alone",
     "all_equal",
     "disagreement",
+    "incomplete",
     "taken_back",
     "superseded",
     "other_model",
@@ -153,7 +154,8 @@ VerdictFate = Literal[
 - ``stale``: its run is older than `TrainConfig.max_staleness`; ``rolled_back``: a version that the
   serving one does not descend from sampled it;
 - ``no_scenario``, ``alone``, ``all_equal``: nothing to compare it with, or all of it is equal;
-- ``disagreement``: its reviewers disagree; ``taken_back``: they took it back, or deleted it;
+- ``disagreement``: its reviewers disagree; ``incomplete``: one of `ReviewTraining.criteria` was not
+  given; ``taken_back``: they took it back, or deleted it;
 - ``superseded``: the graph discarded the call; ``other_model``: another model's reply;
   ``untrainable``: its tokens cannot be trained (temperature 0, lost); ``gone``: its run, or the
   call, is not stored;
@@ -175,6 +177,8 @@ class ReviewTraining(Wire):
     policy: Name
     name: str = Field(default=HUMAN_REWARD, min_length=1, max_length=256)
     """The score whose values are rewards."""
+    criteria: dict[str, Finite] = Field(default_factory=dict, max_length=16)
+    """Several scores in place of `name`, with their weights: a reward is their weighted sum."""
     min_agreement: Finite = Field(default=0.0, le=1)
     """Reviewers who agree no more than this abstain (`statistics.agreement.verdicts`)."""
     held_out_too: Several[str] = Field(default=(), max_length=4096)
@@ -188,8 +192,18 @@ class ReviewTraining(Wire):
     plan: str | None = Field(default=None, max_length=64)
     """`ReviewPlan.digest` of the plan that is ordered; None: the plan of now."""
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """By the name of a score: its weight in a reward; the names are sorted."""
+        return dict(sorted(self.criteria.items())) or {self.name: 1.0}
+
     @model_validator(mode="after")
     def _compares_verdicts(self) -> ReviewTraining:
+        if not all(self.criteria) or len("+".join(self.criteria)) > 256:
+            raise ValueError(
+                f"got criteria={list(self.criteria)!r:.80}, expected names of scores that have at "
+                "most 256 characters together"
+            )
         if self.config.credit.kind != "call":
             raise ValueError(
                 f"got credit={self.config.credit.kind!r} for a step by reviews, expected 'call': a "

@@ -10,6 +10,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 
 from pydantic_core import to_json
 
@@ -227,25 +228,40 @@ def _rewards(
     planned: list[PlannedVerdict],
 ) -> Iterable[_Reward]:
     """The verdicts that have a value; those that have none are `planned` at once."""
-    own = [one for one in reviews if one.name == asked.name and one.kind != "correction"]
-    said = verdicts(own, asked.name, min_agreement=asked.min_agreement)
+    weights = asked.weights
+    own = [one for one in reviews if one.name in weights and one.kind != "correction"]
+    said = [
+        {
+            (one.trajectory, one.call_id): one
+            for one in verdicts(own, name, min_agreement=asked.min_agreement).all
+        }
+        for name in weights
+    ]
     given: defaultdict[tuple[str, str | None], list[Review]] = defaultdict(list)
     for review in own:
         given[review.trajectory, review.call_id].append(review)
-    for one in said.all:
-        subject = one.trajectory, one.call_id
-        names = [(each.source, each.id) for each in given.pop(subject) if each.value is not None]
-        taught = one.call_id or one.trajectory
-        about = one.trajectory, one.call_id or "", "reward", asked.name
-        mark = VerdictMark(*about, to_json(one.value).decode(), taught, names)
-        found = _Reward(mark, one.value, "disagreement")
-        if one.abstains:
+    for (run_id, call_id), reviewed in given.items():
+        about = run_id, call_id or "", "reward", "+".join(weights)
+        parts = [found.get((run_id, call_id)) for found in said]
+        known = [one for one in parts if one is not None]
+        if len(known) < len(parts):
+            names = [(each.source, each.id) for each in reviewed]
+            mark = VerdictMark(*about, "", "", names)
+            planned.append(_planned(mark, "incomplete" if known else "taken_back", past, asked))
+            continue
+        names = [(each.source, each.id) for each in reviewed if each.value is not None]
+        value = fsum(
+            weight * one.value for weight, one in zip(weights.values(), known, strict=True)
+        )
+        mark = VerdictMark(*about, to_json(value).decode(), call_id or run_id, names)
+        found = _Reward(mark, value, "disagreement")
+        if any(one.abstains for one in known):
             yield found
             continue
-        run, at = runs.get(one.trajectory), None
-        if run is not None and one.call_id is not None:
-            at = run.at(one.call_id)
-        if run is None or (one.call_id is not None and at is None):
+        run, at = runs.get(run_id), None
+        if run is not None and call_id is not None:
+            at = run.at(call_id)
+        if run is None or (call_id is not None and at is None):
             found.fate = "gone"
         else:
             found.fate = run.fate(asked, at)
@@ -254,10 +270,6 @@ def _rewards(
         if found.fate in _COMPARED or found.fate == "trains":
             found.fate = _last(past.get(mark.subject, ()), mark) or found.fate
         yield found
-    for (run_id, call_id), taken in given.items():
-        names = [(each.source, each.id) for each in taken]
-        mark = VerdictMark(run_id, call_id or "", "reward", asked.name, "", "", names)
-        planned.append(_planned(mark, "taken_back", past, asked))
 
 
 def _last(past: Sequence[VerdictMark], mark: VerdictMark) -> VerdictFate | None:

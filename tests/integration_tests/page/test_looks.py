@@ -41,7 +41,12 @@ def test_no_view_has_a_serious_finding(
             evaluate(http, version, {"looks-a": 0.0, "looks-b": 1.0})
         newest = http.get("/page/runs?limit=1").json()["runs"][0]["id"]
     one_run = {f"runs/{newest}?call=0": newest, f"runs/{newest}/siblings": "Siblings of"}
-    compared = {f"versions/tiny?before={before}&after={after}": "By scenario"}
+    both = f"before={before}&after={after}"
+    compared = {
+        f"versions/tiny?{both}": "By scenario",
+        f"review/blind?{both}": "Compared blind",
+        f"review/blind?{both}&reviewer=Ann": "Left",
+    }
     # axe is evaluated by the test, past the policy that would refuse it as a script of the page.
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True

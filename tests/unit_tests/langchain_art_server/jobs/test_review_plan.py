@@ -163,6 +163,41 @@ def test_a_third_reviewer_decides_and_his_verdict_is_trained() -> None:
     assert found.plan.rewards == {"a1": 0.0, "a2": 1.0}
 
 
+def test_several_criteria_are_one_reward_by_their_weights() -> None:
+    runs = [run(f"a{i}", "a", turn(f"w{i}")) for i in range(4)]
+    scores: dict[str, Any] = {"kind": "score"}
+
+    def rated(name: str, correct: float, *tone: float) -> list[Review]:
+        tones = [
+            said(name, one, f"r{i}", name="tone", id=f"{name}-t{i}", **scores)
+            for i, one in enumerate(tone)
+        ]
+        return [said(name, correct, name="correct", id=f"{name}-c", **scores), *tones]
+
+    reviews = [*rated("a0", 1.0, 0.0), *rated("a1", 0.0, 1.0, 0.5), *rated("a2", 1.0)]
+    reviews += [said("a3", 1.0), *rated("a2", 0.25, 1.0)[:1]]
+    asked = {"criteria": {"tone": 0.25, "correct": 0.75}, "min_agreement": -9}
+    found = plan(reviews, runs, **asked)
+    assert found.plan.rewards == {"a0": 0.75, "a1": 0.25 * 0.75}
+    assert fates(found) == {
+        ("a0", None): ["trains"],
+        ("a1", None): ["trains"],
+        ("a2", None): ["incomplete"],
+    }
+    marks = marks_of(found, "j1", 1)
+    assert every(plan(reviews, runs, marks, **asked)) == {"trained", "incomplete"}
+    weighed = plan(reviews, runs, marks, **asked | {"criteria": {"correct": 1.0, "tone": 0.0}})
+    assert weighed.plan.rewards == {"a0": 1.0, "a1": 0.0}  # another value is trained again
+    del asked["min_agreement"]
+    split = [*rated("a0", 1.0, 0.0, 1.0), *rated("a1", 0.0, 1.0, 1.0)]
+    assert fates(plan(split, runs, **asked))["a0", None] == ["disagreement"]
+    back = [said("a0", None, name="correct"), said("a0", None, name="tone")]
+    assert every(plan(back, runs, **asked)) == {"taken_back"}
+    for wrong in ({"": 1.0}, {"x" * 257: 1.0}, {"x": float("inf")}):
+        with pytest.raises(ValueError):
+            plan(reviews, runs, criteria=wrong)
+
+
 def test_what_was_trained_is_compared_with_and_trained_again_when_it_changes() -> None:
     runs = [run(f"a{i}", "a", turn(f"w{i}")) for i in range(3)]
     both = [

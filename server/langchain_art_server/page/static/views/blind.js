@@ -15,7 +15,7 @@ const RATE = "Of the scenarios that are no ties, how many go to the later versio
 export default function Blind({ query }) {
   const [before, after, reviewer] = ["before", "after", "reviewer"].map((name) => query.get(name) ?? "");
   const [said, setSaid] = useState(0);
-  const { data, error, path } = useAnswer(withQuery("/page/blind", { before, after, reviewer }), said);
+  const { data, error } = useAnswer(withQuery("/page/blind", { before, after, reviewer }), said);
   const place = { before, after };
   /** @param {SubmitEvent} event */
   const begin = (event) => {
@@ -34,11 +34,11 @@ export default function Blind({ query }) {
       result=${link("review", ["blind"], place)}
     />`}
     ${data?.preference &&
-    html`<${Preferred} found=${data.preference} before=${before} after=${after} />
+    html`${data.preference.preferences > 0 && html`<${Preferred} found=${data.preference} before=${before} after=${after} />`}
       ${reviewer
         ? html`<p class="notice" role="status">You have compared all ${number(data.pairs)} pairs.</p>`
         : data.pairs
-          ? html`<form class="card row" onSubmit=${begin} aria-label="Compare blind">
+          ? html`<form class="card row compare-form" onSubmit=${begin} aria-label="Compare blind">
               <div>
                 <label for="blind-who">Your name</label>
                 <input id="blind-who" name="reviewer" required maxlength="256" autocomplete="name" />
@@ -46,7 +46,7 @@ export default function Blind({ query }) {
               <button type="submit">Compare ${number(data.pairs)} pairs</button>
             </form>`
           : html`<${Empty} title="No scenario was run by both">Evaluate both versions on the same held-out scenarios.<//>`}`}
-    ${path && html`<p class="hint"><a href=${link("versions", [after.split("@")[0]], place)}>Their rewards, compared</a></p>`}`;
+    ${data?.preference && html`<p class="hint"><a href=${link("versions", [after.split("@")[0]], place)}>Their rewards, compared</a></p>`}`;
 }
 
 /** @param {{pair: any, reviewer: string, onSaid: () => void, result: string}} props */

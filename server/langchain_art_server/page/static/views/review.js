@@ -33,6 +33,7 @@ function Queue({ query }) {
     location.hash = link("review", [], { pick, ...(policy && { policy }), ...(who && { reviewer: who }) });
   };
   return html`<h1>To review</h1>
+    <${ReviewPlan} wanted=${policy} query=${own} />
     <nav class="row" aria-label="Which runs come first">
       ${PICKS.map(
         ([name, title]) =>
@@ -59,6 +60,5 @@ function Queue({ query }) {
     ${data &&
     (data.runs.length
       ? html`<${RunTable} runs=${data.runs} foreseen=${data.foreseen} query=${{ ...own, pick }} />`
-      : html`<${Empty} title="No run fits this order">Choose another one above.<//>`)}
-    <${ReviewPlan} wanted=${policy} query=${own} />`;
+      : html`<${Empty} title="No run fits this order">Choose another one above.<//>`)}`;
 }
