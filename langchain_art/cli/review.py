@@ -176,6 +176,60 @@ def report(
         say(f"fewer than two reviewed runs have: {', '.join(found.not_compared)}")
 
 
+@app.command()
+def calibrate(
+    score: Annotated[str, typer.Argument(help="A judge's score of runs, such as ruler.")],
+    policy: Annotated[str | None, typer.Option(help="Only runs with a call of it.")] = None,
+    name: ScoreName = HUMAN_REWARD,
+    bands: Annotated[int, typer.Option(min=1, max=20, help="Of as many runs each.")] = 4,
+    good: Annotated[
+        float, typer.Option(help="From here on a run is good, by the judge and by people.")
+    ] = 0.5,
+    at_least: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="A trusted band's rate of agreement lies above this."),
+    ] = 0.5,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Let trusted scores count as verdicts, which train.")
+    ] = False,
+    base_url: BaseUrl = None,
+) -> None:
+    """Where a judge agrees with people, take its scores for training; where not, ask people.
+
+    Runs are put into bands by the judge's score. In each, the rate at which people and the judge
+    agree that a run is good has a 95 % interval. Where it lies above --at-least, --keep makes the
+    judge's score the verdict on each run that no person has reviewed: `review train` learns from
+    it, and a person's verdict replaces it. The other runs stay in the queue.
+
+    \b
+    Examples:
+      langchain-art review calibrate ruler
+      langchain-art review calibrate ruler --at-least 0.8 --keep
+    """
+    from rich.table import Table
+
+    from langchain_art.review.judge import calibrate_judge
+
+    with client_of(base_url) as client:
+        found = calibrate_judge(
+            client, score, policy, name=name, count=bands, good=good, at_least=at_least, keep=keep
+        )
+    table = Table(title=f"{score} and people")
+    for column in (score, "reviewed", "agree", "95 % interval", "not reviewed", "these are"):
+        table.add_column(column, justify="right")
+    for one in found.bands:
+        rate = f"{one.agree / one.reviewed:.2f}" if one.reviewed else "-"
+        between = "-" if one.interval is None else "{:.2f} to {:.2f}".format(*one.interval)
+        fate = "trained" if one.trusted else "asked"
+        span = f"{one.low:.3g} to {one.high:.3g}"
+        table.add_row(span, str(one.reviewed), rate, between, str(len(one.open)), fate)
+    console.print(table)
+    if keep:
+        say(f"{found.kept} scores of {score} count as verdicts, {found.taken_back} were taken back")
+    asked = sum(len(one.open) for one in found.bands if not one.trusted)
+    say(f"{asked} runs wait for people: on the page, or `langchain-art review push --pick random`")
+
+
 def _lines(found: Pulled) -> list[str]:
     from langchain_art.review.scores import REASONS
 

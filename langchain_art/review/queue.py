@@ -93,7 +93,7 @@ def queue_runs(
     left_out: Counter[str] = Counter()
     stored = client.trajectories(AMONG)
     runs = [*stored, *_production(api, {trace_id(run.id) for run in stored})]
-    runs = [one for one in runs if policy is None or _has(one, policy)]
+    runs = [one for one in runs if policy is None or has_calls_of(one, policy)]
     said = verdicts(client.reviews(), name).all
     disputed = {one.trajectory for one in said if one.abstains}
     reviewed = {one.trajectory for one in said} - disputed
@@ -126,7 +126,8 @@ def queue_runs(
     return Pushed(queue, tuple(queued), +left_out, foreseen)
 
 
-def _has(run: Trajectory, policy: str) -> bool:
+def has_calls_of(run: Trajectory, policy: str) -> bool:
+    """Whether a policy answered a call of a run."""
     return any((turn.model or "").partition("@")[0] == policy for turn in run.turns)
 
 

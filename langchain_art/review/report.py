@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from langchain_art.errors import NotFound
 from langchain_art.evaluators.calibration import Agreement, agreement
 from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.statistics.agreement import Verdicts, verdicts
+from langchain_art.statistics.agreement import JUDGE, Verdicts, verdicts
 from langchain_art.wire import Review, Trajectory
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def review_report(
         name: of the score that people gave.
         min_agreement: see `verdicts`; runs on which reviewers abstain are not compared.
     """
-    reviews = client.reviews(policy=policy)
+    reviews = [one for one in client.reviews(policy=policy) if one.source != JUDGE]
     said = verdicts(reviews, name, min_agreement=min_agreement)
     human = {one.trajectory: one.value for one in said.used if one.call_id is None}
     runs = list(filter(None, (_run(client, id_) for id_ in human)))
@@ -76,9 +76,9 @@ def judge_agreement(
     groups = [list(runs)] if across else list(scenarios.values())
     found: dict[str, Agreement] = {}
     missing: list[str] = []
-    for name in sorted({name for run in runs for name in _scores(run)} - {but}):
+    for name in sorted({name for run in runs for name in scores_of(run)} - {but}):
         pairs = [
-            [(_scores(run)[name], human[run.id]) for run in some if name in _scores(run)]
+            [(scores_of(run)[name], human[run.id]) for run in some if name in scores_of(run)]
             for some in groups
         ]
         if any(len(some) > 1 for some in pairs):
@@ -103,7 +103,8 @@ def trust(found: Agreement) -> str:
     )
 
 
-def _scores(run: Trajectory) -> dict[str, float]:
+def scores_of(run: Trajectory) -> dict[str, float]:
+    """The scores of a run by name, and its own reward as `OWN_REWARD`."""
     own = {} if run.total_return is None else {OWN_REWARD: run.total_return}
     return {**own, **run.scores}
 

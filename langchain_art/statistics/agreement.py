@@ -11,6 +11,8 @@ from langchain_art.wire import Review
 
 #: Differences of lengths that are none but for rounding.
 _TIE = 1e-12
+#: The source of reviews that are a judge's scores (`langchain-art review calibrate`).
+JUDGE = "judge"
 Subject = tuple[str, str | None]
 """A trajectory's id, and the id of one of its calls; None: the whole run."""
 
@@ -52,8 +54,9 @@ def verdicts(reviews: Iterable[Review], name: str, *, min_agreement: float = 0.0
     """One verdict for each run and call that has reviews with values under a name.
 
     A reviewer counts once on each: by the latest review. Reviews without a reviewer are of one
-    each. Reviewers disagree where their `Consensus.agreement` is not above `min_agreement`: most of
-    them decide if they agree with each other (`majority`), or else the verdict abstains.
+    each. Those of a `JUDGE` count where no person has said anything. Reviewers disagree where their
+    `Consensus.agreement` is not above `min_agreement`: most of them decide if they agree with each
+    other (`majority`), or else the verdict abstains.
 
     Args:
         reviews: of any kind; corrections have no value and are passed over.
@@ -74,7 +77,10 @@ def verdicts(reviews: Iterable[Review], name: str, *, min_agreement: float = 0.0
                 latest[key] = one
     values: dict[Subject, list[float]] = {}
     taken_back = 0
+    spoken = {key[0] for key, one in latest.items() if one.source != JUDGE and not one.taken_back}
     for (subject, _), one in latest.items():
+        if one.source == JUDGE and subject in spoken:
+            continue
         if one.value is None:
             taken_back += 1
         else:

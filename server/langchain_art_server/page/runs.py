@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from langchain_art import wire
 from langchain_art.errors import NotFound
-from langchain_art.statistics.agreement import verdicts
+from langchain_art.statistics.agreement import JUDGE, verdicts
 from langchain_art.statistics.costs import prices
 from langchain_art.wire.picks import Pick, ranked
 from langchain_art_server.backends.chat.token_texts import token_texts
@@ -210,7 +210,11 @@ def _review_routes(router: APIRouter, service: Service) -> None:
         of_runs = [one for one in said.all if one.call_id is None]
         disputed = {one.trajectory for one in of_runs if one.abstains}
         done = {one.trajectory for one in of_runs if one.reviewers > 1} - disputed
-        own = [one for one in reviews if one.reviewer == reviewer and one.kind != "score"]
+        own = [
+            one
+            for one in reviews
+            if one.kind != "score" and (one.reviewer == reviewer or one.source == JUDGE)
+        ]
         done |= {one.trajectory for one in own if not one.taken_back}
         open_runs = [run for run in found if run.id not in done]
         first = [run for run in open_runs if run.id in disputed]
