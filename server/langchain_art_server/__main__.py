@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,7 @@ from langchain_art_server.gateway.http_protocol import (
 from langchain_art_server.gateway.operations.drain import DrainingServer
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
-from langchain_art_server.start_checks import check_start, with_quantized_base
+from langchain_art_server.start_checks import check_start, with_base_folder
 from langchain_art_server.telemetry.log_lines import TextLines, log_as_json
 
 log = logging.getLogger("langchain_art_server")
@@ -150,7 +151,8 @@ def _log(settings: Settings, level: str) -> None:
 def main(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="Base model: a hub name or a path; or in --config.")
+        str | None,
+        typer.Argument(help="Base model: a hub name, a folder, a GGUF file or smollm2-135m."),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file of settings.")] = None,
     policy: Annotated[
@@ -208,10 +210,7 @@ def main(
         settings = load_settings(config, **options)
         _log(settings, log_level)
         check_start(settings)
-        if settings.quantization:
-            bits = f"The base in 4 bits ({settings.quantization}): made once, then read …"
-            _say(settings, bits)
-            settings = with_quantized_base(settings)
+        settings = with_base_folder(settings, partial(_say, settings))
         os.environ.pop("ART_API_KEY", None)  # the engines need none
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             signals = runner.run(run(settings))

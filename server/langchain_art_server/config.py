@@ -205,7 +205,8 @@ class Settings(_Table):
     """All settings of ``langchain-art serve``."""
 
     model: str
-    """Base model: a hub name (``Qwen/Qwen2.5-0.5B-Instruct``) or a local path."""
+    """Base model: a hub name (``Qwen/Qwen2.5-0.5B-Instruct``), a folder, or a GGUF file, whose
+    weights the first start writes to `data_dir`. ``smollm2-135m``: a model that pip fetches."""
     served_model_name: str | None = None
     """The base model's name for clients, without ``@``; None: the last part of `model`."""
     policies: tuple[Name, ...] = ()
@@ -366,7 +367,7 @@ class Settings(_Table):
     @property
     def base_name(self) -> str:
         """The base model's name for clients."""
-        return self.served_model_name or Path(self.model).name
+        return self.served_model_name or Path(self.model).name.removesuffix(".gguf")
 
     @property
     def alike_in_words(self) -> str:
@@ -414,7 +415,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
         if value is not None:
             table: Any = values.get(name)
             values[name] = table | value if isinstance(table, dict) and name == "ray" else value
-    if isinstance(model := values.get("model"), str) and Path(model).is_dir():
+    if isinstance(model := values.get("model"), str) and Path(model).exists():
         values["model"] = str(Path(model).absolute())  # adapters say so where they are from
     try:
         return Settings.model_validate(values)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,8 @@ from langchain_art_server.backends.models.four_bits import (
     in_four_bits,
     linears_in_four_bits,
 )
+from langchain_art_server.gguf_base import DTYPES, made_once
 
-#: dtypes that layers may compute in.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Files beside the weights that belong to a model: its tokenizer and templates.
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
 #: In the name of a folder: changes when what is written changes.
@@ -75,12 +73,7 @@ def quantized(
     source = _local(model)
     key = hashlib.sha256(json.dumps([_FORMAT, chosen, *_files(source)]).encode()).hexdigest()
     out = folder / f"{Path(model).name}-nf4-{key[:12]}"
-    if not out.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as made:
-            _write(source, DTYPES[chosen], Path(made, "base"))
-            Path(made, "base").rename(out)
-    return out
+    return made_once(out, lambda made: _write(source, DTYPES[chosen], made))
 
 
 def _local(model: str) -> Path:

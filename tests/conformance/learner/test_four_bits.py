@@ -29,7 +29,7 @@ from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import Settings, VllmSettings
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.quantize_base import quantized
-from langchain_art_server.start_checks import with_quantized_base
+from langchain_art_server.start_checks import with_base_folder
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -192,7 +192,7 @@ def test_sampler_and_learner_agree_as_on_the_unquantised_base(
 
 def test_it_is_made_once_and_anew_for_other_weights(plain: Path, tmp_path: Path) -> None:
     settings = Settings(model=str(plain), quantization="nf4", data_dir=tmp_path, device="cpu")
-    first = with_quantized_base(settings)
+    first = with_base_folder(settings, print)
     assert first.base_name == settings.base_name and Path(first.model).parent == tmp_path / "bases"
     written = (Path(first.model) / "model.safetensors").stat().st_mtime_ns
     assert str(quantized(str(plain), tmp_path / "bases", "cpu")) == first.model
