@@ -171,6 +171,10 @@ def main(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; default: found.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="tools (for a model whose own shows none) or a file, in place of it."),
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of a whole call.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Rank of --policy's adapters.")] = None,
     ray: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -26,6 +27,9 @@ from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
 from langchain_art.wire.field_hints import unknown_field
 
+#: The built-in chat template: before the model's own, which shows no tools.
+TOOLS_TEMPLATE = "tools"
+TEMPLATES = Path(__file__).parent / "chat_templates"
 #: ``MODULE:FUNCTION``.
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 #: What `adapters_url` may be.
@@ -188,6 +192,20 @@ def _with_kind(default: str) -> BeforeValidator:
     return BeforeValidator(fill_in)
 
 
+def _template(value: Any) -> Any:
+    """The text of the file that a setting names; a built-in name and a text stay as they are."""
+    if not isinstance(value, str) or value == TOOLS_TEMPLATE or "{" in value:
+        return value
+    wanted = f"expected {TOOLS_TEMPLATE!r} or a file with a Jinja template"
+    try:
+        text = Path(value).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"got {value!r}, {wanted}: {error}") from error
+    if "{" not in text:
+        raise ValueError(f"got {value!r}, {wanted}: the file has no expression of Jinja's")
+    return text
+
+
 SamplerTable = Annotated[
     TransformersSettings | VllmSettings, Field(discriminator="kind"), _with_kind("transformers")
 ]
@@ -238,6 +256,10 @@ class Settings(_Table):
     quantization: Literal["nf4"] | None = None
     """``nf4``: the base's linear layers in 4 bits for sampler and learner, on a GPU or a CPU. The
     first start writes a copy of the model in 4 bits to `data_dir`, which both load."""
+    chat_template: Annotated[str | None, BeforeValidator(_template)] = None
+    """In place of the model's own chat template: a file with one (Jinja), or ``tools``, which shows
+    tools, calls and their results as text to a model whose template shows none. A policy goes on
+    with the one that it was trained with."""
     max_model_len: int | None = Field(default=None, ge=16)
     """Tokens of prompt and completion together; None: what the model's config allows, at most
     32768, and on a GPU what its memory holds; the log and ``/status`` say how many."""
@@ -370,11 +392,25 @@ class Settings(_Table):
         return self.served_model_name or Path(self.model).name.removesuffix(".gguf")
 
     @property
+    def template_id(self) -> str | None:
+        """A name and a digest of `chat_template`; None: the model's own."""
+        if (text := self.chat_template) is None:
+            return None
+        name = "file"
+        if text == TOOLS_TEMPLATE:
+            name, text = text, (TEMPLATES / f"{TOOLS_TEMPLATE}.jinja").read_text(encoding="utf-8")
+        return f"{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
     def alike_in_words(self) -> str:
         """What all servers of a fleet have the same: the base model, and where adapters are."""
         dtype, weights = self.dtype or "of the device", self.quantization or "unquantised"
         adapters = self.adapters_url or "a data_dir that all share"
-        return f"{self.base_name!r}, {weights}, dtype {dtype}, adapters in {adapters}"
+        template = self.template_id or "the model's own"
+        return (
+            f"{self.base_name!r}, {weights}, dtype {dtype}, chat template {template}, adapters in "
+            f"{adapters}"
+        )
 
     @property
     def url(self) -> str:

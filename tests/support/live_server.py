@@ -58,7 +58,7 @@ class LiveServer:
         self,
         data_dir: Path,
         *args: str,
-        model: Path = BASE_MODEL,
+        model: Path | str = BASE_MODEL,
         env: dict[str, str] | None = None,
         module: str = "langchain_art_server",
     ) -> None:

@@ -65,8 +65,8 @@ class Policies:
         """Serve the versions that served before, and make the policies that the settings name.
 
         Raises:
-            ConfigError: a policy has no usable version left, or the base model's name, or the
-                adapters are those of another database.
+            ConfigError: a policy has no usable version left, or the base model's name, or was
+                trained with another chat template; or the adapters are those of another database.
         """
         if isinstance(self._adapters, MirroredStore):
             kept, owner = (await self._store.served())[1], await self._store.read(identity)
@@ -88,11 +88,22 @@ class Policies:
         there = await self._adapters.off_loop(self._adapters.versions, policy)
         for version in [serving, *reversed(there)]:
             try:
-                await self._adapters.off_loop(self._adapters.check, policy, version)
+                found = await self._adapters.off_loop(self._adapters.check, policy, version)
             except Damaged as error:
                 log.error("%s", error)
                 why = why or str(error)
                 continue
+            mine, trained = (
+                one or "of the model"
+                for one in (self._settings.template_id, found.get("chat_template"))
+            )
+            if version and mine != trained:
+                raise ConfigError(
+                    f"Policy {policy!r} was trained with the chat template {trained}, and this "
+                    f"server has the chat template {mine}: its "
+                    "prompts would be others than those that it learned from. Start with the "
+                    "--chat-template that it was trained with, or with another --data-dir."
+                )
             if version != serving:
                 log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
                 async with self._jobs.held.hold(policy) as lease:

@@ -211,6 +211,7 @@ class JobRunner(JobQueue):
                 "lease": self.lease.token if self.lease else None,
                 "kind": kind,
                 "base_model": self._settings.model,
+                "chat_template": self._settings.template_id,
                 "metrics": metrics | batch.metrics,
                 "excluded": dict(batch.excluded),
                 "nodes": {name: node.model_dump() for name, node in batch.nodes().items()},

@@ -13,6 +13,7 @@ import pytest
 from langchain_art.errors import ConfigError
 from langchain_art_server.config import load_settings
 from langchain_art_server.start_checks import check_model, check_port
+from tests.support.hot_swap import train_once
 from tests.support.live_server import BASE_MODEL, REPO, ForkedServer, LiveServer, free_port
 from tests.support.stub_engines import StubServer
 
@@ -117,3 +118,17 @@ def test_a_model_is_known_by_its_whole_path(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(REPO / "examples")
     assert load_settings(model="email_search/base_model").model == str(BASE_MODEL)
     assert load_settings(model="Qwen/Qwen2.5-0.5B-Instruct").model == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_a_policy_goes_on_with_the_chat_template_that_it_was_trained_with(tmp_path: Path) -> None:
+    """One that was not trained yet may have another."""
+    data, template = tmp_path / "data", ("--chat-template", "tools")
+    StubServer(data).start().stop()
+    server = StubServer(data, *template).start()
+    with server.http() as http:
+        train_once(http, 0)
+    server.stop()
+    said = " ".join(StubServer(data).refusal().split())
+    assert "'tiny' was trained with the chat template tools " in said
+    assert "and this server has the chat template of the model: " in said
+    StubServer(data, *template).start().stop()

@@ -63,7 +63,7 @@ class ChatTemplate:
         if not template:
             raise ConfigError(
                 "The model's tokenizer has no chat template, so messages can not be shown to it. "
-                "Use an instruction-tuned model, or save the tokenizer with `chat_template` set."
+                "Use an instruction-tuned model, or give --chat-template a file with one."
             )
         if isinstance(template, dict):
             template = "\n".join(map(str, cast(dict[str, Any], template).values()))
@@ -101,8 +101,8 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"got the tools {[tool['function']['name'] for tool in tools]}, and this model's "
                 "chat template shows no tools, so the model would never see them; expected a "
-                "request without tools. Serve a model whose template shows tools, or save its "
-                "tokenizer with a `chat_template` that does.",
+                "request without tools. Start the server with --chat-template tools, which shows "
+                "them as text, or with a FILE of a template that does.",
                 param="tools",
             )
         text = self._render(messages, tools, reply=False)
@@ -176,7 +176,8 @@ class ChatTemplate:
                 f"got tools with tool_choice={request.tool_choice!r}, and this model's chat "
                 f"template {self._shapes.unknown}; expected one of these formats: "
                 f"{names_of(FORMATS.values())}. "
-                "Leave the tools out or set tool_choice='none'; with vLLM, `tool_format` in "
+                "Start the server with --chat-template tools, which writes them as hermes; leave "
+                "the tools out or set tool_choice='none'; with vLLM, `tool_format` in "
                 "[sampler] names a format that the template does not show.",
                 param="tools",
             )

@@ -112,8 +112,7 @@ class MessageShapes:
                 raise InvalidRequest(
                     f"messages[{index}].tool_calls: got {len(message['tool_calls'])}, and this "
                     "model's chat template shows no tool calls; expected messages without them. "
-                    "Write them as text, or save the tokenizer with a `chat_template` that shows "
-                    "them.",
+                    "Start the server with --chat-template tools, which shows them as text.",
                     param=f"messages[{index}].tool_calls",
                 )
             shown["tool_calls"] = [

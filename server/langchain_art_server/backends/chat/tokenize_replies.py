@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
-from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import Demonstration, TokenTurn
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.models.loading import eos_ids
+from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 
 
 def token_turns(
-    path: str, base: PreTrainedModel, turns: Sequence[Demonstration]
+    path: str,
+    base: PreTrainedModel,
+    turns: Sequence[Demonstration],
+    template: str | None = None,
 ) -> list[TokenTurn | str]:
     """Tokenise replies, in the order given.
 
@@ -25,14 +27,12 @@ def token_turns(
         path: hub name or local path of the model with the tokenizer.
         base: the model; its config has the tokens that end a turn.
         turns: those of one conversation.
+        template: see `Settings.chat_template`.
 
     Raises:
         ConfigError: the tokenizer cannot be read, or has no chat template.
     """
-    try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigError(f"The tokenizer of {path!r} cannot be read: {error}") from error
+    tokenizer = load_tokenizer(path, template)
     chat = ChatTemplate(tokenizer, eos_ids(base, tokenizer))
     return [_token_turn(chat, turn) for turn in turns]
 

@@ -22,7 +22,7 @@ from langchain_art_server.backends.models.base_weights import (
 from langchain_art_server.backends.models.device import torch_device
 from langchain_art_server.backends.models.four_bits import weights_in, weights_of
 from langchain_art_server.backends.models.growing_rope import growing_rope
-from langchain_art_server.config import Settings
+from langchain_art_server.config import TEMPLATES, TOOLS_TEMPLATE, Settings
 
 _MAX_MODEL_LEN = 32768
 _PROBE = "zq"
@@ -62,8 +62,7 @@ def load_outline(settings: Settings) -> LoadedModel:
 def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> LoadedModel:
     dtype, name = _dtype(settings.dtype, device), settings.model
     read = read_config(name)  # before the tokenizer, whose loader reads it too
-    with in_one_line(name, "tokenizer.json or tokenizer_config.json"):
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
+    tokenizer = load_tokenizer(name, settings.chat_template)
     if weights:
         model: Any = load_causal(name, dtype, device)
         check_causal(name, model)
@@ -85,6 +84,36 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
         weights=held,
     )
     return LoadedModel(model, tokenizer, eos_ids(model, tokenizer), info)
+
+
+def load_tokenizer(name: str, template: str | None = None) -> Any:
+    """A model's tokenizer; its chat template is `template` (`Settings.chat_template`), if given.
+
+    Raises:
+        ConfigError: it cannot be read, or has no template that tools could be shown before.
+    """
+    with in_one_line(name, "tokenizer.json or tokenizer_config.json"):
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
+    if template == TOOLS_TEMPLATE:
+        own: Any = tokenizer.chat_template
+        if isinstance(own, dict):
+            own = cast(dict[str, Any], own).get("default")
+        if not own:
+            raise ConfigError(
+                f"got chat_template={template!r} with the model {name!r}, which has no chat "
+                "template for it to go before; expected a file with a whole one"
+            )
+        said = [{"role": role, "content": _PROBE} for role in ("system", "user")]
+        try:
+            tokenizer.apply_chat_template(said, chat_template=own, tokenize=False)
+            first = "system"
+        except (TemplateError, ValueError, TypeError, AttributeError):  # some refuse the role
+            first = "user"
+        before = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+        template = f"{{%- set art_first = {first!r} -%}}{before.rstrip()}{own}"
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:

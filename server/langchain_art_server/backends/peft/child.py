@@ -103,7 +103,7 @@ def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineC
 
     def tokenize(call: EngineCall) -> list[str | dict[str, Any]]:
         turns = [Demonstration(**turn) for turn in call.params["turns"]]
-        found = token_turns(core.name, core.base, turns)
+        found = token_turns(core.name, core.base, turns, call.params["template"])
         return [one if isinstance(one, str) else vars(one) for one in found]
 
     def settle(_call: EngineCall) -> None:

@@ -43,8 +43,8 @@ class PeftLearner(Worker):
     """A `base.Learner`: LoRA through PEFT and AdamW on any torch device, in one child process.
 
     Args:
-        settings: reads `model`, `device`, `dtype`, `losses` and `learner`. Nothing else reaches the
-            child, API keys for example do not.
+        settings: reads `model`, `chat_template`, `device`, `dtype`, `losses` and `learner`.
+            Nothing else reaches the child, API keys for example do not.
         place: where the child runs; None: on this machine.
     """
 
@@ -67,7 +67,7 @@ class PeftLearner(Worker):
             python=str(settings.learner.python),
             place=place,
         )
-        self._vocab_size = 0
+        self._vocab_size, self._template = 0, settings.chat_template
         #: See `base.Learner`.
         self.weights = ""
 
@@ -159,7 +159,8 @@ class PeftLearner(Worker):
 
     async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
         """See `Learner.tokenize`."""
-        found = await self.call("tokenize", {"turns": [vars(turn) for turn in turns]})
+        asked = {"turns": [vars(turn) for turn in turns], "template": self._template}
+        found = await self.call("tokenize", asked)
         return [one if isinstance(one, str) else TokenTurn(**one) for one in found]
 
     async def _with_files(self, what: str, do: Callable[[AsyncExitStack, int], Awaitable[T]]) -> T:

@@ -130,8 +130,8 @@ def _say_alike(owner: sa.Connection, alike: str) -> None:
         raise ConfigError(
             f"Another server of the fleet on {place} has another base model or adapters_url than "
             f"this one: {alike}. Give all of them the same model, served_model_name, quantization, "
-            "dtype and adapters_url: their calls would be sampled from one model and trained as "
-            "another's, and what one publishes the others would not find."
+            "dtype, chat_template and adapters_url: their calls would be sampled from one model "
+            "and trained as another's, and what one publishes the others would not find."
         )
 
 
