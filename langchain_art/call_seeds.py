@@ -19,7 +19,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, cast
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 #: Fields of messages that are drawn anew in each run.
 _IDS = frozenset({"id", "tool_call_id"})
@@ -33,19 +33,27 @@ class RunSeed:
     """
 
     def __init__(self, *parts: int | str) -> None:
-        self._parts, self._key = parts, to_json(parts)
+        self._parts = parts
+        self.key = to_json(parts).decode()
+        """What `of` makes the same seed from, in another process."""
         self._process = os.getpid()
         self._used: dict[bytes, set[int]] = {}
         self._streams = 0
         self._lock = Lock()
-        self.rng = random.Random(_number(self._key, b"rng"))
+        self.rng = random.Random(_number(self.key.encode(), b"rng"))
         """Random numbers for what the program itself draws."""
+
+    @classmethod
+    def of(cls, key: str) -> RunSeed:
+        """The seed of that `key`."""
+        return cls(*from_json(key))
 
     def copy(self) -> RunSeed:
         """The seed as it stands, for a run that may have to be made again from here."""
         made = RunSeed(*self._parts)
         made._used = {digest: set(used) for digest, used in self._used.items()}
         made._streams = self._streams
+        made.rng.setstate(self.rng.getstate())
         return made
 
     def within(self) -> Callable[[int, int], RunSeed]:
@@ -70,7 +78,7 @@ class RunSeed:
             used = self._used.setdefault(digest, set())
             number = next(n for n in range(len(used) + 1) if n not in used)
             used.add(number)
-        payload["seed"] = _number(self._key, digest, number.to_bytes(8))
+        payload["seed"] = _number(self.key.encode(), digest, number.to_bytes(8))
         try:
             yield
         except Exception:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from langchain_art.call_seeds import run_seed
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, NotFound
 from langchain_art.rollout.run_source import RunSource
@@ -80,7 +81,12 @@ class QueuedRuns(RunSource):
         if not self._tasks:
             self._tasks.append(asyncio.create_task(self._guarded(self._put_for_ever())))
         self._number += 1
-        queued = QueuedRollout(id=f"{self._prefix}-{self._number}", scenario=scenario, name=name)
+        queued = QueuedRollout(
+            id=f"{self._prefix}-{self._number}",
+            scenario=scenario,
+            name=name,
+            seed=None if (seed := run_seed.get()) is None else seed.key,
+        )
         future = asyncio.get_running_loop().create_future()
         self._waiting[queued.id] = queued, future
         self._new.append(queued)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from langchain_art.call_seeds import RunSeed, run_seed
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import (
     ArtError,
@@ -206,6 +207,7 @@ class LeaseWorker:
         """Run a lease; it is completed by a task of its own, so that its slot is free at once."""
         try:
             name = lease.name if lease.name is not None else scenario_id(lease.scenario)
+            run_seed.set(None if lease.seed is None else RunSeed.of(lease.seed))
             [run] = await self._worker.run(lease.scenario, name)
             outcome = AttemptOutcome(trajectory_id=lease.trajectory_id, trajectory=run)
         except Exception as error:  # noqa: BLE001 - what a run raises is in its trajectory

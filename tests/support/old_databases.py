@@ -43,9 +43,9 @@ def postgres_of(version: int, url: str) -> str:
 
 
 async def fill(store: Store) -> None:
-    """Two runs of two calls each, rewards, a review, a policy, a job that ended and one that waits.
+    """Two runs of two calls each, rewards, a review, a policy, two jobs, one of which has ended.
 
-    The second run is assembled from its calls.
+    The second run is assembled from its calls. And a rollout that no worker has leased.
     """
     tags = {name: wire.CallTags(trajectory_id=name, node="agent") for name in ("t-1", "t-2")}
     calls = [
@@ -72,6 +72,8 @@ async def fill(store: Store) -> None:
     result = wire.TrainResult(policy="p", version=1, metrics={"loss": 0.5}, excluded={})
     runs_of_it, calls_of_it = ["t-1", "t-2"], ["t-1-c0", "t-2-c1"]
     await store.jobs.finish("job-1", result, None, made, runs_of_it, calls_of_it, "published p@1")
+    queued = wire.QueuedRollout(id="q-1", scenario={"q": 1}, name="s")
+    await store.rollouts.put(wire.RolloutBatch(batch="b-1", rollout="m:f", rollouts=(queued,)))
 
 
 def _run(name: str) -> wire.Trajectory:

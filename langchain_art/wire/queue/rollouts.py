@@ -34,6 +34,8 @@ class QueuedRollout(Wire):
     """What the rollout is called with: any JSON value."""
     name: ScenarioName | None = None
     """The scenario's; the trajectory gets it."""
+    seed: _Words | None = None
+    """From which whoever runs it samples: `call_seeds.RunSeed.key`."""
 
 
 class RolloutBatch(Wire):
@@ -85,6 +87,8 @@ class RolloutLease(Wire):
     batch: Id
     scenario: Any
     name: ScenarioName | None
+    seed: str | None
+    """Each attempt samples from it anew. None: not seeded."""
     attempt: int
     """From 1."""
     trajectory_id: Id

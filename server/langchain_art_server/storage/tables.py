@@ -29,7 +29,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another column, and another number but for those that `schema.migrations`
 #: brings to this one, is refused at the start.
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
 #: write the bytes; SQLite writes pages of 4096.

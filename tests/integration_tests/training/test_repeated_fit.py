@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 import threading
+import time
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,14 +15,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
 from rich.console import Console
 
-from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
+from langchain_art import ArtClient, ChatART, Run, TrainConfig, Trainer, capture
 from langchain_art.training.results.fit_result import FitResult
 from langchain_art.wire import LoraConfig
-from tests.support.live_server import LiveServer
+from tests.support import repeatable_fit
+from tests.support.live_server import REPO, LiveServer
 
 QUESTIONS = [f"Which of the {number} mails?" for number in range(12)]
 
@@ -105,3 +110,38 @@ def test_the_same_seed_gives_the_same_fit(art_server: LiveServer, tmp_path: Path
     assert adapter_again == adapter
     _, others, other_adapter = fit(art_server, tmp_path / "other", 1)
     assert others != said and other_adapter != adapter
+
+
+def test_workers_sample_what_the_fit_would(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that share the rollouts give the same bits as the fit's own process."""
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    found: list[Any] = []
+    for workers in (0, 2):
+        policy = f"again-{uuid.uuid4().hex[:8]}"
+        argv = [str(Path(sys.executable).with_name("langchain-art")), "worker", repeatable_fit.NAME]
+        running = [subprocess.Popen(argv, cwd=REPO) for _ in range(workers)]
+        try:
+            wait_for_workers(art_server, running)  # before the first rollout is put up
+            where = "server" if workers else None
+            out = tmp_path / str(workers)
+            result = repeatable_fit.fit(art_server.base_url, policy, out, workers=where)
+        finally:
+            for one in running:
+                one.terminate()
+            for one in running:
+                one.wait(60)
+        rewards = [one.reward_mean for one in result.history]
+        means = [one.mean for one in result.evals]
+        found.append((rewards, means, repeatable_fit.digests(art_server.data_dir, policy)))
+    assert found[0] == found[1]
+
+
+def wait_for_workers(server: LiveServer, running: list[subprocess.Popen[bytes]]) -> None:
+    """Until the server knows them."""
+    wanted, deadline = {str(one.pid) for one in running}, time.monotonic() + 120
+    with ArtClient(server.base_url) as client:
+        while not wanted <= {one.name.split(":")[1] for one in client.status().workers}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

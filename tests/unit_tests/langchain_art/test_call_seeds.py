@@ -103,3 +103,12 @@ def test_a_copy_goes_on_as_the_run_would() -> None:
     copy = run.copy()
     second = _seed(run, _asked())
     assert _seed(copy, _asked()) == second != _seed(run, _asked())
+    run.rng.random()
+    assert run.copy().rng.random() == run.rng.random()
+
+
+def test_a_key_makes_the_seed_in_another_process() -> None:
+    run = RunSeed(7, "train", 10**30, 1)
+    there = RunSeed.of(run.key)
+    assert there.rng.random() == run.rng.random() and there.key == run.key
+    assert _seed(there, _asked()) == _seed(run, _asked())

@@ -137,6 +137,7 @@ def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
                 batch=row.batch,
                 scenario=from_json(row.scenario),
                 name=row.name,
+                seed=row.seed,
                 attempt=row.attempt + 1,
                 trajectory_id=id_,
             )

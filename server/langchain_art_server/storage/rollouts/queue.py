@@ -64,12 +64,11 @@ class RolloutQueue:
             there = {row.id: row for row in select_among(connection, query, ROLLOUTS.c.id, ids)}
             for row in rows:
                 found = there.get(row["id"])
-                if found is not None and any(
-                    getattr(found, name) != row[name] for name in ("batch", "scenario", "name")
-                ):
+                same = ("batch", "scenario", "name", "seed")
+                if found is not None and any(getattr(found, name) != row[name] for name in same):
                     raise Conflict(
-                        f"got the rollout {row['id']!r} with another scenario or batch than "
-                        "before; ids are used once",
+                        f"got the rollout {row['id']!r} with another scenario, seed or batch "
+                        "than before; ids are used once",
                         param="rollouts",
                     )
             new = [row for row in rows if row["id"] not in there]
@@ -241,6 +240,7 @@ def _row(batch: wire.RolloutBatch, one: wire.QueuedRollout) -> dict[str, Any]:
         "rollout": batch.rollout,
         "name": one.name,
         "scenario": to_json(one.scenario),
+        "seed": one.seed,
         "state": "queued",
         "attempt": 0,
         "failures": 0,

@@ -26,6 +26,7 @@ ROLLOUTS = sealed_table(
     sa.Column("rollout", sa.String(256), nullable=False),
     sa.Column("name", sa.String(256)),
     sa.Column("scenario", Blob, nullable=False),
+    sa.Column("seed", sa.Text),
     sa.Column("state", sa.String(16), nullable=False),  # queued, leased or finished
     sa.Column("attempt", sa.Integer, nullable=False),  # how often it was leased
     sa.Column("failures", sa.Integer, nullable=False),  # attempts that count to `max_attempts`

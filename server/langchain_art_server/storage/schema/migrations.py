@@ -67,6 +67,12 @@ def _add_fleet(connection: sa.Connection) -> None:
         CALLS_BEGAN.create(connection, checkfirst=True)
 
 
+def _empty_rollouts(connection: sa.Connection) -> None:
+    """Rollouts have seeds. Whoever waits for some puts them up again, since their batch is gone."""
+    META.drop_all(connection, tables=[BATCHES, ROLLOUTS])
+    META.create_all(connection, tables=[BATCHES, ROLLOUTS])
+
+
 #: Version -> what brings a database of it to the next one.
 STEPS: dict[int, Callable[[sa.Connection], None]] = {
     2: lambda connection: META.create_all(connection, tables=[REVIEWS]),
@@ -78,6 +84,7 @@ STEPS: dict[int, Callable[[sa.Connection], None]] = {
     8: lambda connection: META.create_all(connection, tables=[BATCHES, ROLLOUTS, WORKERS]),
     9: _add_fleet,
     10: _add_verdicts,
+    11: _empty_rollouts,
 }
 
 
