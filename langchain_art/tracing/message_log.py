@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
 from pydantic import BaseModel
@@ -21,6 +21,9 @@ from langchain_art.text_messages import text_message
 from langchain_art.wire import Message
 from langchain_art.wire.turn_links import ConversationTree, PromptPosition, nearest_call
 
+_Json: TypeAlias = "dict[Any, Any] | list[Any] | str | float | None"
+#: A message's fields as they were when it was seen.
+_Fields: TypeAlias = "dict[str, Any]"
 # Content blocks of assistants, by LangChain's names and those of providers.
 _REASONING = ("reasoning", "thinking")
 _CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call")
@@ -78,43 +81,67 @@ class SampledReply:
 
     reply: BaseMessage
     wire: Message
-    _texts: object
+    fields: _Fields
 
     @classmethod
     def of(cls, reply: BaseMessage) -> SampledReply:
         """Of a reply that has not been changed yet."""
-        wire = wire_message(reply)
-        if reply.additional_kwargs or not isinstance(reply.content, str):
-            wire = jsonable(wire)  # a copy of what it shares with the reply
-        return cls(reply, wire, _texts_of(reply))
+        return cls(reply, _wire_copy(reply), _fields(reply))
 
     def edited(self) -> Message | None:
         """The reply as it is now, if it no longer says what it said; else None.
 
         Its `name`, with which agents sign replies, may be another.
         """
-        if self._texts is not None and self._texts == _texts_of(self.reply):
+        if _are_fields(self.fields, self.reply):
             return None  # nearly always, and sooner known
         now = wire_message(self.reply)
-        if now == self.wire:
-            return None
         nameless, said = {**now, "name": None}, {**self.wire, "name": None}
         return None if nameless == said or jsonable(nameless) == jsonable(said) else now
 
 
-def _texts_of(reply: BaseMessage) -> object:
-    """A copy of all that a reply says, if that is texts alone, in calls of tools too; else None."""
-    if type(reply) is not AIMessage or reply.additional_kwargs or reply.invalid_tool_calls:
-        return None
-    calls: list[object] = []
-    for call in reply.tool_calls:
-        if type(args := call.get("args")) is not dict:
-            return None
-        for value in args.values():
-            if type(value) is not str:
-                return None
-        calls.append((call.get("id"), call.get("name"), tuple(args.items())))
-    return (reply.content, calls) if type(reply.content) is str else None
+def _wire_copy(message: BaseMessage) -> Message:
+    """As `wire_message`, without values that a graph may change in place."""
+    wire = wire_message(message)
+    shares = message.additional_kwargs or not isinstance(message.content, str)
+    return jsonable(wire) if shares else wire
+
+
+def _fields(message: BaseMessage) -> _Fields:
+    """A message's fields, with copies of those that a graph may change in place."""
+    fields = vars(message).copy()
+    for name in ("content", "additional_kwargs", "tool_calls", "invalid_tool_calls"):
+        if (kind := type(value := fields.get(name, ""))) is not str:
+            fields[name] = _copied(value) if value else kind()
+    return fields
+
+
+def _copied(value: _Json) -> Any:
+    if isinstance(value, dict):
+        return {key: one if type(one) is str else _copied(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return _Number(value) if isinstance(value, int | float) else value
+
+
+class _Number:
+    """A number in `_Fields`, equal to one of its type alone: 1, 1.0 and True are not the same."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self._value) and other == self._value
+
+
+def _are_fields(fields: _Fields, message: BaseMessage) -> bool:
+    """Whether a message has the fields that it had."""
+    try:
+        return fields == vars(message)
+    except Exception:  # noqa: BLE001 - of values of the user's, such as arrays
+        return False
 
 
 def jsonable(value: Any, depth: int = _DEPTH) -> Any:
@@ -154,36 +181,6 @@ class LoggedPrompt(NamedTuple):
     message's id, else `turn_links.nearest_call`."""
 
 
-class _Seen(NamedTuple):
-    message: BaseMessage  # kept alive, so that its id() is not given to another message
-    says: Any  # a copy, since a graph may change the message in place
-    number: int
-
-
-def _says(message: BaseMessage) -> tuple[Any, ...]:
-    """What `wire_message` reads of a message, but for ids."""
-    if not isinstance(message, AIMessage):
-        return message.content, message.name
-    reasoning = message.additional_kwargs.get("reasoning_content")
-    calls, invalid = message.tool_calls, message.invalid_tool_calls
-    return message.content, message.name, calls, invalid, reasoning
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError):  # arrays
-        return False
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list):
-        return [_copied(one) for one in cast("list[Any]", value)]
-    return value
-
-
 class MessageLog:
     """All messages of one run, and which prompt continues which call. Not thread-safe.
 
@@ -198,7 +195,8 @@ class MessageLog:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._seen: dict[int, _Seen] = {}
+        #: By `id`, which no other message gets while the message is kept here.
+        self._seen: dict[int, tuple[BaseMessage, _Fields, int]] = {}
         self._numbers: dict[object, int] = {}
         self._tree = ConversationTree()
         self._namespaces: dict[int, str] = {}
@@ -211,10 +209,10 @@ class MessageLog:
         numbers, known = list[int](), self._seen
         for message in messages:
             seen = known.get(id(message))
-            if seen is None or not _same(seen.says, _says(message)):
+            if seen is None or not _are_fields(seen[1], message):
                 numbers.append(self._number(message))
             else:
-                numbers.append(seen.number)
+                numbers.append(seen[2])
         position = self._tree.locate(numbers)
         extends = None
         if position.known:
@@ -242,13 +240,14 @@ class MessageLog:
         Returns:
             The reply as it was sampled, with the name that it has now.
         """
-        wire = _signed(sampled.wire, sampled.reply.name)
+        name = sampled.fields["name"] = sampled.reply.name
+        wire = _signed(sampled.wire, name)
         number = self._intern(wire)
         if sampled.edited() is None:
-            self._see(sampled.reply, number)
+            self._seen[id(sampled.reply)] = sampled.reply, sampled.fields, number
         self._namespaces[call] = namespace
-        if id := sampled.reply.id:
-            self._by_id[id] = None if id in self._by_id else call
+        if reply_id := sampled.reply.id:
+            self._by_id[reply_id] = None if reply_id in self._by_id else call
         if extra_choice:
             self._extra_choices.add(call)
         self._tree.add_reply(prompt.position, number, call)
@@ -256,14 +255,9 @@ class MessageLog:
 
     def _number(self, message: BaseMessage) -> int:
         """The number of a message that is new, or was changed; equal messages have one number."""
-        wire = wire_message(message)
-        number = self._intern(wire if isinstance(message.content, str) else _copied(wire))
-        self._see(message, number)
+        number = self._intern(_wire_copy(message))
+        self._seen[id(message)] = message, _fields(message), number
         return number
-
-    def _see(self, message: BaseMessage, number: int) -> None:
-        says = tuple([_copied(one) for one in _says(message)])
-        self._seen[id(message)] = _Seen(message, says, number)
 
     def _intern(self, wire: Message) -> int:
         try:
@@ -293,19 +287,18 @@ def _key(wire: Message) -> object:
         return _canonical(wire)
 
 
-def _frozen(value: Any) -> object:
+def _frozen(value: _Json) -> object:
     """JSON of texts as a value that has a hash, several times as fast as JSON is written.
 
     Raises:
         TypeError: it has other values than texts and None.
     """
     if type(value) is dict:
-        fields = cast("dict[str, Any]", value)
         return frozenset(
-            [(name, one if type(one) is str else _frozen(one)) for name, one in fields.items()]
+            [(name, one if type(one) is str else _frozen(one)) for name, one in value.items()]
         )
     if type(value) is list:
-        return tuple([_frozen(one) for one in cast("list[Any]", value)])
+        return tuple([_frozen(one) for one in value])
     if value is None or type(value) is str:
         return value
     raise TypeError(f"got a {type(value).__name__}, expected texts.")

@@ -166,6 +166,45 @@ def test_blocks_that_are_changed_in_place_between_two_prompts(kind: Any, edit: A
     assert log.messages[0] == before
 
 
+@pytest.mark.parametrize("number", [True, 1.0, 2])
+def test_a_number_that_is_changed_in_place(number: Any) -> None:
+    reply, hi = AIMessage("", tool_calls=[{**CALL, "args": {"what": [1]}}]), HumanMessage("hi")
+    sampled, log = SampledReply.of(reply), MessageLog()
+    log.add_reply(0, log.add_prompt([hi], "a:1"), sampled, "a:1")
+    assert log.add_prompt([hi, reply, hi], "a:1").extends == 0
+    reply.tool_calls[0]["args"]["what"][0] = number
+    assert sampled.edited() == wire_message(reply)
+    assert log.add_prompt([hi, reply, hi], "a:1").extends is None
+
+
+@pytest.mark.parametrize(
+    ("message", "edit"),
+    [
+        (ToolMessage("so", tool_call_id="a"), lambda m: setattr(m, "tool_call_id", "b")),
+        (AIMessage("so"), lambda m: m.tool_calls.append({**CALL, "args": {}})),
+        (AIMessage("so"), lambda m: m.invalid_tool_calls.append({**CALL, "args": "{"})),
+        (AIMessage("so"), lambda m: m.additional_kwargs.update(refusal="no")),
+        (SystemMessage("so"), lambda m: m.additional_kwargs.update(__openai_role__="developer")),
+        (HumanMessage("so"), lambda m: setattr(m, "name", "Ann")),
+    ],
+)
+def test_fields_that_are_changed_in_place_between_two_prompts(message: Any, edit: Any) -> None:
+    log, before = MessageLog(), wire_message(message)
+    log.add_prompt([message], "a:1")
+    edit(message)
+    after = log.add_prompt([message], "a:1")
+    assert [log.messages[number] for number in after.new] == [wire_message(message)] != [before]
+    assert log.messages[0] == before
+
+
+def test_an_artifact_that_cannot_be_compared_is_no_error() -> None:
+    message = ToolMessage("so", tool_call_id="a", artifact=numpy.zeros(2))
+    log = MessageLog()
+    first = log.add_prompt([message], "a:1")
+    message.artifact = numpy.ones(2)
+    assert log.add_prompt([message], "a:1").new == first.new
+
+
 def test_a_message_is_converted_once() -> None:
     log = MessageLog()
     blocks = [HumanMessage([{"type": "text", "text": str(number)}]) for number in range(9)]
