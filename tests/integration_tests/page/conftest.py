@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.support.browser import Watched, running_browser
 from tests.support.live_server import LiveServer
@@ -16,6 +16,7 @@ __all__ = ["browser", "make_runs", "watched"]
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=60_000)  # of a busy machine; it is five seconds
     with running_browser() as browser:
         yield browser
 
@@ -24,6 +25,7 @@ def browser() -> Iterator[Browser]:
 def watched(browser: Browser, art_server: LiveServer) -> Iterator[Watched]:
     """A page of the shared server; the test fails if a script, a dialog or a request got out."""
     context = browser.new_context()
+    context.set_default_timeout(60_000)
     watched = Watched(context.new_page(), art_server.root)
     yield watched
     context.close()

@@ -212,7 +212,7 @@ def test_the_command_drains_at_sigterm_and_says_what_it_did(server: StubServer) 
         worker.terminate()
         time.sleep(0.2)
         worker.terminate()
-        _, said = worker.communicate(timeout=30)
+        _, said = worker.communicate(timeout=120)
         assert worker.returncode == 0, said
         assert "Stopping: 1 runs have 20 s to end" in said
         assert "2 runs finished, 0 of them failed, 1 handed back." in said
@@ -251,4 +251,4 @@ def test_a_program_that_is_wrong_ends_the_fit(server: StubServer, tmp_path: Path
             trainer(server, tmp_path).fit_sync(name, scenarios(2), steps=1)
     finally:
         worker.terminate()
-        worker.wait(30)
+        worker.wait(120)

@@ -148,14 +148,14 @@ def test_a_slow_destination_is_not_said_to_be_silent(spool: Spool) -> None:
             super().send_spans(batch, redactor)
             if len(self.got) > 2:
                 done.set()
-                ended.wait(10)
+                ended.wait(60)
 
     done, ended = threading.Event(), threading.Event()
     for name in "abc":
         spool.write(name, [exported(name)])
     sender = Sender(spool, Slow(), said.append)
     sender.wake()
-    assert done.wait(10)
+    assert done.wait(60)
     found = sender.close(0.01)
     ended.set()
     assert (found.sent, found.left) == (1, 2)

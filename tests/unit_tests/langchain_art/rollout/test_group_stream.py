@@ -93,10 +93,11 @@ async def test_too_many_failures_end_it_and_some_do_not() -> None:
 
 
 async def test_leaving_cancels_what_runs() -> None:
-    cancelled = 0
+    begun = cancelled = 0
 
     async def rollout(_: str) -> float:
-        nonlocal cancelled
+        nonlocal begun, cancelled
+        begun += 1
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -106,7 +107,8 @@ async def test_leaving_cancels_what_runs() -> None:
 
     async with stream(rollout) as groups:
         groups.allow(10)
-        await asyncio.sleep(0.05)
+        while begun < 8:
+            await asyncio.sleep(0)
     assert cancelled == 8  # as many as ran at once
 
 

@@ -384,10 +384,11 @@ def test_what_ends_a_program_is_not_a_failed_rollout(kind: type[BaseException]) 
 
 
 async def test_cancelling_stops_the_runs() -> None:
-    ended = 0
+    begun = ended = 0
 
     async def rollout(_: Scenario) -> float:
-        nonlocal ended
+        nonlocal begun, ended
+        begun += 1
         try:
             await asyncio.sleep(60)
         finally:
@@ -395,7 +396,8 @@ async def test_cancelling_stops_the_runs() -> None:
         return 0.0
 
     task = asyncio.create_task(gather(rollout, SCENARIOS, group_size=2))
-    await asyncio.sleep(0.05)
+    while begun < 4:
+        await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

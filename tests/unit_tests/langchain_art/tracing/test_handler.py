@@ -210,7 +210,7 @@ async def test_parallel_branches_are_told_apart() -> None:
 
 
 def test_equal_branches_go_on_in_their_own() -> None:
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=60)
 
     def worker(word: Any) -> Fan:
         model = Scripted(lines=["same"])

@@ -118,13 +118,13 @@ def test_a_node_goes_on_while_a_graph_of_its_own_waits() -> None:
 
 @pytest.mark.parametrize("first", ["bad", "good"])
 def test_a_failure_is_not_undone_by_what_ran_beside_it(first: str) -> None:
-    begun, first_is_over = threading.Barrier(2, timeout=10), threading.Event()
+    begun, first_is_over = threading.Barrier(2, timeout=60), threading.Event()
 
     def node(state: Any) -> Any:
         text = state["messages"][-1].text
         begun.wait()
         if text != first:
-            first_is_over.wait(10)
+            first_is_over.wait(60)
         return failing(state) if text == "bad" else {}
 
     run, agent = Run(), line(n=node)
@@ -190,7 +190,7 @@ def test_the_order_of_ends_decides_nothing(what: Any, last: str) -> None:
 
     def ask(said: str) -> None:
         if said == last:
-            other_is_over.wait(10)
+            other_is_over.wait(60)
         handled(what, said)
         other_is_over.set()
 

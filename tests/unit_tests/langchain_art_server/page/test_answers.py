@@ -14,18 +14,21 @@ class Now(BaseModel):
 
 
 async def test_those_who_ask_at_once_share_a_read_that_began_later() -> None:
-    shared, reads = SharedAnswers(), 0
+    shared, reads, may_end = SharedAnswers(), 0, asyncio.Event()
 
     async def read() -> Now:
         nonlocal reads
         reads += 1
         mine = reads
-        await asyncio.sleep(0.01)
+        await may_end.wait()
         return Now(number=mine)
 
     first = asyncio.create_task(shared.get("now", read))
-    await asyncio.sleep(0.005)  # it reads
+    while not reads:
+        await asyncio.sleep(0)
     later = [asyncio.create_task(shared.get("now", read)) for _ in range(50)]
+    await asyncio.sleep(0)  # they ask
+    may_end.set()
     assert (await first).body == b'{"number":1}'
     assert {bytes((await one).body) for one in later} == {b'{"number":2}'}
     assert (await shared.get("now", read)).body == b'{"number":3}' and reads == 3

@@ -47,7 +47,7 @@ class Replicas(RuleBasedStateMachine):
         self.made = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.loop.run_until_complete(asyncio.wait_for(work, 10))
+        return self.loop.run_until_complete(asyncio.wait_for(work, 120))
 
     async def settle(self) -> None:
         """Until the living have caught up and no call is between two replicas."""
