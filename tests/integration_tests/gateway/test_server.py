@@ -19,7 +19,7 @@ import pytest
 
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
-from tests.support.live_server import TLS, ForkedServer, LiveServer
+from tests.support.live_server import TLS, LiveServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -488,7 +488,7 @@ def test_numbers_that_no_database_holds_are_refused(http: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    server = ForkedServer(
+    server = LiveServer(
         tmp_path_factory.mktemp("keyed") / "data", env={"ART_API_KEY": new_api_key()}
     )
     yield server.start()
