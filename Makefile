@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 
-.PHONY: help install demo test test-vllm test-launch test-again soak test-fast check format bench bench-gpu docs serve wheel audit clean
+.PHONY: help install demo test test-vllm test-launch soak test-fast check format bench bench-gpu docs serve wheel audit clean
 
 help:  ## show the words
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -46,10 +46,6 @@ test-vllm: install  ## the tests that need vLLM, whose CPU build they install fo
 
 test-launch: install  ## the tests that need SkyPilot, which they install for themselves (330 MB)
 	$(BIN)/python -m pytest -m skypilot
-
-# Some tests measure learning or time: each is right far more often than not, and there are thousands.
-test-again: install  ## the tests that failed last, once more and by themselves, three failures at most
-	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none --maxfail 3
 
 soak: install  ## the whole of what the tests of endurance show a part of, reported in docs/soak.md; hours. ART_SOAK=0.1: a tenth of it
 	ART_SOAK=$(or $(ART_SOAK),1) $(BIN)/python -m pytest -p tests.support.soak_report -m soak

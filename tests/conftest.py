@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import seeds
 from tests.support.live_server import FaultyServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
 
 if TYPE_CHECKING:
     from tests.support.s3_server import S3Server
 
-# Processes run side by side, so an example may be slow for reasons that are not its own.
+# Processes run side by side, so an example may be slow for reasons that are not its own. The same
+# examples each time; others, and those that failed first, where tests are to explore.
 settings.register_profile(
-    "side-by-side", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "side-by-side",
+    deadline=None,
+    derandomize=not seeds.explores(),
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("side-by-side")
 
@@ -48,6 +53,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test's seed is that of its name (`tests.support.seeds`)."""
+    seeds.begin(item)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A seed with which a test fails is tried again by the next run."""
+    report = yield
+    if report.when == "call":
+        seeds.end(report.failed)
+    return report
 
 
 @pytest.fixture(scope="session")

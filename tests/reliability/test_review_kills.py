@@ -33,7 +33,7 @@ RUNS = 3
 def test_verdicts_are_trained_once_whoever_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = random.Random(drawn_seed() if KILLS > 4 else 38)
+    draw = random.Random(drawn_seed())
     settings = "keep_checkpoints = 1000\n"
     server = StubServer(tmp_path / "data", settings=settings)
     server.start()

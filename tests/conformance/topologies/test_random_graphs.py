@@ -106,12 +106,9 @@ def test_random_graphs(rule_server: RuleServer) -> None:
     runs: list[Trajectory] = []
     tokens: list[int] = []
 
-    seeded: Any = seed(drawn_seed()) if DRAWN > EXAMPLES else lambda test: test
-
-    @seeded
+    @seed(drawn_seed())
     @settings(
         max_examples=DRAWN,
-        derandomize=DRAWN == EXAMPLES,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -97,7 +97,7 @@ async def test_the_judge_knows_no_answer_and_agrees_with_those_who_do(
 ) -> None:
     model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=48)
     scenarios = mails.scenarios("train")[:24]
-    done = await gather(make_rollout(model, mails), scenarios, group_size=8)
+    done = await gather(make_rollout(model, mails), scenarios, group_size=8, seed=0)
     judge = Overheard()
     evaluator = RulerEvaluator(judge, context=None)
     rewards = {run.id: run.reward for run in done.trajectories if run.reward is not None}

@@ -72,7 +72,8 @@ class Loop:
                 run.reward = 1.0 - right if seen else right
             return run
 
-        found = asyncio.run(gather(rollout, scenarios, group_size=size, concurrency=128))
+        seed = len(self.seen)
+        found = asyncio.run(gather(rollout, scenarios, group_size=size, concurrency=128, seed=seed))
         assert not found.failed
         if exporter is not None:
             exporter.close()

@@ -1,0 +1,88 @@
+"""A test that failed has failed: its seed is its own, and nothing runs it a second time."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.support import seeds
+from tests.support.soak import VARIABLE as SOAK
+
+REPO = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def item(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pytest.Item:
+    """This test, as one without a seed; its runs follow each other."""
+    monkeypatch.delenv(seeds.VARIABLE, raising=False)
+    monkeypatch.delenv(SOAK, raising=False)
+    found: pytest.Item = request.node
+    return found
+
+
+def drawn(item: pytest.Item, *, fails: bool) -> int:
+    """The seed of the next run of a test that passes or fails."""
+    seeds.begin(item)
+    seed = seeds.drawn_seed()
+    seeds.end(fails)
+    return seed
+
+
+def test_a_test_draws_the_same_seed_each_time_and_another_than_others(item: pytest.Item) -> None:
+    own = drawn(item, fails=False)
+    assert drawn(item, fails=False) == own
+    seeds.begin(item)
+    assert seeds.drawn_seed() == seeds.drawn_seed() == own
+    assert item.parent is not None
+    other = pytest.Function.from_parent(item.parent, name="test_other", callobj=lambda: None)
+    assert drawn(other, fails=False) != own
+
+
+def test_a_group_of_pytest_xdist_changes_no_seed(
+    item: pytest.Item, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = drawn(item, fails=False)
+    monkeypatch.setattr(item, "_nodeid", f"{item.nodeid}@group")
+    assert drawn(item, fails=False) == own
+
+
+@pytest.mark.parametrize("how", [(seeds.VARIABLE, "random"), (SOAK, "0.1")])
+def test_a_new_seed_that_fails_is_drawn_until_it_passes(
+    item: pytest.Item, monkeypatch: pytest.MonkeyPatch, how: tuple[str, str]
+) -> None:
+    own = drawn(item, fails=False)
+    monkeypatch.setenv(*how)
+    new = {drawn(item, fails=False) for _ in range(5)}
+    assert len(new) > 1 and own not in new  # by chance equal once in 200,000
+    found = drawn(item, fails=True)
+    assert drawn(item, fails=True) == found
+    monkeypatch.delenv(how[0])
+    assert drawn(item, fails=True) == found
+    monkeypatch.setenv(seeds.VARIABLE, "7")  # another that is asked for does not make it pass
+    assert drawn(item, fails=False) == 7
+    monkeypatch.delenv(seeds.VARIABLE)
+    assert drawn(item, fails=False) == found
+    assert drawn(item, fails=False) == own
+
+
+def test_examples_are_the_same_each_time() -> None:
+    assert settings().derandomize is not seeds.explores()
+
+
+def test_nothing_runs_a_failed_test_once_more() -> None:
+    groups = tomllib.loads((REPO / "pyproject.toml").read_text())["dependency-groups"]
+    needs = {re.split(r"[^\w-]", one)[0] for group in groups.values() for one in map(str, group)}
+    assert not needs & {"pytest-rerunfailures", "pytest-retry", "flaky"}
+    for path in (REPO / "Makefile", *(REPO / ".ci").iterdir(), *(REPO / ".github").rglob("*.yml")):
+        for word in ("--last-failed", "--lf", "--failed-first", "--reruns", "make test ||"):
+            assert word not in path.read_text(), path
+    for path in (REPO / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and node.type is not None:
+                caught = ast.unparse(node.type)
+                assert "AssertionError" not in caught, f"{path}:{node.lineno}"
