@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Column, Table
+from typer.core import TyperGroup
 
-from langchain_art.cli.options import AsJson, console
+from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
 
 if TYPE_CHECKING:
     from langchain_art.training.experiments.fits import Fit
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 Root = Annotated[Path, typer.Option(help="The folder below which fits are looked for.")]
 
 
+class _ListsByDefault(TyperGroup):
+    """`fits` with names of fits, or without any, is `fits list`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or args[0] not in {*self.commands, "--help"}:
+            args.insert(0, "list")
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_ListsByDefault, help="List and compare fits, or find where two with one seed differ."
+)
+
+
+@app.command("list")
 def fits(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Folders of fits. None: all.")
@@ -44,13 +60,45 @@ def fits(
     console.print(_table(found))
     for other in found[1:] if names else []:
         differences = found[0].state.used.differences(other.state.used)
-        words = "; ".join(differences) or "nothing but chance"
+        words = "; ".join(differences) or "no setting; fits diff finds what is not equal"
         console.print(
             f"{found[0].name} -> {other.name}: {words}",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
+
+
+@app.command()
+def diff(
+    one: Annotated[str, typer.Argument(metavar="A", help="The folder of a fit.")],
+    other: Annotated[str, typer.Argument(metavar="B", help="That of another one.")],
+    root: Root = Path("out"),
+    base_url: BaseUrl = None,
+    other_url: Annotated[str | None, typer.Option(help="B's server, if it is not A's.")] = None,
+) -> None:
+    """Find the first call, token, reward, metric or weight that two fits with one seed differ in.
+
+    The exit code is 0 if they are equal, and 1 if they are not. A's server and B's are the same,
+    unless --other-url says otherwise.
+
+    \b
+    Examples:
+      langchain-art fits diff before after
+      langchain-art fits diff here there --other-url http://trainer.example:8000/v1
+    """
+    from langchain_art.training.experiments.divergence import compare_fits
+    from langchain_art.training.experiments.fits import chosen_fits
+
+    first, second = chosen_fits(root, [one, other])
+    settings = first.state.used.differences(second.state.used)
+    with client_of(base_url) as client, client_of(other_url or base_url) as others:
+        found = compare_fits(first, second, client, others)
+    if settings:
+        typer.echo(f"settings: {'; '.join(settings)}")
+    typer.echo(str(found))
+    if found.first is not None:
+        raise typer.Exit(1)
 
 
 def curve(

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.text import Text
 
 from langchain_art.cli import checkpoints, review, traces
+from langchain_art.cli import fits as fit_commands
 from langchain_art.cli.analyze import analyze
 from langchain_art.cli.canary import canary
 from langchain_art.cli.cloud.launch import launch
 from langchain_art.cli.doctor import doctor
-from langchain_art.cli.fits import Root, curve, fits
+from langchain_art.cli.fits import Root, curve
 from langchain_art.cli.keys import commands as keys
 from langchain_art.cli.keys import servers_key
 from langchain_art.cli.options import (
@@ -51,6 +52,7 @@ app = typer.Typer(
     "  ART_API_KEY   its key, for servers and clients alike; never a flag",
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(fit_commands.app, name="fits")
 app.add_typer(servers_key.app, name="key")
 app.add_typer(keys.app, name="keys")
 app.add_typer(review.app, name="review")
@@ -58,7 +60,6 @@ app.add_typer(traces.app, name="traces")
 app.command()(analyze)
 app.command()(canary)
 app.command()(doctor)
-app.command()(fits)
 app.command()(curve)
 app.command()(tune)
 app.command()(worker)

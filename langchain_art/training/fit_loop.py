@@ -212,6 +212,7 @@ class FitLoop:
             node_rewards=node_rewards(pending.trajectories),
             groups=len(pending.groups),
             runs=len(rewards),
+            run_ids=tuple(tuple(run.id for run in group.trajectories) for group in pending.groups),
             own_advantages=pending.advantages is not None and self.plan.forks is None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,

@@ -92,7 +92,8 @@ class Trainer(TunesRates):
             needs. None: ``out/train``.
         client: whose server and key to use, instead of the model's.
         seed: of the order of the scenarios, of each call's sampling and of ``run.rng``
-            (`langchain_art.call_seeds`). The embedded engine then gives the same fit again.
+            (`langchain_art.call_seeds`). The embedded engine then gives the same fit again, also
+            to one that is resumed, but not with `max_steps_ahead`.
         lora: shape of the policy's adapter if it is made now. None: an existing policy as it is,
             or the defaults of `LoraConfig`.
         max_failed: fraction of a batch's rollouts that may raise before the fit ends.

@@ -1,0 +1,216 @@
+"""The first call, token, reward, metric or weight in which two fits with one seed are not equal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from langchain_art.client.sync_client import ArtClient
+from langchain_art.errors import ConfigError
+from langchain_art.training.experiments.fits import Fit
+from langchain_art.training.results.records import StepRecord
+from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire.calls import label
+
+#: Ends of the names of metrics that measure the machine.
+_OF_THE_MACHINE = ("seconds", "bytes")
+_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass
+class FitComparison:
+    """What two fits have in common, up to the first difference."""
+
+    first: str | None = None
+    """Where they differ first, and both values; None: nowhere."""
+    calls: int = 0
+    tokens: int = 0
+    adapters: str = ""
+    """Names and digests of the latest versions of both that the server keeps."""
+
+    def __str__(self) -> str:
+        same = f"{self.calls} calls, {self.tokens} tokens"
+        if self.first is None:
+            return f"equal: {same}, adapters {self.adapters or 'not kept'}"
+        return f"{self.first} (equal before: {same})"
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of the fits, and the server that has its runs."""
+
+    fit: Fit
+    client: ArtClient
+
+    def weights(self, policy: str, version: int) -> bytes | None:
+        """The adapter of a version; None: it is not kept."""
+        if version not in {one.version for one in self.client.checkpoints(policy)}:
+            return None
+        with tempfile.TemporaryDirectory(prefix="langchain-art-diff-") as folder:
+            path = self.client.download_adapter(policy, version, Path(folder) / "adapter")
+            return (path / _WEIGHTS).read_bytes()
+
+    def calls(self, run: Trajectory) -> list[tuple[Turn, dict[str, Any]]]:
+        """The calls of a run that the server sampled."""
+        return [
+            (turn, self.client.call(turn.call_id))
+            for turn in run.turns
+            if turn.ours and turn.call_id
+        ]
+
+
+def compare_fits(
+    first: Fit, second: Fit, client: ArtClient, others: ArtClient | None = None
+) -> FitComparison:
+    """Compare two fits step by step: runs with their calls, then metrics, then weights.
+
+    Args:
+        first: one fit.
+        second: the other; with the same seed.
+        client: of the server of both.
+        others: of the second fit's server, if that is another one.
+
+    Raises:
+        ConfigError: their seeds differ, or one was written before runs were noted in its history.
+        NotFound: a run or a call is no longer stored.
+    """
+    seeds = [one.state.identity.seed for one in (first, second)]
+    if seeds[0] != seeds[1]:
+        raise ConfigError(
+            f"got fits with the seeds {seeds[0]} and {seeds[1]}, expected one seed: with two, the "
+            "first token is another already"
+        )
+    found, sides = FitComparison(), (_Side(first, client), _Side(second, others or client))
+    found.first = next(_differences(found, *sides), None)
+    return found
+
+
+def _differences(found: FitComparison, one: _Side, other: _Side) -> Iterator[str]:
+    for a, b in zip_longest(one.fit.steps, other.fit.steps):
+        if a is None or b is None:
+            ended = one if a is None else other
+            yield f"{ended.fit.name} has ended after step {ended.fit.done}, the other has not"
+            return
+        for record, side in ((a, one), (b, other)):
+            if record.groups and not record.run_ids:
+                raise ConfigError(
+                    f"step {record.step} of {side.fit.name} names no runs, since an earlier "
+                    "release wrote it; run the fit again to compare it"
+                )
+        yield from _runs(found, a, b, one, other)
+        yield from _trained(found, a, b, one, other)
+    for a, b in zip_longest(one.fit.evals, other.fit.evals):
+        yield from _unequal("evaluation", a and (a.step, a.mean), b and (b.step, b.mean))
+
+
+def _runs(
+    found: FitComparison, a: StepRecord, b: StepRecord, one: _Side, other: _Side
+) -> Iterator[str]:
+    step = f"step {a.step}"
+    for number, ids in enumerate(zip_longest(a.run_ids, b.run_ids, fillvalue=()), 1):
+        yield from _unequal(f"{step}, group {number}, runs", *map(len, ids))
+        for member, (left, right) in enumerate(zip(*ids, strict=True)):
+            mine, theirs = one.client.trajectory(left), other.client.trajectory(right)
+            where = f"{step}, scenario {mine.scenario!r}, member {member}"
+            yield from _unequal(f"{where}, scenario", mine.scenario, theirs.scenario)
+            calls = other.calls(theirs)
+            for place, (turn, call) in enumerate(one.calls(mine)):
+                at = f"{where}, node {label(turn)}, call {place}"
+                twin = _twin(call, calls)
+                if twin is None:
+                    yield f"{at}: {other.fit.name} has no such call"
+                    return
+                their_turn, their_call = calls.pop(twin)
+                yield from _call(at, call, their_call)
+                yield from _unequal(f"{at}, reward", turn.reward, their_turn.reward)
+                found.calls += 1
+                found.tokens += len(call["token_ids"])
+            for turn, _ in calls:
+                yield f"{where}, node {label(turn)}: {one.fit.name} has no such call"
+            yield from _unequal(f"{where}, status", mine.status, theirs.status)
+            yield from _unequal(f"{where}, reward", mine.reward, theirs.reward)
+
+
+def _twin(call: Mapping[str, Any], calls: list[tuple[Turn, dict[str, Any]]]) -> int | None:
+    """Which of `calls` has this call's seed; if none has, the first of those that are left.
+
+    The seed is of the nodes and messages: parallel branches call in any order.
+    """
+    seed = call["request"].get("seed")
+    same = [place for place, (_, one) in enumerate(calls) if one["request"].get("seed") == seed]
+    return next(iter([*same, *range(len(calls))]), None)
+
+
+def _call(at: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    asked, why = one["request"], ""
+    for name in dict.fromkeys([*asked, *other["request"]]):
+        values = asked.get(name), other["request"].get(name)
+        if name not in ("messages", "model", "seed") and values[0] != values[1]:
+            why += f"; its {name} is {values[0]!r} and {values[1]!r}"
+    names = {"prompt_token_ids": "prompt token", "token_ids": "token", "logprobs": "logprob"}
+    for field, name in names.items():
+        for place, (a, b) in enumerate(zip_longest(one[field], other[field])):
+            for words in _unequal(f"{at}, {name} {place}", a, b):
+                yield words + why
+
+
+def _trained(
+    found: FitComparison, a: StepRecord, b: StepRecord, one: _Side, other: _Side
+) -> Iterator[str]:
+    digests: list[str] = []
+    for (policy, mine), (theirs, result) in zip(a.results.items(), b.results.items(), strict=True):
+        where = f"step {a.step}, {policy}"
+        for name in dict.fromkeys([*mine.metrics, *result.metrics]):
+            if not name.endswith(_OF_THE_MACHINE):
+                values = mine.metrics.get(name), result.metrics.get(name)
+                yield from _unequal(f"{where}, {name}", *values)
+        left, right = one.weights(policy, mine.version), other.weights(theirs, result.version)
+        if left is None or right is None:
+            continue
+        yield from _tensors(where, _read(left), _read(right))
+        digests.append(f"{policy}@{mine.version} sha256 {hashlib.sha256(left).hexdigest()}")
+    found.adapters = ", ".join(digests) or found.adapters
+
+
+_Tensor = tuple[dict[str, Any], memoryview]
+
+
+def _read(file: bytes) -> dict[str, _Tensor]:
+    """The tensors of a safetensors file, each with its dtype and shape."""
+    (size,) = struct.unpack("<Q", file[:8])
+    header, data = json.loads(file[8 : 8 + size]), memoryview(file)[8 + size :]
+    header.pop("__metadata__", None)
+    return {
+        name: (about, data[slice(*about.pop("data_offsets"))]) for name, about in header.items()
+    }
+
+
+def _tensors(where: str, one: dict[str, _Tensor], other: dict[str, _Tensor]) -> Iterator[str]:
+    yield from _unequal(f"{where}, tensors", sorted(one), sorted(other))
+    for name in sorted(one):
+        (about, left), (known, right) = one[name], other[name]
+        yield from _unequal(f"{where}, weight {name}", about, known)
+        if left != right:
+            size = {"F32": 4, "F16": 2, "BF16": 2}[about["dtype"]]
+            starts = range(0, len(left), size)
+            start = next(n for n in starts if left[n : n + size] != right[n : n + size])
+            a, b = (_number(some[start : start + size], about["dtype"]) for some in (left, right))
+            yield f"{where}, weight {name}[{start // size}]: {a!r} and {b!r}"
+
+
+def _number(value: memoryview, dtype: str) -> float:
+    raw = bytes(value)
+    return struct.unpack(
+        "<e" if dtype == "F16" else "<f", raw if dtype != "BF16" else b"\0\0" + raw
+    )[0]
+
+
+def _unequal(where: str, one: object, other: object) -> Iterable[str]:
+    return [] if one == other else [f"{where}: {one!r} and {other!r}"]
