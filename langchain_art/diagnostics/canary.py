@@ -7,6 +7,7 @@ rise, the server is broken, and the earlier checks locate the fault.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -242,18 +243,18 @@ class _Canary:
 
     def _rollouts(self) -> list[_Run]:
         """A run of each prompt `group_size` times, all at once; shorter replies are better."""
-        model = self._model(POLICY)
+        prompts = [prompt for prompt in PROMPTS for _ in range(self.group_size)]
+        seeds = itertools.count(len(self.runs) * len(prompts))
 
-        def one(prompt: str) -> _Run:
+        def one(prompt: str, seed: int) -> _Run:
             with capture(scenario=prompt) as run:
-                reply = model.invoke(prompt)
+                reply = self._model(POLICY, seed).invoke(prompt)
                 run.reward = reward = -float(len(reply.text))
             about = reply.response_metadata
             return _Run(run.trajectory(), reward, tokens_of(about), about["model_name"])
 
-        prompts = [prompt for prompt in PROMPTS for _ in range(self.group_size)]
         with ThreadPoolExecutor(WORKERS) as pool:
-            return list(pool.map(one, prompts))
+            return list(pool.map(one, prompts, seeds))
 
     def _step(self, runs: Sequence[_Run]) -> TrainResult:
         groups = [

@@ -93,6 +93,7 @@ def unsafe(forks: Forks, graph: Compiled) -> list[str]:
 def fork_points(
     forks: Forks,
     run: str,
+    chance: random.Random,
     history: Iterable[StateSnapshot],
     calls: Sequence[tuple[str, int] | None],
 ) -> list[ForkPoint]:
@@ -100,7 +101,8 @@ def fork_points(
 
     Args:
         forks: the settings.
-        run: its id, from which the visit of a node is drawn.
+        run: its id.
+        chance: draws the visit of a node.
         history: all checkpoints of its thread.
         calls: for each of its calls in order, node and step in the graph (`outermost_nodes`).
 
@@ -118,7 +120,7 @@ def fork_points(
         ]
         if not visits:
             continue
-        step = random.Random(f"{run}:{node}").choice(visits)
+        step = chance.choice(visits)
         for one in visits:
             if any(task.path and task.path[0] == _PUSH for task in by_step[one].tasks):
                 raise _refused(

@@ -57,7 +57,8 @@ class ForkWorker(RolloutWorker):
         if trunk.status == "interrupted":
             await self._refuse(config)
         history = [one async for one in self._graph.aget_state_history(config)]
-        points = fork_points(self.forks, trunk.id, history, recorded.recorder.outermost_nodes())
+        calls = recorded.recorder.outermost_nodes()
+        points = fork_points(self.forks, trunk.id, recorded.rng, history, calls)
         found = [trunk]
         for point in points:
             about = ForkOf(of=trunk.id, node=point.node, turns=point.turns)

@@ -19,7 +19,7 @@ class Forks:
     After each run that has ended, each node of `at` is run again from the checkpoint before it, and
     what follows it, `continuations` times: on the same thread of the user's checkpointer, addressed
     by ``checkpoint_id``, one after the other. Of several visits of a node that called a model, one
-    is drawn, the same for the same run. Nodes before it are not run again. Nothing that nodes do
+    is drawn, by the run's ``rng``. Nodes before it are not run again. Nothing that nodes do
     outside of the graph's state (a store, a file, a request) is copied or undone.
 
     Example::

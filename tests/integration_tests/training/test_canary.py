@@ -65,6 +65,8 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
         assert [one.version for one in client.checkpoints(POLICY)] == [0]
         assert f"{POLICY}@0" in report.left
         client.status()  # the client that was given is not closed
+        calls = [run.turns[0].call_id for run in client.trajectories(64)]
+        assert len({client.call(one)["request"]["seed"] for one in calls if one}) == 64
     assert [done for done, _, _ in heard] == list(range(len(heard)))
     assert heard[-1][0] < heard[-1][1]
     figures = {check.name: check.value for check in report.checks}

@@ -94,6 +94,10 @@ async def test_rates_are_compared_and_the_policy_is_left_as_it_was(
         assert rates == pytest.approx([own / 3, own, own * 3])
         assert client.policy(policy).version == first.version
         assert client.checkpoints(policy) == before
+        again = await trainer.tune(
+            rollout, train, rates=rates[-1:], steps=2, eval_scenarios=held_out
+        )
+        assert again.probes == found.probes[-1:], "one seed, one probe"
         calls: list[Any] = []
 
         async def breaks(scenario: Any) -> Any:

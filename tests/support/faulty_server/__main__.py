@@ -45,8 +45,10 @@ class FaultySampler(TransformersSampler):
         elif now == "truncated":
             request = replace(request, sampling=replace(sampling, top_k=2))
         others: list[ChatReply] = []
-        for _ in range(3 if now == "likeliest of four" else 0):
-            others += [one async for one in super().chat(request) if isinstance(one, ChatReply)]
+        for number in range(3 if now == "likeliest of four" else 0):
+            seed = None if sampling.seed is None else sampling.seed + 1000 * (number + 1)
+            again = replace(request, sampling=replace(sampling, seed=seed))
+            others += [one async for one in super().chat(again) if isinstance(one, ChatReply)]
         async for reply in super().chat(request):
             if others and isinstance(reply, ChatReply):
                 drawn = [*others, reply]

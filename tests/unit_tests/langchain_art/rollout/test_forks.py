@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypedDict
@@ -21,6 +20,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import CachePolicy, RetryPolicy, Send, interrupt
 
+from langchain_art.call_seeds import RunSeed, run_seed
 from langchain_art.errors import ConfigError, RolloutFailed
 from langchain_art.rollout.fork_worker import ForkWorker
 from langchain_art.rollout.forks import FORK, Forks
@@ -133,9 +133,10 @@ async def test_two_nodes_each_branch_the_run_and_not_each_others_branches() -> N
 
 
 async def test_of_several_visits_one_is_drawn() -> None:
-    """The same for one run, others for others, so that each decision has its turn."""
-    drawn = Counter[int]()
-    for _ in range(24):
+    """By the run's seed: the same again, and others for others, so that each has its turn."""
+    drawn = list[int]()
+    for seed in [*range(24), *range(24)]:
+        run_seed.set(RunSeed(seed))
         made = Program()
         built = StateGraph(MessagesState)
         built.add_node("agent", made.node("agent"))
@@ -145,9 +146,8 @@ async def test_of_several_visits_one_is_drawn() -> None:
         trunk, branch = await runs_of(built.compile(InMemorySaver()), Forks(("agent",), 1))
         turns = branch.metadata[FORK]["turns"]
         assert len(trunk.turns) == 3 and len(branch.turns) == 3 - turns
-        assert turns == random.Random(f"{trunk.id}:agent").choice([1, 2, 3]) - 1
-        drawn[turns] += 1
-    assert len(drawn) == 3
+        drawn.append(turns)
+    assert drawn[:24] == drawn[24:] and set(drawn) == {0, 1, 2}
 
 
 async def test_a_subgraph_is_run_again_as_a_whole() -> None:

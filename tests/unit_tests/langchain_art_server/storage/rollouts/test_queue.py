@@ -218,6 +218,23 @@ async def test_an_id_is_used_once(queue: Queue) -> None:
         await queue.queue.put(wire.RolloutBatch.model_validate(batch | {"rollout": "x:y"}))
 
 
+async def test_each_attempt_has_the_seed_that_was_put_up(queue: Queue) -> None:
+    """Whoever makes it; and the same rollout with another seed is another one."""
+    seeded, plain = (
+        wire.RolloutBatch.model_validate(
+            {"batch": "b", "rollout": ROLLOUT, "rollouts": ({"id": "s-0", "seed": seed},)}
+        )
+        for seed in ('[7,"train",0,1]', None)
+    )
+    assert await queue.queue.put(seeded) == 1 and await queue.queue.put(seeded) == 0
+    with pytest.raises(Conflict, match="with another scenario, seed or batch than before"):
+        await queue.queue.put(plain)
+    [first] = await queue.lease("a", free=1)
+    queue.now[0] += 61
+    [second] = await queue.lease("b", free=1)
+    assert first.seed == second.seed == '[7,"train",0,1]' and second.attempt == 2
+
+
 async def test_rollouts_of_another_program_are_named(queue: Queue) -> None:
     await queue.put(1)
     known = {"worker": "a", "rollout": "other:rollout", "slots": 1, "free": 1}
