@@ -101,15 +101,16 @@ def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:
         Row([5, 6, 7, 8], [0, 1, 0, 1], [0, -1, 0, -2], [0.0] * 4, calls=[-1, 0, -1, 1]),
         Row([5, 6], [0, 0], [0.0] * 2, [0.0] * 2),
         Row([5, 6, 7], [0, 1, 1], [0, -3, -4], [0.0] * 3),
+        Row([5, 6], [0, 1], [0, -5], [0.0] * 2, calls=[-1, 0]),  # the number of the call before it
     ]
     counted = CountedTokens.of(rows)
-    assert counted.row_T.tolist() == [0, 0, 2, 2]
-    assert counted.at_T.tolist() == [1, 3, 1, 2]
-    assert counted.call_T.tolist() == [0, 1, 2, 2]
-    assert counted.column([row.logprobs for row in rows]).tolist() == [-1, -2, -3, -4]
+    assert counted.row_T.tolist() == [0, 0, 2, 2, 3]
+    assert counted.at_T.tolist() == [1, 3, 1, 2, 1]
+    assert counted.call_T.tolist() == [0, 1, 2, 2, 3]
+    assert counted.column([row.logprobs for row in rows]).tolist() == [-1, -2, -3, -4, -5]
     everything = CountedTokens.of(rows, every_token=True)
-    assert everything.row_T.tolist() == [0, 0, 0, 1, 2, 2]
-    assert everything.at_T.tolist() == [1, 2, 3, 1, 1, 2]
+    assert everything.row_T.tolist() == [0, 0, 0, 1, 2, 2, 3]
+    assert everything.at_T.tolist() == [1, 2, 3, 1, 1, 2, 1]
 
 
 def test_terms_of_some_rows_are_numbered_as_if_there_were_no_others() -> None:

@@ -34,6 +34,12 @@ CONFIG = TrainConfig(
 SHAPES: list[dict[str, Any]] = [{}, {"rank": 8}, {"alpha": 32.0}, {"targets": ("q_proj",)}]
 
 
+def adam_state(core: LearnerCore) -> list[dict[str, Any]]:
+    """The optimizer's state of each parameter."""
+    states = core._optimizer.state_dict()["state"].values()
+    return [{key: value.tolist() for key, value in state.items()} for state in states]
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_teacher_is_scored_with_its_own_shape(
     shape: dict[str, Any], tiny: str, tmp_path: Path
@@ -50,10 +56,12 @@ def test_a_teacher_is_scored_with_its_own_shape(
     )
     core.logprobs(start, rows)  # holds the student
     student, held = core.parameters, {n: p.tolist() for n, p in core.parameters.items()}
+    moments = adam_state(core)
     found_N = core.batch(rows, CONFIG, teacher).loss.reference_logprobs_N
     assert found_N is not None
     np.testing.assert_allclose(found_N.numpy(), expected, atol=1e-5)
     assert {n: p.tolist() for n, p in core.parameters.items()} == held and len(student) == len(held)
+    assert adam_state(core) == moments and len(moments) == len(held)
 
     # The step is that of a learner which has never scored another adapter, and so is the next.
     metrics: list[dict[str, float]] = []

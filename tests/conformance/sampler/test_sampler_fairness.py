@@ -12,7 +12,14 @@ import pytest
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.embedded import process
 from langchain_art_server.backends.embedded.sequence import SequenceState
-from tests.support.tiny_models import LocalSampler, ask, check_logprobs, load_plain
+from tests.support.tiny_models import (
+    LocalSampler,
+    ask,
+    check_logprobs,
+    load_plain,
+    three_adapters,
+    with_adapter,
+)
 
 BATCH = 16
 
@@ -76,6 +83,30 @@ def test_a_client_with_hundreds_of_long_calls_makes_another_wait_little(
     check_logprobs(load_plain(model), replies[::6])
     alone = LocalSampler(model).chat(*asked)
     assert tokens_of(alone) == tokens_of(replies), "and got what they would have got alone"
+
+
+def test_a_client_that_has_turns_of_its_own_keeps_its_adapter(
+    sampler: LocalSampler, model: Path, tmp_path: Path
+) -> None:
+    Clock(sampler, 0.002, 0.0005)
+    paths = three_adapters(tmp_path, model)
+    for name in ("a@1", "b@1"):
+        sampler.load(name, paths[name])
+    firsts, decode = set[int](), sampler.host.scheduler._decode
+
+    def noted(first: int, last: int, ended: list[SequenceState]) -> None:
+        firsts.add(first)
+        decode(first, last, ended)
+
+    sampler.host.scheduler._decode = noted
+    for n in range(12):
+        sampler.send(ask(f"{n} the team", client="a", adapter="a@1", seed=n, max_tokens=40))
+    for _ in range(10):
+        sampler.turn()
+    call = sampler.send(ask("mail", client="b", adapter="b@1", seed=1, max_tokens=8))
+    sampler.run()
+    assert max(firsts) > 0, "rows behind the first were computed without those before them"
+    check_logprobs(with_adapter(model, paths["b@1"]), [sampler.reply(call)])
 
 
 def test_long_prompts_of_one_client_make_another_wait_little(

@@ -121,6 +121,16 @@ async def test_a_lease_that_is_renewed_goes_on(queue: Queue) -> None:
     assert await queue.queue.hold(held) == [lease.trajectory_id, "gone"]
 
 
+async def test_a_worker_that_asks_for_more_renews_what_it_holds(queue: Queue) -> None:
+    await queue.put(1)
+    [lease] = await queue.lease("a", free=2)
+    for _ in range(4):
+        queue.now[0] += 50
+        assert await queue.lease("a", free=1) == []
+    assert queue.holds["a"] == [lease.trajectory_id]
+    assert await queue.lease("b", free=1) == []
+
+
 async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
     queue: Queue,
 ) -> None:
