@@ -260,7 +260,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     said.append(
         f"the reviewer prefers the runs after in {prefers['won']} of "
         f"{prefers['won'] + prefers['lost']} questions that he marks differently "
-        f"(sign test: p = {prefers['p_value']:.4f})"
+        f"(sign test: p = {prefers['p_value']:.2g})"
     )
     return said
 
