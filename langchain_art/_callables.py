@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from threading import current_thread, main_thread
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from langchain_art.errors import ArtError, ConfigError
 
 T = TypeVar("T")
+#: More than all nodes that could run at once. A thread is made where none is idle.
+_MOST_THREADS = 4096
+#: Event loops that `let_all_nodes_run` has seen.
+_LOOPS = WeakSet[asyncio.AbstractEventLoop]()
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -41,6 +46,22 @@ async def call(function: Callable[..., Any], *given: Any, threads: Executor | No
         with only_errors(function):
             return await found
     return found
+
+
+def let_all_nodes_run() -> None:
+    """Give the running event loop a thread for each synchronous node that runs.
+
+    LangGraph runs those of an ``ainvoke`` in the loop's default executor. Asyncio's own has as many
+    threads as cores, and four; this one has as many as are needed at once. One that the program has
+    set stays.
+    """
+    loop = asyncio.get_running_loop()
+    if loop in _LOOPS:
+        return
+    _LOOPS.add(loop)
+    there = getattr(loop, "_default_executor", None)
+    if there is None or getattr(there, "_thread_name_prefix", "") == "asyncio":
+        loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "nodes"))
 
 
 def called_in_thread(function: Callable[..., Any], *given: Any) -> Any:

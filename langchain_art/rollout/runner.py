@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from langchain_art._callables import call
+from langchain_art._callables import call, let_all_nodes_run
 from langchain_art.call_seeds import run_seed
 from langchain_art.errors import (
     OF_OUR_CALL,
@@ -100,6 +100,7 @@ class RolloutWorker(RunSource):
         Returns:
             The trajectory, and what was recorded in the scope.
         """
+        let_all_nodes_run()
         attempt, seed = 0, run_seed.get()
         while True:
             if seed is not None:  # a repeated run samples what the first would have

@@ -4,16 +4,18 @@ import asyncio
 import contextvars
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import httpx
 import numpy as np
 import openai
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langgraph.graph import StateGraph
 
 from langchain_art.errors import (
     OF_OUR_CALL,
@@ -118,6 +120,46 @@ async def test_no_more_runs_at_once_than_allowed() -> None:
 
     await gather(rollout, SCENARIOS, group_size=8, concurrency=5)
     assert most == 5
+
+
+def meeting(parties: int) -> Any:
+    """A rollout by a graph of one synchronous node, which ends once so many run at once."""
+    barrier = threading.Barrier(parties, timeout=60)
+
+    class State(TypedDict):
+        value: float
+
+    def node(_: State) -> dict[str, float]:
+        barrier.wait()
+        return {}
+
+    graph = StateGraph(State).add_node("node", node).set_entry_point("node").compile()
+
+    async def rollout(scenario: Scenario) -> float:
+        await graph.ainvoke({"value": scenario.value})
+        return scenario.value
+
+    return rollout
+
+
+#: More than the threads that asyncio has for them: one for each core, four more, at most 32.
+AT_ONCE = 40
+
+
+def test_synchronous_nodes_of_all_runs_run_at_once() -> None:
+    async def main() -> None:
+        await asyncio.to_thread(int)  # the loop has its executor by now
+        await gather(meeting(AT_ONCE), SCENARIOS, group_size=AT_ONCE // 2, max_failed=0)
+
+    for _ in range(2):  # each in a loop of its own
+        asyncio.run(main())
+
+
+async def test_an_executor_of_the_programs_own_stays() -> None:
+    mine = ThreadPoolExecutor(2, thread_name_prefix="mine")
+    asyncio.get_running_loop().set_default_executor(mine)
+    await gather(meeting(2), SCENARIOS, group_size=1, max_failed=0)
+    assert (await asyncio.to_thread(threading.current_thread)).name.startswith("mine")
 
 
 async def test_context_variables_come_along_and_do_not_leak() -> None:
