@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -31,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     started.stop()
 
 
-def chat(http: httpx.Client, server: LiveServer, **body: object) -> dict[str, object]:
+def chat(http: httpx.Client, server: LiveServer, **body: Any) -> dict[str, Any]:
     answer = http.post("/v1/chat/completions", json={"model": server.policy, **body})
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]
@@ -48,13 +49,14 @@ def step(http: httpx.Client, server: LiveServer, number: int) -> TrainResult:
     forced = {"type": "function", "function": {"name": "weather"}}
     tools = {"messages": [ASKED], "tools": [WEATHER, CLOCK], "tool_choice": forced}
     groups: list[list[str]] = []
-    for kind, asked in ("said", {"messages": [CAPITAL]}), ("called", tools):
+    said_in_words = {"messages": [CAPITAL], "max_tokens": 16}
+    for kind, asked in ("said", said_in_words), ("called", tools | {"max_tokens": 64}):
         groups.append([f"{kind}-{number}-{seed}" for seed in range(RUNS)])
         for seed, run in enumerate(groups[-1]):
-            more = {"max_tokens": 32, "seed": seed, "art": {"trajectory_id": run}}
+            more = {"seed": seed, "art": {"trajectory_id": run}}
             said = chat(http, server, **asked, **more)
             if kind == "called":
-                [call] = said["tool_calls"]  # type: ignore[misc]
+                [call] = said["tool_calls"]
                 arguments = json.loads(call["function"]["arguments"])
                 assert call["function"]["name"] == "weather" and {"city", "days"} == set(arguments)
             reward = len(json.dumps(said)) + seed
@@ -71,3 +73,5 @@ def test_three_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None
     for result in results:
         assert 0 < result.metrics["logprob_gap_mean"] <= 1e-5, result.metrics
         assert result.metrics["probe_change"] > 0 and not result.excluded, result
+    log = server.log.read_text()
+    assert "deprecated" not in log and "Failed to load" not in log, log

@@ -66,6 +66,7 @@ class SlotRunner:
             dtype=model.dtype,
             columns=self.invariance.length if self.invariance else int,
         )
+        self._cache_name = _cache_name(model)
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
@@ -108,8 +109,8 @@ class SlotRunner:
             input_ids=ids,
             attention_mask=self._masks(positions, length),
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **{self._cache_name: self.cache},
             **extra,
         )
         return output.logits[:, -1].float()
@@ -144,6 +145,7 @@ class SerialRunner:
         self._state: dict[str, Any] = {}
         self._seen: list[int] = []
         self._takes = set(inspect.signature(model.forward).parameters)
+        self._cache_name = _cache_name(model)
 
     def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
         """See `SlotRunner`."""
@@ -165,12 +167,16 @@ class SerialRunner:
             extra["position_ids"] = torch.arange(start, len(self._seen), device=self.device)[None]
         output = self.model(input_ids=ids, use_cache=True, **extra)
         # A model that returns no state gets the whole sequence each time.
-        self._state = {
-            name: output[name]
-            for name in ("past_key_values", "cache_params")
-            if name in self._takes and output.get(name) is not None
-        }
+        state = output.get(self._cache_name) if self._cache_name in self._takes else None
+        self._state = {} if state is None else {self._cache_name: state}
         return output.logits[:, -1].float()
+
+
+def _cache_name(model: Any) -> str:
+    """The argument that a model takes its state by: `cache` since transformers 5.24."""
+    takes = inspect.signature(model.forward).parameters
+    names = ("cache", "past_key_values", "cache_params")
+    return next((name for name in names if name in takes), names[0])
 
 
 def make_runner(
@@ -215,7 +221,7 @@ def _layout(model: Any) -> Layout:
             f"its rotary embedding ({rope[0]}) depends on the longest of a batch"
         )
     ids = torch.ones(1, 3, dtype=torch.long, device=model.device)
-    cache = model(input_ids=ids, use_cache=True).get("past_key_values")
+    cache = model(input_ids=ids, use_cache=True).get(_cache_name(model))
     layers: dict[int, tuple[Tensor, Tensor]] = {}
     for index, layer in enumerate(getattr(cache, "layers", ())):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -30,6 +30,9 @@ from langchain_art_server.start_checks import INDEX, WEIGHTS
 
 _AUTO = cast(Any, AutoModelForCausalLM)
 _META = torch.device("meta")
+# Where it is installed, PEFT imports it. It warns of a kernel that it lacks, which
+# `compute_exactly` turns off.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 class _LoadReport(logging.Filter):
@@ -110,8 +113,6 @@ def load_causal(
     base_outline(name, dtype)
     if quantized := in_four_bits(read_config(name), name):
         check_device(device)
-        # It warns of a kernel that it lacks, which `compute_exactly` turns off.
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     model = _read(name, dtype, **({"device_map": {"": device}} if quantized else {}))
     if quantized:
         compute_exactly(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ class HeldAdapter:
             self._weights.round_to_model()
 
     def _with_lora(self, shape: peft.LoraConfig) -> peft.PeftModel:
-        return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
+        with warnings.catch_warnings():  # of PEFT's, which asks the base by a name of old
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            return peft.get_peft_model(self.base, shape)  # pyright: ignore[reportReturnType]
 
     def _hold(self, folder: Path) -> None:
         """Load an adapter and its optimizer, unless they are in memory."""
