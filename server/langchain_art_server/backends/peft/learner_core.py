@@ -320,11 +320,12 @@ class LearnerCore(HeldAdapter):
         region = None
         if bound is not None:
             region = TrustRegion(self.parameters.values(), bound, self.rounded)
+        sweeps = updates + (region is not None)
         moved: float | None = None  # None: the parameters have changed since it was measured
         for update in range(updates):
 
             def report(fraction: float, message: str, done: int = update) -> None:
-                progress((done + fraction) / updates, f"update {done + 1}, {message}")
+                progress((done + fraction) / sweeps, f"update {done + 1}, {message}")
 
             loss, found = self.accumulate(batch, report)
             if update == 0:
@@ -352,6 +353,7 @@ class LearnerCore(HeldAdapter):
             first = first if update else found
         reached: dict[str, float] = {}
         if region is not None:
+            progress(updates / sweeps, "measuring how far the step has moved the policy")
             moved = self._divergence(batch, rate) if moved is None else moved
             moved, kept = region.shorten(moved, lambda: self._divergence(batch, rate))
             reached = {"step_kl": moved, "step_kept": kept}

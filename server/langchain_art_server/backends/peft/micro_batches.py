@@ -99,14 +99,14 @@ class MicroBatches:
             ) -> Tensor | None:
                 return visit(logprobs_T, all_T[terms_T])
 
-            packing.sweep(scorer, visit_group if len(numbers_T) else _visit_nothing)
             report(progress, index, len(self._groups))
+            packing.sweep(scorer, visit_group if len(numbers_T) else _visit_nothing)
 
 
 def report(progress: Progress | None, index: int, count: int) -> None:
-    """Report that the micro-batch `index` of `count` is done."""
+    """Report that the micro-batch `index` of `count` begins."""
     if progress is not None:
-        progress((index + 1) / count, f"micro-batch {index + 1} of {count}")
+        progress(index / count, f"micro-batch {index + 1} of {count}")
 
 
 def _visit_nothing(_logprobs_T: Tensor, _terms_T: Tensor) -> None: ...

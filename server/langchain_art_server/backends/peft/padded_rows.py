@@ -57,6 +57,7 @@ class PaddedRows:
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `micro_batches.Packing`."""
+        report(progress, 0, 1)
         # Positions are given explicitly: without a mask, transformers takes a jump in them for the
         # start of another document.
         inputs = {"input_ids": self._ids_BT}
@@ -69,7 +70,6 @@ class PaddedRows:
         scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
         visit_terms(visit, self._terms_T, [(scored, self._share)])
         scored.backward()
-        report(progress, 0, 1)
 
 
 def load_base(model: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

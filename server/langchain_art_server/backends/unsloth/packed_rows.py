@@ -72,6 +72,7 @@ class PackedRows:
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `micro_batches.Packing`."""
+        report(progress, 0, 1)
         inputs = {
             "input_ids": self._ids_P[None],
             "position_ids": self._place_P[None],
@@ -81,7 +82,6 @@ class PackedRows:
         scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
         visit_terms(visit, self._terms_T, [(scored, self._share)])
         scored.backward()
-        report(progress, 0, 1)
 
 
 class UnslothPacker(Packer):

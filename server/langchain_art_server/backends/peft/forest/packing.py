@@ -133,11 +133,11 @@ class ForestRows:
         for index, batch in enumerate(self._batches):
             while alive and alive[-1].index != batch.parent:
                 alive.pop().backward()
+            report(progress, index, len(self._batches))
             alive.append(_OpenPart(index, batch, scorer, alive))
             scored = {one.index: one.scored for one in alive}
             shares = [(scored[part], share) for part, share in batch.shares.items()]
             visit_terms(visit, batch.terms_T, shares)
-            report(progress, index, len(self._batches))
         while alive:
             alive.pop().backward()
 
