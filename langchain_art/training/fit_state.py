@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 M = TypeVar("M", bound=BaseModel)
 #: The names of a fit's files.
 FIT, HISTORY, LOCK = "fit.json", "history.jsonl", "fit.lock"
+#: Of a fit's name in its keys, which have 128 characters, up to 64 of them a policy's name.
+_NAME_LENGTH = 32
 
 
 def read_state(path: Path, kind: type[M]) -> M | None:
@@ -89,6 +92,8 @@ class FitState(Record):
     """What a fit is and how far it is: ``fit.json``; its steps are in ``history.jsonl``."""
 
     fit_id: str
+    name: str = ""
+    """Of its folder, as far as a key can have it: jobs and the page's curves are named by it."""
     identity: FitIdentity
     steps: int = 0
     """That the latest call of `Trainer.fit` asked for."""
@@ -132,7 +137,8 @@ class FitState(Record):
     def key(self, policy: str, step: int) -> str:
         """The idempotency key of a policy's job: the same step is never trained twice."""
         attempt = self.failed_jobs.get(step, 0)
-        return f"{self.fit_id}:{policy}:step:{step}" + (f":{attempt + 1}" if attempt else "")
+        fit = f"{self.name}-{self.fit_id}" if self.name else self.fit_id
+        return f"{fit}:{policy}:step:{step}" + (f":{attempt + 1}" if attempt else "")
 
 
 class PendingStep(Record):
@@ -209,7 +215,10 @@ class History:
         self.resumed = state is not None
         # A fresh fit takes over what the former one pinned, and unpins it with its own first step.
         self.state = state or FitState(
-            fit_id=uuid.uuid4().hex[:12], identity=identity, pinned=pinned
+            fit_id=uuid.uuid4().hex[:12],
+            name=re.sub(r"[^A-Za-z0-9.-]+", "-", directory.name).strip("-.")[:_NAME_LENGTH],
+            identity=identity,
+            pinned=pinned,
         )
         self.steps: list[StepRecord] = []
         self.evals: list[EvalResult] = []

@@ -237,7 +237,8 @@ async def test_a_job_that_fails_costs_the_step_for_all_policies(
     assert len(found.history) == 1
     with client_of(art_server) as client:
         keys = [job.key for job in client.jobs(writer)]
-    assert keys == [f"{found.fit_id}:{writer}:step:1", f"{found.fit_id}:{writer}:step:1:2"]
+    key = f"{trainer.out_dir.name}-{found.fit_id}:{writer}:step:1"
+    assert keys == [key, f"{key}:2"]
 
 
 def test_policies_of_several_servers_are_refused() -> None:

@@ -32,6 +32,7 @@ from langchain_art.training.results.measures import summarize
 from langchain_art.training.results.records import StepRecord
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
+    ID,
     LoraConfig,
     LRSchedule,
     TrainConfig,
@@ -211,12 +212,21 @@ def test_a_half_done_step_comes_back_and_a_done_one_does_not(tmp_path: Path) -> 
 
 
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
-    state = History(tmp_path, identity()).state
-    assert state.key("p", 3) == f"{state.fit_id}:p:step:3"
-    assert state.key("q", 3) == f"{state.fit_id}:q:step:3"
+    state = History(tmp_path / "my fit", identity()).state
+    assert state.key("p", 3) == f"my-fit-{state.fit_id}:p:step:3"
+    assert state.key("q", 3) == f"my-fit-{state.fit_id}:q:step:3"
     failed = state.model_copy(update={"failed_jobs": {3: 1}})
-    assert failed.key("p", 3) == f"{state.fit_id}:p:step:3:2"
-    assert failed.key("p", 4) == f"{state.fit_id}:p:step:4"
+    assert failed.key("p", 3) == f"my-fit-{state.fit_id}:p:step:3:2"
+    assert failed.key("p", 4) == f"my-fit-{state.fit_id}:p:step:4"
+    older = state.model_copy(update={"name": ""})  # of a fit that another release began
+    assert older.key("p", 3) == f"{state.fit_id}:p:step:3"
+
+
+@pytest.mark.parametrize("name", ["x" * 128, "r@1:a", "_", "é", "..a"])
+def test_a_key_has_room_for_every_folders_name(name: str, tmp_path: Path) -> None:
+    state = History(tmp_path / name, identity()).state
+    key = state.model_copy(update={"failed_jobs": {99_999: 98}}).key("p" * 64, 99_999)
+    assert ID.fullmatch(key), key
 
 
 def test_reward_plot_is_a_picture(tmp_path: Path) -> None:
