@@ -6,7 +6,7 @@ arrived when the mean training reward of its last `Task.window` rollouts is at t
 the medians over the seeds, and of those the median. A fit that does not arrive counts with the
 rollouts that it made; ``…_not_arrived`` says how many did not.
 
-With the defaults, and with their learning rate times and divided by three, fits go on for
+With the defaults, and with a named rate of three times or a third of the first one, fits go on for
 `Task.least` rollouts at least: ``collapses`` are fits with the defaults that were rolled back;
 ``ends_above_start`` is the share of the fits at the other two rates whose last `Task.window`
 rollouts have a higher mean than the first step, which the base model sampled.
@@ -83,8 +83,8 @@ BASELINE: dict[str, Any] = {
     "guard": 1.25,
     "max_logprob_gap": 0.1,
 }
-#: Variant -> what the learning rate of the size of the model is multiplied by.
-VARIANTS = {"baseline": 1.0, "default": 1.0, "faster": 3.0, "slower": 1 / 3}
+#: Variant -> what the learning rate of the size of the model is multiplied by. None: none is named.
+VARIANTS = {"baseline": 1.0, "default": None, "faster": 3.0, "slower": 1 / 3}
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def config_of(task: Task, variant: str) -> TrainConfig:
     if variant == "baseline":
         rate = BASELINE_RATE * (task.parameters / 0.2e6) ** BASELINE_EXPONENT
         return TrainConfig(learning_rate=rate, tokens_per_microbatch=4096, **BASELINE)
-    rate = default_learning_rate(task.parameters, LoraConfig()) * VARIANTS[variant]
+    if (factor := VARIANTS[variant]) is None:
+        return TrainConfig(tokens_per_microbatch=4096)
+    rate = default_learning_rate(task.parameters, LoraConfig()) * factor
     return TrainConfig(learning_rate=rate, tokens_per_microbatch=4096)
 
 
@@ -176,6 +178,7 @@ async def fit(case: Case, base_url: str, folder: Path) -> dict[str, Any]:
         "stopped": result.stopped,
         "updates": [one.get("updates") for one in learned],
         "step_kl": [one.get("step_kl") for one in learned],
+        "learning_rate": [one.get("learning_rate") for one in learned],
     }
 
 

@@ -26,7 +26,7 @@ BaseUrl = Annotated[str | None, typer.Option(help="A server that runs; else star
 Fresh = Annotated[
     bool, typer.Option(help="Erase what a former demo left in the directory, and begin anew")
 ]
-LearningRate = Annotated[float, typer.Option(help="A large model takes less: 1e-5 to 1e-4")]
+LearningRate = Annotated[float | None, typer.Option(help="A large model takes less: 1e-5 to 1e-4")]
 MaxTokens = Annotated[int, typer.Option(help="Of one reply; a large model may take more")]
 
 

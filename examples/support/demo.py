@@ -48,14 +48,15 @@ class Demo:
     Attributes:
         name: As ``langchain-art demo NAME`` has it, with hyphens.
         title: Of the plot.
-        base_model: Folder of the base model.
+        base_model: Folder of the base model, or a name that ``langchain-art serve`` takes.
         policies: Names of the policies that learn.
         build: Makes the parts of a fit.
         steps: Optimizer steps.
         groups_per_step: Scenarios in a step.
         group_size: Runs of each.
         held_out: Scenarios of the evaluations.
-        learning_rate: Of the small model; a large one takes less (``--learning-rate``).
+        learning_rate: Of the small model; a large one takes less (``--learning-rate``). None: that
+            which `TrainConfig` chooses.
         max_tokens: Of one reply of the small model (``--max-tokens``).
         files: What `build` leaves in the folder and ``--fresh`` has to erase.
         folder: Below ``out/``. "": ``demo-`` and the name.
@@ -63,14 +64,14 @@ class Demo:
 
     name: str
     title: str
-    base_model: Path
+    base_model: Path | str
     policies: tuple[str, ...]
     build: Callable[[Setup], Fit]
     steps: int = 30
     groups_per_step: int = 16
     group_size: int = 8
     held_out: int = 200
-    learning_rate: float = 3e-3
+    learning_rate: float | None = 3e-3
     max_tokens: int = 48
     files: tuple[str, ...] = ()
     folder: str = ""

@@ -74,7 +74,7 @@ class FitLoop:
         done = history.done
         history.save(steps=steps, began_with=history.state.began_with or versions)
         self._say_where_it_begins(versions)
-        if not history.learning_rate:
+        if not history.state.learning_rate:
             rates = await choose_rates(self.client, self.plan.configs, self.display)
             history.save(learning_rate=rates)
         if (former := history.state.trainable) != self.plan.trainable:

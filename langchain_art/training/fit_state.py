@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_valid
 from langchain_art.errors import ConfigError
 from langchain_art.training.batch.advantage_hook import RunAdvantages
 from langchain_art.training.identity import FitIdentity, with_rates
+from langchain_art.training.learning_rates import next_rate
 from langchain_art.training.results.records import (
     EvalResult,
     GroupResult,
@@ -311,16 +312,23 @@ class History:
 
     def configs(self, configs: Mapping[str, TrainConfig]) -> dict[str, TrainConfig]:
         """The configs of the next step, with their learning rates."""
-        rates = self.learning_rate
+        rates = self.rates(configs)
         return {
             policy: config.model_copy(update={"learning_rate": rate_of(rates, policy)})
             for policy, config in configs.items()
         }
 
-    @property
-    def learning_rate(self) -> Rates:
-        """Of the next step, without its schedule: rollbacks have lowered it. 0: none has begun."""
-        return self.rollbacks[-1].learning_rate if self.rollbacks else self.state.learning_rate
+    def rates(self, configs: Mapping[str, TrainConfig]) -> Rates:
+        """Of the next step, without its schedule. After a rollback they stay what it set."""
+        if self.rollbacks:
+            return self.rollbacks[-1].learning_rate
+        first = self.state.learning_rate
+        found = {
+            policy: next_rate(rate_of(first, policy), config, policy, self.steps)
+            for policy, config in configs.items()
+        }
+        one, *others = set(found.values())
+        return found if others or isinstance(first, dict) else one
 
     def eval_at(self, step: int) -> EvalResult | None:
         """The latest evaluation taken after `step`, of versions that were not rolled back since."""

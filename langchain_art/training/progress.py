@@ -35,7 +35,13 @@ from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import Trajectory
 
 #: Metrics of the learner that are shown, and their labels.
-_SHOWN = {"loss": "loss", "grad_norm": "grad", "logprob_gap_mean": "gap"}
+_SHOWN = {
+    "loss": "loss",
+    "grad_norm": "grad",
+    "logprob_gap_mean": "gap",
+    "learning_rate": "rate",
+    "step_kl": "kl",
+}
 #: Where no bar can be drawn (a log file): seconds until something that lasts is spoken of, and
 #: until it is spoken of again.
 _SILENCE, _REPEAT = 1.5, 30.0

@@ -27,9 +27,9 @@ def examples_root() -> Path:
 
 
 def example_names() -> list[str]:
-    """The examples that have a base model, as ``langchain-art demo NAME`` has them, sorted."""
-    models = (examples_root() / "examples").glob("*/base_model/config.json")
-    return sorted(path.parents[1].name.replace("_", "-") for path in models)
+    """The examples that are trained, as ``langchain-art demo NAME`` has them, sorted."""
+    trained = (examples_root() / "examples").glob("*/train.py")
+    return sorted(path.parent.name.replace("_", "-") for path in trained)
 
 
 def find_example(name: str) -> str:

@@ -64,8 +64,7 @@ class Recovery:
         if history.state.stopped:
             return False
         if isinstance(last, StepRecord):
-            warmup = max(one.schedule.warmup_steps for one in self.plan.configs.values())
-            signs = new_signs(history.kept, self.plan.max_steps_ahead, warmup)
+            signs = new_signs(history.kept, self.plan.max_steps_ahead, self.plan.configs)
         elif isinstance(last, EvalResult):
             if refused := await gate_sign(self.plan.gate, history.kept_evals, history.kept):
                 self.display.warn(refused.words)
@@ -96,7 +95,7 @@ class Recovery:
     async def _roll_back(self, sign: Sign) -> None:
         history, display = self.history, self.display
         keep, versions = await self._newest_good(sign.keep or 0)
-        rate = history.learning_rate
+        rate = history.rates(self.plan.configs)
         done = Rollback(
             step=history.done,
             to_step=history.kept[keep - 1].step if keep else 0,

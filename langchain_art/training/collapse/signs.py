@@ -6,11 +6,8 @@ They are read from the records of the steps; `held_out` reads those of the evalu
   up to those with sixteen groups: four groups alone are too few to tell a fall from chance;
 - ``flat``: in two steps one after the other all groups had zero variance, so nothing was learned;
 - ``entropy``: the policy samples nearly the same every time, and its rewards fell;
-- ``unmoved``: after five steps behind the warm-up the policy has hardly moved, and rewards did not
-  rise: the sum of all steps' ``probe_change`` (largest change of a logprob at the first tokens of
-  an answer, nats) is below 0.05. Seen on the demo's model: 0.011 at a rate of 2e-5, which learns
-  nothing, and 0.6 to 3.1 at 3e-3, which learns, in 23 fits. In half precision rounding alone adds
-  up to more, and the sign says nothing;
+- ``unmoved``: in each of the first five trained steps behind the warm-up a policy moved by less
+  than a twentieth of its bound (``step_kl``, `TrainConfig.max_kl`), and rewards did not rise;
 - ``truncated``: half of the replies or more are cut off at `max_tokens`, where less than a quarter
   was in the first step.
 
@@ -36,9 +33,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from langchain_art.statistics.intervals import Z95, student_tail
 from langchain_art.training.results.records import StepRecord
+from langchain_art.wire import TrainConfig
 
 #: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
 CHANCE, EFFECT = 1e-5, 0.5
@@ -49,7 +48,7 @@ _FEWEST = 16
 _MOSTLY, _SELDOM = 0.5, 0.25
 #: Share of the first step's entropy below which a policy samples nearly the same every time.
 _DETERMINISTIC = 0.1
-#: Trained steps after which a policy has to have moved, and how far, in nats.
+#: Trained steps after which a policy has to have moved, and how far, as a share of its bound.
 _STEPS_TO_MOVE, _MOVED = 5, 0.05
 #: Standard errors of a rise that is none of chance.
 _RISE = 3.0
@@ -68,17 +67,25 @@ class Sign:
     advice: str
 
 
-def new_signs(history: Sequence[StepRecord], ahead: int = 0, warmup: int = 0) -> list[Sign]:
+def new_signs(
+    history: Sequence[StepRecord],
+    ahead: int = 0,
+    configs: Mapping[str, TrainConfig] = MappingProxyType({}),
+) -> list[Sign]:
     """What the last step shows that the one before did not; empty: nothing, or no step.
 
     Args:
         history: the steps that were not rolled back, oldest first.
         ahead: `Trainer(max_steps_ahead=)`: how many versions old the runs of a step may be.
-        warmup: `LRSchedule.warmup_steps`: steps that are to move the policy little.
+        configs: of the policies that learn, by name.
     """
     before = {(one.kind, one.keep is None) for one in _signs(history[:-1], ahead)}
     found = [one for one in _signs(history, ahead) if (one.kind, one.keep is None) not in before]
-    return found + _unmoved(history, warmup)
+    return found + [
+        sign
+        for policy, config in configs.items()
+        if (sign := _unmoved(history, policy, config)) is not None
+    ]
 
 
 @dataclass(frozen=True)
@@ -187,27 +194,36 @@ def _lowest(earlier: Sequence[StepRecord], length: int) -> float:
     return min((found.mean for one in windows if (found := _pool(one))), default=-math.inf)
 
 
-def _unmoved(history: Sequence[StepRecord], warmup: int) -> list[Sign]:
+def _unmoved(history: Sequence[StepRecord], policy: str, config: TrainConfig) -> Sign | None:
     """Said with the step that is the fifth trained one, and with no later one."""
-    changes = [(one.step, _metric(one, "probe_change")) for one in history]
-    trained = [(step, change) for step, change in changes if change is not None]
-    judged = [step for step, _ in trained if step > warmup]
-    moved = math.fsum(change for _, change in trained)
-    if len(judged) != _STEPS_TO_MOVE or judged[-1] != history[-1].step:
-        return []
-    if moved >= _MOVED or _rose(history):
-        return []
-    rate = _metric(history[-1], "learning_rate")
+    if config.max_kl is None:  # nothing is measured
+        return None
+    told = [(one.step, one.results[policy].metrics) for one in history]
+    judged = [
+        (step, metrics["step_kl"], metrics["learning_rate"])
+        for step, metrics in told
+        if metrics.get("step_kl") and step > config.schedule.warmup_steps
+    ]
+    if len(judged) != _STEPS_TO_MOVE or judged[-1][0] != history[-1].step:
+        return None
+    most = max(moved for _, moved, _ in judged)
+    if most >= _MOVED * config.max_kl or _rose(history):
+        return None
+    step, moved, rate = judged[-1]
+    better = rate * math.sqrt(0.5 * config.max_kl / moved)  # divergence is quadratic in the rate
     words = (
-        f"step {history[-1].step}: {len(trained)} steps with a learning rate of {rate or 0:.2g} "
-        f"moved the policy by no more than {moved:.2g} nats (the sum of probe_change), and rewards "
-        "did not rise: it hardly learns."
+        f"step {step}: {policy} hardly learns: {_STEPS_TO_MOVE} steps moved it by at most "
+        f"{most:.2g} nats a token (step_kl), where max_kl={config.max_kl:g} allows "
+        f"{config.max_kl / most:.0f} times as much, and rewards did not rise."
     )
     advice = (
-        "Take a higher learning_rate: TrainConfig without one chooses it by the model's size. If "
-        "that is it, try three times as much: `langchain-art tune` compares several."
+        f"Its learning_rate, {rate:.2g}, rises with each such step; to begin higher, name "
+        f"TrainConfig(learning_rate={better:.1g})."
+        if config.learning_rate is None
+        else f"Its learning_rate, {rate:.2g}, is too low: name {better:.1g}, or none, and it rises "
+        "until steps are long enough."
     )
-    return [Sign("unmoved", words, None, advice)]
+    return Sign("unmoved", words, None, advice)
 
 
 def _rose(history: Sequence[StepRecord]) -> bool:

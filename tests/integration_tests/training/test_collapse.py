@@ -389,8 +389,8 @@ async def test_a_rate_at_which_the_demo_learns_nothing_is_said_once(
 ) -> None:
     low = TrainConfig(learning_rate=2e-5)
     found, said = await fit_of_the_demo(art_server, tmp_path, low, steps=6, groups_per_step=4)
-    assert said.count("steps with a learning rate of 2e-05 moved the policy by no more than") == 1
-    assert "it hardly learns. Take a higher learning_rate" in said and not found.rollbacks
+    assert said.count("hardly learns: 5 steps moved it by at most") == 1
+    assert "Its learning_rate, 2e-05, is too low: name" in said and not found.rollbacks
 
 
 @pytest.mark.slow

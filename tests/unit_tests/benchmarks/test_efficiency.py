@@ -26,7 +26,7 @@ def test_the_baseline_names_every_setting_that_may_change_a_step() -> None:
     )
     assert baseline.max_kl is None and baseline.learning_rate == pytest.approx(6.78e-3, rel=1e-3)
     rate = default_learning_rate(BANDIT.parameters, LoraConfig())
-    assert default == TrainConfig(learning_rate=rate, tokens_per_microbatch=4096)
+    assert default == TrainConfig(tokens_per_microbatch=4096)
     assert faster == default.model_copy(update={"learning_rate": 3 * rate})
 
 

@@ -13,7 +13,7 @@ import pytest
 from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
 from langchain_art.training.collapse.signs import Sign, new_signs
 from langchain_art.training.results.records import StepRecord
-from langchain_art.wire import TrainResult
+from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
 
 Step = tuple[float | None, float | None]
 
@@ -256,15 +256,14 @@ def test_a_known_quantile_of_students_t() -> None:
         student_tail(-1.0, 3)
 
 
-#: `probe_change` of the first steps of fits of the e-mail agent: of the demo itself, with its
-#: warm-up, and at fixed rates.
-DEMO = [0.065, 0.068, 0.146, 0.262, 0.122, 0.228]
-LOW, BELOW = [0.0036, 0.0021, 0.0025, 0.0014, 0.0013, 0.0007], [0.022, 0.012, 0.020, 0.016, 0.0073]
+BOUND = 0.02
+#: `step_kl` of steps that are far too short, and of the demo's.
+LOW, DEMO = [4e-4, 3e-4, 5e-4, 4e-4, 3e-4, 5e-4], [0.003, 0.0008, 0.002, 0.0009, 0.0004]
 
 
-def moving(changes: Sequence[float | None], rewards: Sequence[float] = ()) -> list[StepRecord]:
-    means = rewards or [0.4] * len(changes)
-    told = [{} if one is None else {"probe_change": one, "learning_rate": 2e-5} for one in changes]
+def moving(moves: Sequence[float | None], rewards: Sequence[float] = ()) -> list[StepRecord]:
+    means = rewards or [0.4] * len(moves)
+    told = [{} if one is None else {"step_kl": one, "learning_rate": 6e-5} for one in moves]
     made = records([(mean, 0.4) for mean in means])
     return [
         step_record(
@@ -274,31 +273,41 @@ def moving(changes: Sequence[float | None], rewards: Sequence[float] = ()) -> li
     ]
 
 
-def said_at(history: Sequence[StepRecord], warmup: int = 0) -> list[int]:
+def configs(rate: float | None = 6e-5, warmup: int = 0, **options: Any) -> dict[str, TrainConfig]:
+    schedule = LRSchedule(warmup_steps=warmup)
+    return {"p": TrainConfig(learning_rate=rate, schedule=schedule, **options)}
+
+
+def said_at(history: Sequence[StepRecord], **options: Any) -> list[int]:
     """The steps with which it is said that the policy hardly moves."""
     return [
         n
         for n in range(1, len(history) + 1)
-        if any(one.kind == "unmoved" for one in new_signs(history[:n], warmup=warmup))
+        if any(one.kind == "unmoved" for one in new_signs(history[:n], 0, configs(**options)))
     ]
 
 
 def test_a_policy_that_hardly_moves_is_said_once_with_the_figure_and_what_to_do() -> None:
     assert said_at(moving([*LOW, *LOW])) == [5]
-    [sign] = new_signs(moving(LOW[:5]))
-    assert sign.words.startswith("step 5: 5 steps with a learning rate of 2e-05 moved the policy")
-    assert "0.011 nats" in sign.words and "higher learning_rate" in sign.advice
+    [sign] = new_signs(moving(LOW[:5]), 0, configs())
+    assert sign.words.startswith("step 5: p hardly learns: 5 steps moved it by at most 0.0005 nats")
+    assert "max_kl=0.02 allows 40 times as much" in sign.words
+    assert "learning_rate, 6e-05, is too low: name 0.0003, or none" in sign.advice
     assert sign.keep is None, "nothing is rolled back"
+    [sign] = new_signs(moving(LOW[:5]), 0, configs(rate=None))
+    assert "to begin higher, name TrainConfig(learning_rate=0.0003)" in sign.advice
 
 
 def test_a_policy_that_moves_or_learns_is_not_said_to_stand_still() -> None:
-    assert said_at(moving(DEMO)) == [] and said_at(moving(BELOW)) == []
-    assert said_at(moving([*LOW[:4], 0.06, *LOW])) == []
+    assert said_at(moving(DEMO)) == []
+    assert said_at(moving([*LOW[:4], BOUND / 20, *LOW])) == [], "a step that is long enough"
+    assert said_at(moving(LOW), max_kl=None) == [], "nothing is measured"
+    assert said_at(moving(LOW), max_kl=0.005) == []
     assert said_at(moving(LOW, [0.2, 0.6, 0.7, 0.8, 0.9, 0.9])) == []
     assert said_at(moving(LOW, [0.40, 0.45, 0.38, 0.44, 0.42, 0.4])) == [5], "chance is no rise"
 
 
 def test_steps_of_the_warm_up_and_without_training_do_not_count() -> None:
     assert said_at(moving([*LOW, *LOW]), warmup=3) == [8]
-    assert said_at(moving([*LOW[:4], 0.05, *LOW]), warmup=5) == []
-    assert said_at(moving([LOW[0], None, *LOW[1:4], None, LOW[4], None])) == [7]
+    assert said_at(moving([*LOW[:4], BOUND, *LOW]), warmup=5) == [10]
+    assert said_at(moving([LOW[0], None, *LOW[1:3], 0.0, LOW[3], None, LOW[4], None])) == [8]

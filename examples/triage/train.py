@@ -1,0 +1,63 @@
+"""Train the triage agent: ``python -m examples.triage.train``.
+
+The base model is a pretrained one, SmolLM2-135M-Instruct, and nothing of the fit is set: the rate,
+the bound on a step and the sizes are the defaults of `Trainer` and `TrainConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import typer
+
+from examples.support.command import train_command
+from examples.support.demo import Demo, Fit, Setup
+from examples.triage.agent import build_agent
+from examples.triage.tickets import Ticket, tickets
+from langchain_art import ChatART, Run, TrainConfig, capture
+
+Rollout = Callable[[Ticket], Awaitable[Run]]
+#: Messages to learn from; each comes again after as many steps as they fill.
+MESSAGES = 288
+
+
+def make_rollout(model: ChatART) -> Rollout:
+    """The user's part: run the graph on a message, say whether the right department has it."""
+    agent = build_agent(model)
+
+    async def rollout(ticket: Ticket) -> Run:
+        async with capture(scenario=ticket.id) as run:
+            state = await agent.ainvoke({"message": ticket.message})
+            run.reward = float(state.get("department") == ticket.department)
+        return run
+
+    return rollout
+
+
+def build_fit(setup: Setup) -> Fit:
+    """Messages of the setup's seed; held-out ones tell other problems."""
+    model = setup.chat()
+    return Fit(
+        trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
+        rollout=make_rollout(model),
+        train=tickets("train", MESSAGES, setup.seed),
+        held_out=tickets("test", setup.demo.held_out, setup.seed),
+    )
+
+
+DEMO = Demo(
+    name="triage",
+    title="Triage",
+    base_model="smollm2-135m",
+    policies=("triage",),
+    build=build_fit,
+    steps=40,
+    groups_per_step=4,
+    held_out=96,
+    learning_rate=None,
+)
+
+main = train_command(DEMO, "Train a pretrained model to route the messages of customers.")
+
+if __name__ == "__main__":
+    typer.run(main)

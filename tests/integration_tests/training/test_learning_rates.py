@@ -1,0 +1,108 @@
+"""Fits whose config names no rate: the steps' divergence sets it, also after a pause."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
+from langchain_art.training import learning_rates
+from langchain_art.training.results.fit_result import FitResult
+from langchain_art.wire import LoraConfig, default_learning_rate
+from tests.support.live_server import ForkedServer
+from tests.support.tiny_models import save_model
+
+#: What the policy is to say, and after what.
+WANTED, ITEMS = frozenset("aeiou"), [f"item {n}" for n in range(8)]
+
+
+@pytest.fixture(scope="module")
+def random_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
+    """A server of a model that says anything."""
+    folder = tmp_path_factory.mktemp("random")
+    server = ForkedServer(folder / "data", model=save_model(folder / "model")).start()
+    yield server
+    server.stop()
+
+
+class Bandit:
+    """A fit of a new policy of a random model, which is rewarded for the share of its vowels."""
+
+    def __init__(self, server: ForkedServer, out: Path, config: TrainConfig | None = None) -> None:
+        self.policy = f"bandit-{uuid.uuid4().hex[:8]}"
+        self.server, self.told = server, io.StringIO()
+        self.model = ChatART(
+            model=self.policy, base_url=server.base_url, max_tokens=8, temperature=1.0
+        )
+        self.trainer = Trainer(
+            self.model,
+            config=config,
+            out_dir=out,
+            console=Console(file=self.told, width=1000),
+        )
+
+    async def rollout(self, item: str) -> Run:
+        async with capture(scenario=item) as run:
+            said = (await self.model.ainvoke(item)).text
+            run.reward = sum(one in WANTED for one in said) / max(8, len(said))
+        return run
+
+    def fit(self, steps: int) -> FitResult:
+        return self.trainer.fit_sync(self.rollout, ITEMS, steps=steps)
+
+    def adapter(self, version: int) -> str:
+        folder = self.server.data_dir / "adapters" / self.policy / f"{version}"
+        return sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def chosen_as(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the rate that is chosen by size be wrong by a factor."""
+
+    def wrong(parameters: int, lora: LoraConfig, kind: str = "rl") -> float:
+        return factor * default_learning_rate(parameters, lora, kind)
+
+    monkeypatch.setattr(learning_rates, "default_learning_rate", wrong)
+
+
+def rates_of(found: FitResult) -> list[float]:
+    return [one.metrics["learning_rate"] for one in found.history]
+
+
+def test_a_fit_that_is_paused_goes_on_with_the_rate_it_had_come_to(
+    random_server: ForkedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen_as(1 / 30, monkeypatch)
+    whole, parts = (Bandit(random_server, tmp_path / name) for name in ("whole", "parts"))
+    found = whole.fit(4)
+    rates = rates_of(found)
+    assert rates == pytest.approx([rates[0] * 1.5**n for n in range(4)])
+    parts.fit(2)
+    assert rates_of(parts.fit(4)) == rates
+    assert parts.adapter(4) == whole.adapter(4)
+    assert f"rate {rates[3]:.3g}" in whole.told.getvalue()
+
+
+def test_a_rate_that_is_named_stays(random_server: ForkedServer, tmp_path: Path) -> None:
+    fit = Bandit(random_server, tmp_path, TrainConfig(learning_rate=2e-5))
+    assert rates_of(fit.fit(5)) == [2e-5] * 5
+    said = fit.told.getvalue()
+    assert said.count("hardly learns: 5 steps moved it by at most") == 1
+    assert "Its learning_rate, 2e-05, is too low: name 0.0" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1 / 30, 10.0])
+def test_a_fit_that_begins_at_a_wrong_rate_learns(
+    factor: float, random_server: ForkedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen_as(factor, monkeypatch)
+    found = Bandit(random_server, tmp_path).fit(30)
+    rewards = [one.reward_mean or 0.0 for one in found.history]
+    assert not found.rollbacks
+    assert sum(rewards[-5:]) / 5 > 2 * rewards[0], rewards
