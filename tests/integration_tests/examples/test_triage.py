@@ -1,0 +1,45 @@
+"""The triage example on a real server: a router by a schema, and nothing of the fit is set."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.email_search.train import BASE_MODEL
+from examples.triage.agent import ROUTER_PROMPT, build_agent
+from examples.triage.evaluate import main
+from examples.triage.train import DEMO
+from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+
+
+@pytest.mark.slow
+def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
+    """On the demo's small model, which routes by chance."""
+    small = replace(DEMO, base_model=BASE_MODEL)
+    with server_of(small, tmp_path) as server:
+        found = short_fit(small, server.base_url, tmp_path / "out")
+        assert 0 <= found["before"]["mean"] <= 1
+        state = json.loads((tmp_path / "out" / "fit.json").read_text())
+        assert state["identity"]["config"]["learning_rate"] is None and state["learning_rate"] > 0
+        assert "triage@" in evaluation(main, "--base-url", server.base_url, "--n", "8")
+
+
+async def test_the_agent_runs_on_a_hosted_model() -> None:
+    def router(body: dict[str, Any]) -> dict[str, Any]:
+        system, user = body["messages"]
+        assert system["content"] == ROUTER_PROMPT
+        is_parcel = "parcel" in user["content"]
+        return {"content": json.dumps({"department": "shipping" if is_parcel else "billing"})}
+
+    with HostedModel(router) as hosted:
+        agent = build_agent(hosted.chat)
+        found = await agent.ainvoke({"message": "Where is my parcel?"})
+        assert found["department"] == "shipping"
+
+
+def test_its_settings_are_of_a_server() -> None:
+    assert settings_of("triage").policies == DEMO.policies
