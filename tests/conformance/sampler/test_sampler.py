@@ -13,6 +13,7 @@ from langchain_art.errors import (
     ArtError,
     UnknownModel,
 )
+from langchain_art_server.backends.embedded.prefix_cache import BLOCK
 from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.tiny_models import (
     KINDS,
@@ -159,6 +160,17 @@ def test_the_next_turn_computes_only_what_is_new(model: Path) -> None:
     known = len(first.prompt_token_ids) + len(first.token_ids)
     assert sampler.host.scheduler.prefilled - before <= len(second.prompt_token_ids) - known + 17
     check_logprobs(load_plain(model), [second])
+
+
+def test_a_prompt_that_is_cached_whole_computes_its_last_token_again(model: Path) -> None:
+    sampler = LocalSampler(model)
+    asked = [ask("the team " * 20 + "y" * n, seed=n, max_tokens=4) for n in range(BLOCK)]
+    lengths = [len(reply.prompt_token_ids) for reply in sampler.chat(*asked)]
+    whole = asked[next(i for i, length in enumerate(lengths) if length % BLOCK == 0)]
+    before = sampler.host.scheduler.prefilled
+    replies = sampler.chat(whole)
+    assert sampler.host.scheduler.prefilled - before == BLOCK, "of its last block"
+    check_logprobs(load_plain(model), replies)
 
 
 def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path) -> None:

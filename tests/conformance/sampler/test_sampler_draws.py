@@ -141,14 +141,15 @@ def test_top_logprobs_are_the_most_probable_tokens(model: Path, sampler: LocalSa
         assert all(isinstance(text, str) for _, _, text in top)
 
 
-def test_every_end_of_turn_token_ends_a_reply(sampler: LocalSampler) -> None:
-    # <|endoftext|> (0) by the configs, <|im_end|> (2) by the chat template.
-    assert sampler.host._eos == {0, 2}
+def test_every_end_of_turn_token_ends_a_reply(tmp_path: Path) -> None:
+    # <|endoftext|> (0) and another one (9) by the configs, <|im_end|> (2) by the chat template.
+    sampler = LocalSampler(save_model(tmp_path / "model", eos_token_id=[0, 9]))
+    assert sampler.host._eos == {0, 2, 9}
     replies = sampler.chat(*(ask(seed=i, max_tokens=200) for i in range(30)))
     ended = [reply for reply in replies if reply.finish_reason == "stop"]
-    assert {reply.token_ids[-1] for reply in ended} == {0, 2}
+    assert {reply.token_ids[-1] for reply in ended} == {0, 2, 9}
     for reply in ended:
-        assert not {0, 2} & set(reply.token_ids[:-1])
+        assert not {0, 2, 9} & set(reply.token_ids[:-1])
         assert "<|im_end|>" not in (reply.content or "")
 
 
