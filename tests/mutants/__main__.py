@@ -38,7 +38,7 @@ def _first_failure(tree: Path, tests: Iterable[str]) -> str | None:
     if ran.returncode == 0:
         return None
     for line in ran.stdout.splitlines():
-        if line.startswith(("FAILED ", "ERROR ")):
+        if line.startswith(("FAILED tests/", "ERROR tests/")):
             return line.partition(" - ")[0][:200]
     raise RuntimeError(f"pytest ended with {ran.returncode}: {ran.stdout}{ran.stderr}")
 
