@@ -102,7 +102,8 @@ def test_what_people_say_is_planned_trained_and_compared_blind(
                     page.get_by_role("button", name="Left is better").click()
                 else:
                     page.get_by_role("button", name="Neither").click()
-            assert sent.value.post_data_json["reviews"][0]["reviewer"] == "Ann"
+            body = sent.value.post_data_json
+            assert body is not None and body["reviews"][0]["reviewer"] == "Ann"
         expect(page.get_by_text("You have compared all 3 pairs.")).to_be_visible()
         given = [
             one
