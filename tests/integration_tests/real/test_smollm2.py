@@ -1,35 +1,43 @@
-"""A pretrained model, from a GGUF file of a Python package, with all defaults: it is served and it
-learns; sampler and learner agree; tools are shown to it that its own template does not show."""
+"""Pretrained models, from GGUF files of Python packages, with all defaults: they are served and
+learn; sampler and learner agree; tools are shown that the model's own template does not show."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from langchain_art import ArtClient
+from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
 from tests.support.live_server import LiveServer
-from tests.support.real_models import smollm2
+from tests.support.real_models import gemma3, smollm2
+from tests.support.soak import share
 from tests.support.tiny_models import CLOCK, WEATHER
 
 pytestmark = pytest.mark.slow
 STEPS, RUNS = 3, 4
 CAPITAL = {"role": "user", "content": "What is the capital of France?"}
 ASKED = {"role": "user", "content": "Will it rain in Paris in the next 2 days?"}
+whole = pytest.mark.skipif(not share(), reason="in make soak")
+
+
+def served(folder: Path, prepare: Callable[[Path], tuple[str, str]]) -> Iterator[LiveServer]:
+    model, template = prepare(folder)  # or the test is skipped
+    options = ("--chat-template", template, "--device", "cpu")
+    started = LiveServer(folder / "data", *options, model=model).start(900)
+    yield started
+    started.stop()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    smollm2()  # or the test is skipped
-    data = tmp_path_factory.mktemp("smollm2") / "data"
-    options = ("--chat-template", "tools", "--device", "cpu")
-    started = LiveServer(data, *options, model="smollm2-135m").start(600)
-    yield started
-    started.stop()
+    yield from served(tmp_path_factory.mktemp("smollm2"), smollm2)
 
 
 def chat(http: httpx.Client, server: LiveServer, **body: Any) -> dict[str, Any]:
@@ -38,23 +46,26 @@ def chat(http: httpx.Client, server: LiveServer, **body: Any) -> dict[str, Any]:
     return answer.json()["choices"][0]["message"]
 
 
-def test_it_knows_what_it_was_trained_for(server: LiveServer) -> None:
-    with server.http() as http:
-        said = chat(http, server, messages=[CAPITAL], temperature=0, max_tokens=16)
-    assert said["content"] == "The capital of France is Paris."
-
-
-def step(http: httpx.Client, server: LiveServer, number: int) -> TrainResult:
+def step(http: httpx.Client, server: LiveServer, number: int, *kinds: str) -> TrainResult:
     """Answers in words and calls of a tool, one turn each, rewarded by their length."""
     forced = {"type": "function", "function": {"name": "weather"}}
-    tools = {"messages": [ASKED], "tools": [WEATHER, CLOCK], "tool_choice": forced}
+    asked: dict[str, dict[str, Any]] = {
+        "said": {"messages": [CAPITAL], "max_tokens": 16},
+        "called": {"messages": [ASKED], "tools": [WEATHER, CLOCK], "max_tokens": 64},
+    }
+    asked["called"]["tool_choice"] = forced
     groups: list[list[str]] = []
-    said_in_words = {"messages": [CAPITAL], "max_tokens": 16}
-    for kind, asked in ("said", said_in_words), ("called", tools | {"max_tokens": 64}):
+    for kind in kinds:
         groups.append([f"{kind}-{number}-{seed}" for seed in range(RUNS)])
-        for seed, run in enumerate(groups[-1]):
-            more = {"seed": seed, "art": {"trajectory_id": run}}
-            said = chat(http, server, **asked, **more)
+        with ThreadPoolExecutor(RUNS) as threads:
+            calls = [
+                threads.submit(
+                    chat, http, server, **asked[kind], seed=seed, art={"trajectory_id": run}
+                )
+                for seed, run in enumerate(groups[-1])
+            ]
+            replies = [call.result() for call in calls]
+        for seed, (run, said) in enumerate(zip(groups[-1], replies, strict=True)):
             if kind == "called":
                 [call] = said["tool_calls"]
                 arguments = json.loads(call["function"]["arguments"])
@@ -62,16 +73,45 @@ def step(http: httpx.Client, server: LiveServer, number: int) -> TrainResult:
             reward = len(json.dumps(said)) + seed
             http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
     with ArtClient(server.base_url) as client:
-        job = client.train(groups, server.policy)
-        return client.wait(job.id)
+        return client.wait(client.train(groups, server.policy))
 
 
-def test_three_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
+def learns(server: LiveServer, *first: str) -> None:
+    """The first step is of these kinds, the others of answers in words."""
     with server.http() as http:
-        results = [step(http, server, number) for number in range(STEPS)]
+        kinds = (first, *[("said",)] * (STEPS - 1))
+        results = [step(http, server, number, *kinds[number]) for number in range(STEPS)]
     assert [result.version for result in results] == [1, 2, 3]
     for result in results:
         assert 0 < result.metrics["logprob_gap_mean"] <= 1e-5, result.metrics
         assert result.metrics["probe_change"] > 0 and not result.excluded, result
+
+
+def test_it_knows_what_it_was_trained_for(server: LiveServer) -> None:
+    with server.http() as http:
+        said = chat(http, server, messages=[CAPITAL], temperature=0, max_tokens=16)
+    assert said["content"] == "The capital of France is Paris."
+
+
+def test_three_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
+    learns(server, "said", "called")
     log = server.log.read_text()
     assert "deprecated" not in log and "Failed to load" not in log, log
+
+
+@whole
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_smollm2_passes_the_canary(server: LiveServer) -> None:
+    report = run_canary(server.base_url)
+    assert report.passed, report
+
+
+@whole
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_gemma_learns_and_passes_the_canary(tmp_path: Path) -> None:
+    for server in served(tmp_path, gemma3):
+        learns(server, "said")
+        report = run_canary(server.base_url)
+        assert report.passed, report
