@@ -22,6 +22,9 @@ from tests.support.tiny_models import CLOCK, WEATHER
 
 pytestmark = pytest.mark.slow
 STEPS, RUNS = 3, 4
+#: Nats a token, the mean: measured 0.9e-5 to 1.13e-5 in float32. From float64, the learner is
+#: 0.8e-5 away, the sampler 0.45e-5 and transformers alone 0.3e-5.
+GAP = 2e-5
 CAPITAL = {"role": "user", "content": "What is the capital of France?"}
 ASKED = {"role": "user", "content": "Will it rain in Paris in the next 2 days?"}
 whole = pytest.mark.skipif(not share(), reason="in make soak")
@@ -83,7 +86,7 @@ def learns(server: LiveServer, *first: str) -> None:
         results = [step(http, server, number, *kinds[number]) for number in range(STEPS)]
     assert [result.version for result in results] == [1, 2, 3]
     for result in results:
-        assert 0 < result.metrics["logprob_gap_mean"] <= 1e-5, result.metrics
+        assert 0 < result.metrics["logprob_gap_mean"] <= GAP, result.metrics
         assert result.metrics["probe_change"] > 0 and not result.excluded, result
 
 
