@@ -127,7 +127,7 @@ def _fetched(name: str, packaged: PackagedModel, folder: Path) -> Path:
 def _write(file: Path, dtype: torch.dtype, out: Path) -> None:
     try:
         reader = GGUFReader(file)
-        known = _Fields(reader)
+        known = _GgufFields(reader)
         known.check(file)
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(
             file.parent, gguf_file=file.name, trust_remote_code=False
@@ -168,7 +168,7 @@ def _write(file: Path, dtype: torch.dtype, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-class _Fields:
+class _GgufFields:
     """The metadata of a GGUF file, as far as it decides whether the file is read as it is meant."""
 
     def __init__(self, reader: GGUFReader) -> None:
