@@ -27,7 +27,8 @@ class LocalServer:
     """``langchain-art serve`` as a child process on a free loopback port. A context manager.
 
     If the server ends, it is restarted on the same port with the same data, and clients that retry
-    (as `Trainer` does) continue. Its output goes to ``<data_dir>.log``.
+    (as `Trainer` does) continue. If this program ends, killed or not, the server ends, too. Its
+    output goes to ``<data_dir>.log``.
 
     Example::
 
@@ -95,7 +96,11 @@ class LocalServer:
     def _spawn(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ
+                self._argv,
+                stdin=subprocess.PIPE,  # this program's end of it is closed when it ends
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"ART_ENDS_WITH_STDIN": "1"},
             )
 
     def _await_ready(self) -> None:
@@ -140,6 +145,8 @@ class LocalServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def require_server() -> None:

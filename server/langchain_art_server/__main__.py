@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -129,6 +130,12 @@ async def run(settings: Settings) -> set[int]:
     return server.signals
 
 
+def _end_with_stdin() -> None:
+    """Stop the server, as SIGTERM does, when the program that started it has ended."""
+    os.read(0, 1)  # nothing is ever written: it returns when the other end is closed
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _say(settings: Settings, text: str, head: str = "") -> None:
     """Tell who has started the server."""
     if settings.log_format == "json":
@@ -201,6 +208,8 @@ def main(
       ART_API_KEY=… langchain-art serve Qwen/Qwen2.5-0.5B-Instruct --policy email-agent
     """
     settings: Settings | None = None
+    if os.environ.pop("ART_ENDS_WITH_STDIN", ""):  # `LocalServer` sets it
+        threading.Thread(target=_end_with_stdin, name="end-with-stdin", daemon=True).start()
     os.umask(0o077)  # what is written is this user's alone, by the engines too
     try:
         if model is None and config is None:

@@ -6,10 +6,13 @@ import logging
 import os
 import signal
 import ssl
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from langchain_art.client.local_server import LocalServer
@@ -35,6 +38,24 @@ def test_a_server_that_dies_is_started_again_and_that_is_said(
     (line,) = [said for said in caplog.messages if not said.startswith(("waiting", "http"))]
     assert line.startswith("The local server ended with status -9 and is started again")
     assert str(server.log) in line
+
+
+def test_a_server_ends_with_its_program_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from langchain_art.client.local_server import LocalServer\n"
+        "with LocalServer(sys.argv[1], data_dir=sys.argv[2]) as server:\n"
+        "    print(server.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    argv = [sys.executable, "-c", program, str(BASE_MODEL), str(tmp_path / "data")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        server = psutil.Process(int(started.stdout.readline()))
+        processes = [server, *server.children(recursive=True)]
+        started.kill()
+    for one in processes:
+        one.wait(60)
 
 
 def test_a_server_that_cannot_start_says_why(
