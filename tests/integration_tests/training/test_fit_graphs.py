@@ -237,7 +237,7 @@ async def test_a_job_that_fails_costs_the_step_for_all_policies(
     assert len(found.history) == 1
     with client_of(art_server) as client:
         keys = [job.key for job in client.jobs(writer)]
-    key = f"{trainer.out_dir.name}-{found.fit_id}:{writer}:step:1"
+    key = f"{trainer.out_dir.name.replace('_', '-')}-{found.fit_id}:{writer}:step:1"
     assert keys == [key, f"{key}:2"]
 
 
