@@ -6,8 +6,9 @@ They are read from the records of the steps; `held_out` reads those of the evalu
   up to those with sixteen groups: four groups alone are too few to tell a fall from chance;
 - ``flat``: in two steps one after the other all groups had zero variance, so nothing was learned;
 - ``entropy``: the policy samples nearly the same every time, and its rewards fell;
-- ``unmoved``: in each of the first five trained steps behind the warm-up a policy moved by less
-  than a twentieth of its bound (``step_kl``, `TrainConfig.max_kl`), and rewards did not rise;
+- ``unmoved``: of the last five trained steps behind the warm-up most moved a policy by less than a
+  twentieth of its bound (``step_kl``, `TrainConfig.max_kl`), and rewards did not rise. It is said
+  once in a fit;
 - ``truncated``: half of the replies or more are cut off at `max_tokens`, where less than a quarter
   was in the first step.
 
@@ -31,6 +32,7 @@ fallen: it is said that nothing is learned, and nothing is undone.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -48,7 +50,7 @@ _FEWEST = 16
 _MOSTLY, _SELDOM = 0.5, 0.25
 #: Share of the first step's entropy below which a policy samples nearly the same every time.
 _DETERMINISTIC = 0.1
-#: Trained steps after which a policy has to have moved, and how far, as a share of its bound.
+#: Trained steps in which a policy has to move, and how far, as a share of its bound.
 _STEPS_TO_MOVE, _MOVED = 5, 0.05
 #: Standard errors of a rise that is none of chance.
 _RISE = 3.0
@@ -195,26 +197,17 @@ def _lowest(earlier: Sequence[StepRecord], length: int) -> float:
 
 
 def _unmoved(history: Sequence[StepRecord], policy: str, config: TrainConfig) -> Sign | None:
-    """Said with the step that is the fifth trained one, and with no later one."""
-    if config.max_kl is None:  # nothing is measured
+    ends = range(_STEPS_TO_MOVE, len(history))
+    if any(_too_short(history[:end], policy, config) for end in ends):  # it was said
         return None
-    told = [(one.step, one.results[policy].metrics) for one in history]
-    judged = [
-        (step, metrics["step_kl"], metrics["learning_rate"])
-        for step, metrics in told
-        if metrics.get("step_kl") and step > config.schedule.warmup_steps
-    ]
-    if len(judged) != _STEPS_TO_MOVE or judged[-1][0] != history[-1].step:
+    if (found := _too_short(history, policy, config)) is None:
         return None
-    most = max(moved for _, moved, _ in judged)
-    if most >= _MOVED * config.max_kl or _rose(history):
-        return None
-    step, moved, rate = judged[-1]
-    better = rate * math.sqrt(0.5 * config.max_kl / moved)  # divergence is quadratic in the rate
+    moved, rate, bound = *found, config.max_kl or 0.0
+    better = rate * math.sqrt(0.5 * bound / moved)  # divergence is quadratic in the rate
     words = (
-        f"step {step}: {policy} hardly learns: {_STEPS_TO_MOVE} steps moved it by at most "
-        f"{most:.2g} nats a token (step_kl), where max_kl={config.max_kl:g} allows "
-        f"{config.max_kl / most:.0f} times as much, and rewards did not rise."
+        f"step {history[-1].step}: {policy} hardly learns: most of the last {_STEPS_TO_MOVE} steps "
+        f"moved it by {moved:.2g} nats a token or less (step_kl), max_kl={bound:g} allows "
+        f"{bound / moved:.0f} times as much, and rewards did not rise."
     )
     advice = (
         f"Its learning_rate, {rate:.2g}, rises with each such step; to begin higher, name "
@@ -224,6 +217,24 @@ def _unmoved(history: Sequence[StepRecord], policy: str, config: TrainConfig) ->
         "until steps are long enough."
     )
     return Sign("unmoved", words, None, advice)
+
+
+def _too_short(
+    history: Sequence[StepRecord], policy: str, config: TrainConfig
+) -> tuple[float, float] | None:
+    """The median divergence of the last steps and their rate, if these are too short."""
+    told = [
+        (one.step, metrics["step_kl"], metrics["learning_rate"])
+        for one in history
+        if (metrics := one.results[policy].metrics).get("step_kl")
+        and one.step > config.schedule.warmup_steps
+    ]
+    judged = told[-_STEPS_TO_MOVE:]
+    if config.max_kl is None or len(judged) < _STEPS_TO_MOVE or judged[-1][0] != history[-1].step:
+        return None
+    moved = statistics.median(moved for _, moved, _ in judged)
+    short = moved < _MOVED * config.max_kl and not _rose(history)
+    return (moved, judged[-1][2]) if short else None
 
 
 def _rose(history: Sequence[StepRecord]) -> bool:
