@@ -106,7 +106,8 @@ class FitState(Record):
     """policy -> the version that served when the fit began."""
     learning_rate: Rates = 0.0
     """Of the first step, without its schedule: the config's own, or the one that was chosen; by
-    policy, where these have configs of their own. 0: no step has begun."""
+    policy, where these have configs of their own. 0: no step has begun. Of later steps:
+    `History.rates`."""
     pinned: frozenset[str] = frozenset()
     """The best versions and the latest, as far as this fit pinned them."""
     stopped: str = ""

@@ -85,8 +85,9 @@ class TrainConfig(_Optimizer):
 
     kind: Literal["rl"] = "rl"
     learning_rate: float | None = Field(default=None, gt=0, le=MAX_LEARNING_RATE)
-    """None: chosen by the model's size and the adapter's scale (`wire.default_learning_rate`). The
-    job, a fit's ``fit.json`` and each step's metrics have the number."""
+    """None: chosen by the model's size and the adapter's scale (`wire.default_learning_rate`); a
+    fit then raises it after steps that are far shorter than `max_kl`, and lowers it after steps far
+    longer. A rate that is named stays. Each step's metrics have the number."""
     momentum: float = Field(default=0.6, ge=0, le=0.999)
     """β1 of AdamW; β2 is ``1 - (1 - momentum) / 10``. About ``1 / (1 - momentum)`` steps count in
     the mean of the gradients, and ten times as many in that of their squares. The usual 0.9 makes a

@@ -131,6 +131,18 @@ async def test_the_default_goes_back_and_on_at_a_lower_rate(
     assert "steps 1, 2 are discarded" in falling.said and "1 of 3 at most" in falling.said
 
 
+async def test_after_a_rollback_a_rate_that_steps_had_raised_is_lowered_and_stays(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    wide = TrainConfig(max_kl=10.0)  # all steps are short
+    falling = Falling(art_server, tmp_path, names(), options={"config": wide})
+    found = await falling.fit(5)
+    [done] = found.rollbacks
+    first, _, *later = [step.metrics.get("learning_rate") for step in found.history]
+    assert first is not None and done.step == 2
+    assert later == pytest.approx([1.5 * first * SLOWER] * 3)
+
+
 @pytest.mark.parametrize("mode", ["warn", "stop"])
 async def test_it_may_stop_or_only_be_said(
     art_server: LiveServer, tmp_path: Path, mode: str
