@@ -177,7 +177,7 @@ async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
     metrics = await learner.step(LearnerStep(here, out, 1, rows, config), kill_once)
     assert learner.restarts == restarts + 1
     assert contents(out) == contents(expected)  # and nothing else: the rows are gone
-    assert metrics["rows"] == 40 and seen[-1] == 1.0
+    assert metrics["rows"] == 40 and max(seen) == seen[-1] < 1.0  # 1 is for what has ended
     assert seen.count(seen[0]) == 2
     got = await learner.logprobs(out, rows)
     assert got == [p.tolist() for p in core.logprobs(expected, rows)]

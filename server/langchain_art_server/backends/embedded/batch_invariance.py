@@ -136,7 +136,7 @@ def packed_attention(
     out = functional.scaled_dot_product_attention(
         packed, key, value, attn_mask=attention_mask, scale=scaling
     )
-    return out[:, :, :some].reshape(rows, 1, heads, size), None
+    return out[:, :, :some].reshape(rows, 1, heads, -1), None
 
 
 AttentionInterface.register(PACKED_ATTENTION, cast(Any, packed_attention))
