@@ -209,10 +209,11 @@ class MessageLog:
         numbers, known = list[int](), self._seen
         for message in messages:
             seen = known.get(id(message))
-            if seen is None or not _are_fields(seen[1], message):
-                numbers.append(self._number(message))
-            else:
-                numbers.append(seen[2])
+            try:  # as `_are_fields`, for all messages of all prompts
+                same = seen is not None and seen[1] == message.__dict__
+            except Exception:  # noqa: BLE001
+                same = False
+            numbers.append(seen[2] if seen is not None and same else self._number(message))
         position = self._tree.locate(numbers)
         extends = None
         if position.known:

@@ -142,6 +142,8 @@ class _Hook:
 
     def get(self) -> CaptureHandler | None:
         """What LangChain adds to a call: the handler of the scope of this depth; None: no scope."""
+        if not _bodies and len(scopes := _open.get()) == 1:  # nearly always, and asked often
+            return None if self._depth or scopes[0].in_generator else scopes[0].handler
         handlers = _heard_by()
         return handlers[self._depth] if len(handlers) > self._depth else None
 
