@@ -210,7 +210,7 @@ class MessageLog:
         for message in messages:
             seen = known.get(id(message))
             try:  # as `_are_fields`, for all messages of all prompts
-                same = seen is not None and seen[1] == message.__dict__
+                same = seen is not None and seen[1] == vars(message)
             except Exception:  # noqa: BLE001
                 same = False
             numbers.append(seen[2] if seen is not None and same else self._number(message))
