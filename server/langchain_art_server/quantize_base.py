@@ -7,11 +7,9 @@ Scales stay in float32 (no double quantisation), so that nobody has to compute t
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,8 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
-from langchain_art.errors import ArtError, ConfigError
+from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.base_weights import (
     base_outline,
     check_finite,
@@ -37,7 +34,7 @@ from langchain_art_server.backends.models.four_bits import (
     in_four_bits,
     linears_in_four_bits,
 )
-from langchain_art_server.gguf_base import DTYPES, made_once
+from langchain_art_server.base_copies import DTYPES, chosen_dtype, made_once, run_copy
 
 #: Files beside the weights that belong to a model: its tokenizer and templates.
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -65,11 +62,7 @@ def quantized(
     """
     where = torch_device(device)
     check_device(where)
-    chosen = dtype or ("float32" if where.type == "cpu" else "bfloat16")
-    if chosen not in DTYPES:
-        raise ConfigError(
-            f"got dtype={dtype!r} with quantization, expected one of {sorted(DTYPES)}"
-        )
+    chosen = chosen_dtype(dtype, where, "quantization")
     source = _local(model)
     key = hashlib.sha256(json.dumps([_FORMAT, chosen, *_files(source)]).encode()).hexdigest()
     out = folder / f"{Path(model).name}-nf4-{key[:12]}"
@@ -155,20 +148,5 @@ def _check_whole(model: PreTrainedModel) -> None:
             )
 
 
-def main() -> None:
-    """Make it, and write its path to standard output as the last line."""
-    parser = argparse.ArgumentParser(prog="python -m langchain_art_server.quantize_base")
-    parser.add_argument("model")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--device")
-    parser.add_argument("--dtype")
-    chosen = parser.parse_args()
-    disable_progress_bar()
-    try:
-        print(quantized(chosen.model, chosen.folder, chosen.device, chosen.dtype))  # noqa: T201
-    except ArtError as error:
-        sys.exit(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    run_copy("quantize_base", quantized)
