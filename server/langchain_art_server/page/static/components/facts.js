@@ -72,3 +72,20 @@ export function Ago({ at }) {
   const when = new Date(at * 1000);
   return html`<time datetime=${when.toISOString()} title=${when.toLocaleString()}>${ago(at)}</time>`;
 }
+
+/**
+ * Links to each policy of a view, where there are several.
+ *
+ * @param {{policies: string[], chosen: string, to: (policy: string) => string}} props
+ */
+export function PolicyLinks({ policies, chosen, to }) {
+  if (policies.length < 2) return null;
+  return html`<nav class="row" aria-label="Policies">
+    ${policies.map(
+      (one) =>
+        html`<a key=${one} class="button quiet" aria-current=${one === chosen ? "true" : undefined} href=${to(one)}
+          >${one}</a
+        >`,
+    )}
+  </nav>`;
+}

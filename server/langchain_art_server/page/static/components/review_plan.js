@@ -1,7 +1,7 @@
 /** What the next step by reviews trains, node by node and verdict by verdict, and the step. */
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { ask, newId } from "../api.js";
-import { Table } from "./facts.js";
+import { PolicyLinks, Table } from "./facts.js";
 import { Failed, useAnswer } from "./states.js";
 import { number } from "../format.js";
 import { useLive } from "../live.js";
@@ -15,19 +15,11 @@ export function ReviewPlan({ wanted, query }) {
   if (!policy) return null;
   return html`<section aria-labelledby="plan">
     <h2 id="plan">What the next step trains</h2>
-    ${policies.length > 1 &&
-    html`<nav class="row" aria-label="Policies">
-      ${policies.map(
-        (one) =>
-          html`<a
-            key=${one.name}
-            class="button quiet"
-            aria-current=${one.name === policy ? "true" : undefined}
-            href=${link("review", [], { ...query, policy: one.name })}
-            >${one.name}</a
-          >`,
-      )}
-    </nav>`}
+    <${PolicyLinks}
+      policies=${policies.map((one) => one.name)}
+      chosen=${policy}
+      to=${(/** @type {string} */ one) => link("review", [], { ...query, policy: one })}
+    />
     <${Planned} key=${policy} policy=${policy} />
   </section>`;
 }

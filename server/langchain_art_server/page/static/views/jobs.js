@@ -1,7 +1,7 @@
 /** The jobs, and what each node of the graph learned from: `#/jobs`, and `#/jobs/JOB` for one. */
 import { html } from "../vendor/htm-preact.js";
 import { Curve, Legend, MOST_CURVES } from "../components/curves.js";
-import { Ago, Badge, Fact, Table } from "../components/facts.js";
+import { Ago, Badge, Fact, PolicyLinks, Table } from "../components/facts.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
 import { duration, number } from "../format.js";
 import { useLive } from "../live.js";
@@ -37,19 +37,7 @@ function All({ wanted }) {
   const policy = policies.find((one) => one === wanted) ?? policies[0];
   const jobs = data.jobs.filter((/** @type {any} */ one) => one.policy === policy);
   return html`<h1>Jobs</h1>
-    ${policies.length > 1 &&
-    html`<nav class="row" aria-label="Policies">
-      ${policies.map(
-        (one) =>
-          html`<a
-            key=${one}
-            class="button quiet"
-            aria-current=${one === policy ? "true" : undefined}
-            href=${link("jobs", [], { policy: one })}
-            >${one}</a
-          >`,
-      )}
-    </nav>`}
+    <${PolicyLinks} policies=${policies} chosen=${policy} to=${(/** @type {string} */ one) => link("jobs", [], { policy: one })} />
     <${Nodes} jobs=${jobs} policy=${policy} />
     <section aria-labelledby="jobs">
       <h2 id="jobs">Jobs of ${policy}</h2>

@@ -2,7 +2,7 @@
 import { html, useState } from "../vendor/htm-preact.js";
 import { ask } from "../api.js";
 import { Compare } from "../components/comparison.js";
-import { Ago, Badge, Table } from "../components/facts.js";
+import { Ago, Badge, PolicyLinks, Table } from "../components/facts.js";
 import { Empty, Failed, useAnswer, Waiting } from "../components/states.js";
 import { bytes, number, withSpread } from "../format.js";
 import { useLive } from "../live.js";
@@ -25,19 +25,11 @@ export default function Versions({ path, query }) {
   }
   const chosen = policies.find((one) => one.name === path[0]) ?? policies[0];
   return html`<h1>Versions</h1>
-    ${policies.length > 1 &&
-    html`<nav class="row" aria-label="Policies">
-      ${policies.map(
-        (one) =>
-          html`<a
-            key=${one.name}
-            class="button quiet"
-            aria-current=${one === chosen ? "true" : undefined}
-            href=${link("versions", [one.name])}
-            >${one.name}</a
-          >`,
-      )}
-    </nav>`}
+    <${PolicyLinks}
+      policies=${policies.map((one) => one.name)}
+      chosen=${chosen.name}
+      to=${(/** @type {string} */ one) => link("versions", [one])}
+    />
     <${OfPolicy} key=${chosen.name} policy=${chosen} live=${live} query=${query} />`;
 }
 
