@@ -197,12 +197,11 @@ def _lowest(earlier: Sequence[StepRecord], length: int) -> float:
 
 
 def _unmoved(history: Sequence[StepRecord], policy: str, config: TrainConfig) -> Sign | None:
-    ends = range(_STEPS_TO_MOVE, len(history))
-    if any(_too_short(history[:end], policy, config) for end in ends):  # it was said
+    found = _first_short(history, policy, config)
+    if found is None or found[0] != history[-1].step:  # or it was said
         return None
-    if (found := _too_short(history, policy, config)) is None:
-        return None
-    moved, rate, bound = *found, config.max_kl or 0.0
+    _, moved, rate = found
+    bound = config.max_kl or 0.0
     better = rate * math.sqrt(0.5 * bound / moved)  # divergence is quadratic in the rate
     words = (
         f"step {history[-1].step}: {policy} hardly learns: most of the last {_STEPS_TO_MOVE} steps "
@@ -219,22 +218,24 @@ def _unmoved(history: Sequence[StepRecord], policy: str, config: TrainConfig) ->
     return Sign("unmoved", words, None, advice)
 
 
-def _too_short(
+def _first_short(
     history: Sequence[StepRecord], policy: str, config: TrainConfig
-) -> tuple[float, float] | None:
-    """The median divergence of the last steps and their rate, if these are too short."""
+) -> tuple[int, float, float] | None:
+    """The first step that ends too short ones, their median divergence, and its learning rate."""
+    if config.max_kl is None:
+        return None
     told = [
-        (one.step, metrics["step_kl"], metrics["learning_rate"])
-        for one in history
+        (number, metrics["step_kl"], metrics["learning_rate"])
+        for number, one in enumerate(history, 1)
         if (metrics := one.results[policy].metrics).get("step_kl")
         and one.step > config.schedule.warmup_steps
     ]
-    judged = told[-_STEPS_TO_MOVE:]
-    if config.max_kl is None or len(judged) < _STEPS_TO_MOVE or judged[-1][0] != history[-1].step:
-        return None
-    moved = statistics.median(moved for _, moved, _ in judged)
-    short = moved < _MOVED * config.max_kl and not _rose(history)
-    return (moved, judged[-1][2]) if short else None
+    for end in range(_STEPS_TO_MOVE, len(told) + 1):
+        moved = statistics.median(moved for _, moved, _ in told[end - _STEPS_TO_MOVE : end])
+        number, _, rate = told[end - 1]
+        if moved < _MOVED * config.max_kl and not _rose(history[:number]):
+            return history[number - 1].step, moved, rate
+    return None
 
 
 def _rose(history: Sequence[StepRecord]) -> bool:
