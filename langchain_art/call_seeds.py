@@ -35,7 +35,7 @@ class RunSeed:
     def __init__(self, *parts: int | str) -> None:
         self._parts = parts
         self.key = to_json(parts).decode()
-        """What `of` makes the same seed from, in another process."""
+        """Text from which `of` makes the same seed in another process."""
         self._process = os.getpid()
         self._used: dict[bytes, set[int]] = {}
         self._streams = 0

@@ -122,7 +122,7 @@ class Demo:
         return self._client.reviews(policy=self._policy)
 
     def _said(self, runs: Sequence[Trajectory], split: Literal["train", "test"]) -> list[Review]:
-        """What the reviewer says of runs of questions of a split."""
+        """Make the reviewer's reviews of runs of a split's questions."""
         inboxes = {one.id: self._mails.inbox(one.inbox) for one in self._mails.scenarios(split)}
         return [one for run in runs for one in review(run, inboxes[str(run.scenario)], time.time())]
 
@@ -152,7 +152,7 @@ class Demo:
         return found
 
     def _held_out(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Of the version that serves, by question, the means of its runs' rewards and marks."""
+        """Measure the serving version: by question, the means of its runs' rewards and marks."""
         questions: list[Scenario] = self._mails.scenarios("test")
         rewards: dict[str, float] = {}
         marks: dict[str, float] = {}

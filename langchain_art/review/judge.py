@@ -34,7 +34,7 @@ class Band:
     interval: tuple[float, float] | None
     """95 % of ``agree / reviewed``, by Wilson; None: nothing is reviewed."""
     trusted: bool
-    """Whether `interval` lies above the rate that was asked for."""
+    """True if `interval` lies above the rate that was asked for."""
     open: Mapping[str, float]
     """By id of a run that no person has reviewed: its score."""
 

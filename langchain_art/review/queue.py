@@ -127,7 +127,7 @@ def queue_runs(
 
 
 def has_calls_of(run: Trajectory, policy: str) -> bool:
-    """Whether a policy answered a call of a run."""
+    """True if a policy answered a call of a run."""
     return any((turn.model or "").partition("@")[0] == policy for turn in run.turns)
 
 

@@ -137,7 +137,7 @@ class _Number:
 
 
 def _are_fields(fields: _Fields, message: BaseMessage) -> bool:
-    """Whether a message has the fields that it had."""
+    """True if a message has the fields that it had."""
     try:
         return fields == vars(message)
     except Exception:  # noqa: BLE001 - of values of the user's, such as arrays

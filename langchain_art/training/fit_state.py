@@ -94,7 +94,7 @@ class FitState(Record):
 
     fit_id: str
     name: str = ""
-    """Of its folder, as far as a key can have it: jobs and the page's curves are named by it."""
+    """The name of its folder, as far as a key can have it: in the names of jobs and curves."""
     identity: FitIdentity
     steps: int = 0
     """That the latest call of `Trainer.fit` asked for."""
@@ -320,7 +320,7 @@ class History:
         }
 
     def rates(self, configs: Mapping[str, TrainConfig]) -> Rates:
-        """Of the next step, without its schedule. After a rollback they stay what it set."""
+        """The learning rates of the next step, without its schedule; those of a rollback stay."""
         if self.rollbacks:
             return self.rollbacks[-1].learning_rate
         first = self.state.learning_rate

@@ -227,7 +227,7 @@ class PlannedVerdict(Wire):
 
 
 class PlannedNode(Wire):
-    """What a step by reviews trains of one node of the graph."""
+    """The calls and corrections of one node that a step by reviews trains."""
 
     calls: int = 0
     """Sampled calls that learn from rewards: of the run, of their own, or both."""

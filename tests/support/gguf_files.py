@@ -137,7 +137,7 @@ def cut(file: Path, size: int) -> Path:
 
 
 def dequantized(tensor: Tensor, kind: str) -> Tensor:
-    """What a matrix is once it was stored as `kind`, by llama.cpp's own arithmetic."""
+    """A matrix as it is read after it was stored as `kind`, by llama.cpp's own arithmetic."""
     stored = gguf.GGMLQuantizationType[kind]
     packed = gguf.quants.quantize(tensor.float().numpy(), stored)
     return torch.from_numpy(gguf.quants.dequantize(packed, stored))

@@ -66,7 +66,7 @@ def fit(base_url: str, policy: str, out: Path, **options: Any) -> FitResult:
 
 
 def digests(data_dir: Path, policy: str) -> list[list[str]]:
-    """Of the files of each version that the fit has made."""
+    """Digests of the files of each version that the fit has made."""
     made = [data_dir / "adapters" / policy / str(step + 1) for step in range(STEPS)]
     return [[sha256((one / name).read_bytes()).hexdigest() for name in FILES] for one in made]
 

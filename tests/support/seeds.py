@@ -42,7 +42,7 @@ def drawn_seed() -> int:
 
 
 def explores() -> bool:
-    """Whether tests are to draw what no run has drawn before."""
+    """True if tests are to draw what no run has drawn before."""
     return share() > 0 or os.environ.get(VARIABLE) == "random"
 
 

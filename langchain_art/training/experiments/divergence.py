@@ -26,7 +26,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 @dataclass
 class FitComparison:
-    """What two fits have in common, up to the first difference."""
+    """The first difference of two fits, and the calls and tokens before it, which are equal."""
 
     first: str | None = None
     """Where they differ first, and both values; None: nowhere."""
@@ -139,7 +139,7 @@ def _runs(
 
 
 def _twin(call: Mapping[str, Any], calls: list[tuple[Turn, dict[str, Any]]]) -> int | None:
-    """Which of `calls` has this call's seed; if none has, the first of those that are left.
+    """The place in `calls` of the one with this call's seed; if none has it, 0; None: none is left.
 
     The seed is of the nodes and messages: parallel branches call in any order.
     """

@@ -104,7 +104,7 @@ class StepRecord(Record):
     runs: int = 0
     """That have a reward; 0 in what an earlier release has written."""
     run_ids: tuple[tuple[str, ...], ...] = ()
-    """Of all runs, group by group; empty in what an earlier release has written."""
+    """Ids of all runs, group by group; empty in what an earlier release has written."""
     own_advantages: bool = False
     """`Trainer(advantages=)` gave them, and not the server."""
     failed: int = 0

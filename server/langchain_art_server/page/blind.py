@@ -46,7 +46,7 @@ class BlindCall(BaseModel):
 
     node: str | None
     messages: list[Message]
-    """That are new in this call."""
+    """The messages that are new in this call."""
     reply: Message | None
 
 
@@ -58,7 +58,7 @@ class BlindRun(BaseModel):
 
 
 class Preference(BaseModel):
-    """What people prefer."""
+    """The choices of all reviewers, by scenario."""
 
     preferences: int
     """Choices, ties included."""
@@ -80,11 +80,11 @@ class BlindView(BaseModel):
     """The answer of ``GET /page/blind``."""
 
     pairs: int
-    """Of runs of the same scenario."""
+    """Number of pairs of runs of the same scenario."""
     compared: int
     """Pairs that the reviewer has compared."""
     scenario: str | None
-    """Of the next pair; None: the reviewer has compared all, or none was named."""
+    """The next pair's; None: the reviewer has compared all, or none was named."""
     left: BlindRun | None
     right: BlindRun | None
     preference: Preference | None
@@ -154,7 +154,7 @@ def preference(pairs: Sequence[Pair], reviews: Iterable[Review]) -> Preference:
 
 
 def blind_run(run: Trajectory) -> BlindRun:
-    """What a run was asked and said."""
+    """A run's prompts and replies, without calls that were excluded."""
     calls: list[BlindCall] = []
     for index, turn in enumerate(run.turns):
         if turn.excluded_because is None:

@@ -104,7 +104,7 @@ class ReviewQueue(BaseModel):
     alpha: float | None
     """Krippendorff's alpha of the reviewers of the runs looked at (`Verdicts.alpha`)."""
     several: int
-    """Of these runs, how many have several reviewers."""
+    """Number of these runs that have several reviewers."""
 
 
 def run_routes(router: APIRouter, service: Service) -> None:
