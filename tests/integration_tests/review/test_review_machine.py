@@ -7,6 +7,7 @@ stand-in, without a socket; the learner is left out: a job's rows are made, and 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import tempfile
 from collections import defaultdict
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 import httpx
 import pytest
+import typing_extensions
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -152,6 +154,8 @@ class Twin:
         """The versions that learned from a verdict, each with its value; in this order."""
         self.ordered: defaultdict[Subject, list[Any]] = defaultdict(list)
         """The values that jobs which have not ended train, in their order."""
+        self.dropped: defaultdict[Subject, list[Any]] = defaultdict(list)
+        """The values of jobs that ended without training them, since the last that was trained."""
         self.parents: dict[int, int] = {}
         self.serving = 0
 
@@ -426,12 +430,18 @@ class ReviewMachine(RuleBasedStateMachine):
             taught |= {(c.removesuffix("-c"), "call"): v for c, v in request.turns.items()}
         for subject, value in taught.items():
             assert self.twin.ordered[subject].pop(0) == value
+            dropped = self.twin.dropped[subject]
             if made is None or (subject[1] != "correction" and subject[0] not in trained):
+                dropped.append(value)
                 continue
             past = [
                 each for version, each in self.twin.trained[subject] if version in self.twin.lineage
             ]
-            assert not past or past[-1] != value, (subject, past, value)
+            # A value that was revised and set again is another revision: it is trained once more
+            # where the step by the one between them failed, or came too late.
+            back = any(one != value for one in dropped)
+            assert not past or past[-1] != value or back, (subject, past, value)
+            dropped.clear()
             self.twin.trained[subject].append((made, value))
             ReviewMachine.counts["verdicts trained"] += 1
 
@@ -500,7 +510,12 @@ class ReviewMachine(RuleBasedStateMachine):
 @pytest.mark.soak("R1", SEQUENCES, f"sequences of {STEPS} steps")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 36_000))
-def test_each_verdict_is_trained_once_with_its_last_value(tmp_path: Path) -> None:
+def test_each_verdict_is_trained_once_with_its_last_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Langfuse's SDK reads the hints of its models for each answer: half of this test's time.
+    kept = functools.lru_cache(None)(typing_extensions.get_type_hints)
+    monkeypatch.setattr(typing_extensions, "get_type_hints", kept)
     ReviewMachine.folder = tmp_path
     ReviewMachine.store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
     try:
