@@ -46,7 +46,6 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         ruler_score_group as ruler_score_group,
     )
     from langchain_art.export.exporter import Exporter as Exporter
-    from langchain_art.rollout.forks import Forks as Forks
     from langchain_art.rollout.gather import (
         GatherResult as GatherResult,
         gather as gather,

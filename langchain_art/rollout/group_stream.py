@@ -41,7 +41,6 @@ class GroupStream:
     name: Callable[[int, str], str]
     """The id of that group, by n and the scenario's id."""
     group_size: int
-    """Of the worker's runs, each with its continuations, if it makes them."""
     seed: Callable[[int, int], RunSeed] | None = None
     """The seed of a run, by n and the run's number in its group; None: from the run around, if
     that has seeds."""
@@ -50,7 +49,7 @@ class GroupStream:
         if self.seed is None and (around := run_seed.get()) is not None:
             self.seed = around.within()
         self._places: deque[tuple[int, int]] = deque()
-        self._runs: dict[int, list[list[Trajectory] | None]] = {}
+        self._runs: dict[int, list[Trajectory | None]] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._ended: deque[tuple[int, TrajectoryGroup]] = deque()
         self._changed = asyncio.Event()
@@ -73,7 +72,7 @@ class GroupStream:
         """Let this many more groups start."""
         if groups <= 0:
             return
-        self.worker.expect(groups * self.group_size * self.worker.runs_each)
+        self.worker.expect(groups * self.group_size)
         for index in range(self.allowed, self.allowed + groups):
             self._runs[index] = [None] * self.group_size
             self._places.extend((index, member) for member in range(self.group_size))
@@ -106,8 +105,8 @@ class GroupStream:
             run_seed.set(self.seed(index, member))
         runs = self._runs[index]
         runs[member] = await self.worker.run(scenario, name)
-        if all(some is not None for some in runs):
-            whole = [run for some in runs for run in some or ()]
+        whole = [run for run in runs if run is not None]
+        if len(whole) == self.group_size:
             del self._runs[index]
             id_, about = self.name(index, name), portable(scenario)
             try:

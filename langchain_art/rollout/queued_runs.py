@@ -69,7 +69,7 @@ class QueuedRuns(RunSource):
         self._alone_since: float | None = None
         self._said_at: float | None = None
 
-    async def run(self, scenario: Any, name: str) -> list[Trajectory]:
+    async def run(self, scenario: Any, name: str) -> Trajectory:
         """One run of one scenario, by whatever worker leases it.
 
         Raises:
@@ -103,7 +103,7 @@ class QueuedRuns(RunSource):
             self.count_failure(found.error or "no reason was given", name)
         if self._on_done is not None:
             self._on_done(found)
-        return [found]
+        return found
 
     async def close(self) -> None:
         """Cancel what is not finished."""

@@ -18,8 +18,6 @@ class RunSource(ABC):
 
     concurrency: int
     """Most runs at once."""
-    runs_each: int = 1
-    """Runs that `run` makes, at most."""
 
     def __init__(self, max_failed: float) -> None:
         self._max_failed = max_failed
@@ -31,8 +29,8 @@ class RunSource(ABC):
         """Of the first failed run since the latest `expect`."""
 
     @abstractmethod
-    async def run(self, scenario: Any, name: str) -> list[Trajectory]:
-        """One run of one scenario, with its continuations. Raises RolloutFailed."""
+    async def run(self, scenario: Any, name: str) -> Trajectory:
+        """One run of one scenario. Raises RolloutFailed."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -87,25 +86,14 @@ class RolloutWorker(RunSource):
         """End the threads; does not wait for them: one that hangs must not delay Ctrl-C."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def run(self, scenario: Any, name: str) -> list[Trajectory]:
+    async def run(self, scenario: Any, name: str) -> Trajectory:
         """One run of one scenario, repeated while the server is unavailable."""
-        found, _ = await self.attempt(name, partial(self.outcome, scenario, name))
-        return [found]
-
-    async def attempt(
-        self, name: str, work: Callable[[Run], Awaitable[RolloutOutcome]]
-    ) -> tuple[Trajectory, Run]:
-        """What `work` does in a scope of its own, repeated while the server is unavailable.
-
-        Returns:
-            The trajectory, and what was recorded in the scope.
-        """
         let_all_nodes_run()
         attempt, seed = 0, run_seed.get()
         while True:
             if seed is not None:  # a repeated run samples what the first would have
                 run_seed.set(seed.copy())
-            within, made, error = await self._once(name, work)
+            within, made, error = await self._once(scenario, name)
             if error is None or attempt == self.retries or not is_server_away(error, self._server):
                 break
             self.retried += 1
@@ -132,9 +120,9 @@ class RolloutWorker(RunSource):
                 self.on_run(recorded)
         if self.on_done is not None:
             self.on_done(trajectory)
-        return trajectory, within.runs[0]
+        return trajectory
 
-    async def outcome(self, scenario: Any, name: str, run: Run) -> RolloutOutcome:
+    async def _outcome(self, scenario: Any, name: str, run: Run) -> RolloutOutcome:
         """What the rollout gives, within the scope of `run`."""
         if self._is_graph:
             output = await self._call(scenario, name, run.id)
@@ -147,7 +135,7 @@ class RolloutWorker(RunSource):
         return outcome
 
     async def _once(
-        self, name: str, work: Callable[[Run], Awaitable[RolloutOutcome]]
+        self, scenario: Any, name: str
     ) -> tuple[OpenedRuns, Trajectory, Exception | None]:
         # langchain-core and its langsmith, on first use
         from langsmith import tracing_context  # noqa: PLC0415
@@ -160,7 +148,7 @@ class RolloutWorker(RunSource):
         with tracing_context(enabled=False):
             async with capture(scenario=name) as run:
                 try:
-                    return within, _trajectory(await work(run), name), None
+                    return within, _trajectory(await self._outcome(scenario, name, run), name), None
                 except StopsAll as error:
                     raise ConfigError(str(error)) from None
                 except Exception as error:  # noqa: BLE001 - user code may raise anything

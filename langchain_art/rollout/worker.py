@@ -208,7 +208,7 @@ class LeaseWorker:
         try:
             name = lease.name if lease.name is not None else scenario_id(lease.scenario)
             run_seed.set(None if lease.seed is None else RunSeed.of(lease.seed))
-            [run] = await self._worker.run(lease.scenario, name)
+            run = await self._worker.run(lease.scenario, name)
             outcome = AttemptOutcome(trajectory_id=lease.trajectory_id, trajectory=run)
         except Exception as error:  # noqa: BLE001 - what a run raises is in its trajectory
             outcome = _error(lease, error, fatal=isinstance(error, ConfigError))

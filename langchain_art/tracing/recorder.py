@@ -178,15 +178,6 @@ class RunRecorder:
         with self.lock:
             return list(self.spans), [call for call in self._calls if not call.passed_on]
 
-    def outermost_nodes(self) -> list[tuple[str, int] | None]:
-        """For each of the `turns`: node and step of the outermost graph in which it was made.
-
-        None: it was made outside of all nodes, or where it stands was not recorded.
-        """
-        with self.lock:
-            own = [call for call in self._calls if not call.passed_on]
-            return [self.spans.outermost_node(call.span) for call in own]
-
     def sampled_elsewhere(self, output: Any) -> list[str]:
         """Ids of calls of other runs whose replies are in this run's prompts or `output`."""
         with self.lock:

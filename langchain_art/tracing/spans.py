@@ -218,16 +218,6 @@ class SpanTree:
             span = self._above(span)
         return found
 
-    def outermost_node(self, span: Span) -> tuple[str, int] | None:
-        """Node and step of the outermost graph around a span; None outside of all nodes."""
-        found: tuple[str, int] | None = None
-        above: Span | None = span
-        while above is not None:
-            if above.namespace and above.step is not None:
-                found = node_names(above.namespace)[0], above.step
-            above = self._above(above)
-        return found
-
     def exclusion(self, span: Span, superseded: bool) -> str | None:
         """Why the graph discarded a model call; None if the call counts.
 

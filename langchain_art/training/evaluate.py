@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
@@ -53,7 +52,7 @@ async def evaluate(
 
     with display.bar("evaluating", len(scenarios) * samples) as advance:
         source = run_source(
-            replace(plan, forks=None),
+            plan,
             client,
             display,
             rollout,

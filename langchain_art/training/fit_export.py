@@ -61,7 +61,7 @@ class FitExport:
         self._outbox = exporter.outbox(folder / "spool", display.warn)
         self._runs: dict[str, Run] = {}
         self._fit_id = uuid.uuid4().hex[:12]
-        batch = plan.runs_per_group * plan.groups_per_step * (1 + plan.max_steps_ahead)
+        batch = plan.group_size * plan.groups_per_step * (1 + plan.max_steps_ahead)
         self._most = max(_KEPT_BATCHES * batch, 1024)
 
     def begin(self, fit_id: str) -> None:

@@ -213,7 +213,7 @@ class FitLoop:
             groups=len(pending.groups),
             runs=len(rewards),
             run_ids=tuple(tuple(run.id for run in group.trajectories) for group in pending.groups),
-            own_advantages=pending.advantages is not None and self.plan.forks is None,
+            own_advantages=pending.advantages is not None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
             retried=pending.retried,
             unjudged=pending.unjudged,

@@ -15,7 +15,6 @@ from langchain_art.errors import ConfigError
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.ray import RayWorkers
-from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.names import check_portable, rollout_name
 from langchain_art.rollout.runner import Rollout
@@ -61,7 +60,6 @@ class FitSettings:
     max_steps_ahead: int
     dynamic_sampling_rounds: int
     advantages: AdvantageHook | None = None
-    forks: Forks | None = None
     difficulty_pools: bool = False
     on_collapse: OnCollapse = "rollback"
     gate: Gate | None = None
@@ -69,10 +67,9 @@ class FitSettings:
     workers: Workers | None = None
 
     def __post_init__(self) -> None:
-        at_least = _AT_LEAST if self.forks is None else _AT_LEAST | {"group_size": 1}
-        sizes = {name: getattr(self, name) for name in at_least}
-        if wrong := [name for name, least in at_least.items() if sizes[name] < least]:
-            expected = ", ".join(f"{name} of at least {at_least[name]}" for name in wrong)
+        sizes = {name: getattr(self, name) for name in _AT_LEAST}
+        if wrong := [name for name, least in _AT_LEAST.items() if sizes[name] < least]:
+            expected = ", ".join(f"{name} of at least {_AT_LEAST[name]}" for name in wrong)
             got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
             raise ConfigError(f"got {got}, expected {expected}")
         if self.difficulty_pools not in (True, False):
@@ -87,16 +84,6 @@ class FitSettings:
                 f"got workers={self.workers!r}, expected one of {_WORKERS}, RayWorkers(…), or None "
                 "for rollouts in this process"
             )
-        if self.workers is not None and self.forks is not None:
-            raise ConfigError(
-                f"got workers={self.workers!r} with forks=, expected one of them: the runs of "
-                "workers are not branched"
-            )
-
-    @property
-    def runs_per_group(self) -> int:
-        """Of a training group, continuations included, at most."""
-        return self.group_size * (1 if self.forks is None else self.forks.runs)
 
     @property
     def learning(self) -> tuple[str, ...]:
@@ -180,10 +167,6 @@ def check_scope(
     if plan.reads_rewards or eval_scenarios:
         check_reward(rollout, plan.evaluator)
     check_workers(plan, rollout, train_scenarios=scenarios, eval_scenarios=eval_scenarios)
-    if plan.forks is not None:
-        from langchain_art.rollout.fork_points import check_graph  # noqa: PLC0415 - LangGraph
-
-        check_graph(plan.forks, rollout)
     if plan.gate is not None and len(eval_scenarios) < 2:
         raise ConfigError(
             f"got gate= with {len(eval_scenarios)} eval_scenarios, expected two at least: what is "

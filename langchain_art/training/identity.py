@@ -122,9 +122,7 @@ def identity_of(
     if all(one == config[plan.policies[0]] for one in config.values()):
         config = own[plan.policies[0]]
     settings = {name: getattr(plan, name) for name in _SETTINGS}
-    settings["forks"] = None if plan.forks is None else plan.forks.settings
     settings["lora"] = None if plan.lora is None else plan.lora.model_dump(mode="json")
-    own = plan.advantages if plan.forks is None else None
     return FitIdentity(
         policies=plan.policies,
         seed=plan.seed,
@@ -134,7 +132,7 @@ def identity_of(
         rollout={"rollout": rollout} if isinstance(rollout, str) else source_of(rollout, "rollout"),
         evaluator={} if plan.evaluator is None else _judge(plan.evaluator, "evaluator"),
         gate={} if plan.gate is None else _judged_by(plan.gate),
-        advantages={} if own is None else source_of(own, _HOOK),
+        advantages={} if plan.advantages is None else source_of(plan.advantages, _HOOK),
         scenarios=_digest_of(scenarios),
         eval_scenarios=_digest_of(eval_scenarios),
     )

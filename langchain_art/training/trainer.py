@@ -17,7 +17,6 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, RolloutFailed
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
-from langchain_art.rollout.forks import Forks
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
 from langchain_art.trackers.base import Tracker
@@ -109,8 +108,6 @@ class Trainer(TunesRates):
         advantages: a function of each group, in place of the server's advantages
             (`batch.advantage_hook.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
-        forks: continue each run of a graph several times from a checkpoint before a decision; the
-            difference of the rewards is its credit (`Forks`). `group_size` counts the others.
         on_collapse: what a fit does when rewards fall by more than chance explains, below all
             before or with replies cut off, alike or flat (`training.collapse.signs`).
             ``"rollback"``: the policies go back to the last good version with its state of Adam,
@@ -156,7 +153,6 @@ class Trainer(TunesRates):
         dynamic_sampling_rounds: int = 0,
         difficulty_pools: bool = False,
         advantages: AdvantageHook | None = None,
-        forks: Forks | None = None,
         on_collapse: OnCollapse = "rollback",
         gate: Gate | bool = False,
         trackers: Sequence[str | Tracker] | None = None,
@@ -181,8 +177,7 @@ class Trainer(TunesRates):
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
             difficulty_pools=difficulty_pools,
-            advantages=check_hook(advantages, forks, configs),
-            forks=forks,
+            advantages=check_hook(advantages, configs),
             on_collapse=on_collapse,
             gate=check_gate(gate),
             export=check_export(export),

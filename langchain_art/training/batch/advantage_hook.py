@@ -13,8 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from langchain_art._callables import call
 from langchain_art.errors import ConfigError
-from langchain_art.rollout.forks import Forks
-from langchain_art.training.batch.fork_advantages import fork_advantages
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 from langchain_art.wire.training import CallAdvantage, settings_of_rewards
 
@@ -31,32 +29,22 @@ RunAdvantages: TypeAlias = tuple[CallAdvantage | None, ...]
 _CALL: TypeAdapter[CallAdvantage | None] = TypeAdapter(CallAdvantage | None)
 
 
-def check_hook(
-    hook: object, forks: object, configs: Mapping[str, TrainConfig]
-) -> AdvantageHook | None:
-    """`hook` as it is, or that of `forks` where there are some; or ConfigError.
+def check_hook(hook: object, configs: Mapping[str, TrainConfig]) -> AdvantageHook | None:
+    """`hook` as it is, or ConfigError.
 
     Raises:
-        ConfigError: `hook` is no function or `forks` no Forks, there are both, or a config has
-            what they replace.
+        ConfigError: `hook` is no function, or a config has what it replaces.
     """
-    if hook is None and forks is None:
+    if hook is None:
         return None
-    if hook is not None and not callable(hook):
+    if not callable(hook):
         raise ConfigError(f"got advantages={hook!r:.200}, expected a function of a group of runs")
-    if forks is not None and not isinstance(forks, Forks):
-        raise ConfigError(f'got forks={forks!r:.200}, expected Forks(at=("node",), …)')
-    if hook is not None and forks is not None:
-        raise ConfigError(
-            "got both advantages= and forks=, which has advantages of its own; leave out one"
-        )
-    name = "advantages" if forks is None else "forks"
     if unread := next(filter(None, map(settings_of_rewards, configs.values())), ""):
         raise ConfigError(
-            f"got {name}= together with TrainConfig({unread}=…), which would not be read: "
-            f"{name}= says what the advantages are; leave out one of the two"
+            f"got advantages= together with TrainConfig({unread}=…), which would not be read: "
+            "advantages= says what the advantages are; leave out one of the two"
         )
-    return fork_advantages if forks is not None else hook
+    return hook
 
 
 async def advantages_of(hook: AdvantageHook, group: TrajectoryGroup) -> dict[str, RunAdvantages]:

@@ -1,11 +1,10 @@
-"""Where the runs of a fit or an evaluation are made: here, branched, or by workers."""
+"""Where the runs of a fit or an evaluation are made: here, or by workers."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
@@ -63,7 +62,7 @@ async def try_out(
     if not len(scenarios):
         return
     source = run_source(
-        replace(plan, forks=None),
+        plan,
         client,
         display,
         rollout,
@@ -75,7 +74,7 @@ async def try_out(
     try:
         for place in range(plan.group_size):
             scenario = draw(scenarios, place, plan.seed)
-            [run] = await source.run(scenario, scenario_id(scenario))
+            run = await source.run(scenario, scenario_id(scenario))
             if run.status != "failed":
                 return
         raise RolloutFailed(f"{plan.group_size} runs raised. The first: {source.first_error}.")
@@ -119,16 +118,13 @@ def run_source(
         )
     if isinstance(rollout, str):
         raise ConfigError(f"got the rollout {rollout!r}, expected a function")
-    options: dict[str, Any] = {
-        "on_done": on_done,
-        "ready": client.ready,
-        "max_failed": plan.max_failed,
-        "on_run": on_run,
-        "server": client.base_url,
-        "say": display.line,
-    }
-    if plan.forks is None:
-        return RolloutWorker(rollout, plan.concurrency, **options)
-    from langchain_art.rollout.fork_worker import ForkWorker  # noqa: PLC0415 - LangGraph
-
-    return ForkWorker(rollout, plan.concurrency, forks=plan.forks, **options)
+    return RolloutWorker(
+        rollout,
+        plan.concurrency,
+        on_done=on_done,
+        ready=client.ready,
+        max_failed=plan.max_failed,
+        on_run=on_run,
+        server=client.base_url,
+        say=display.line,
+    )

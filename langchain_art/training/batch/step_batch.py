@@ -23,7 +23,6 @@ from langchain_art.rollout.scenarios import group_ids
 from langchain_art.tracing.run import Run
 from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
 from langchain_art.training.batch.difficulty import DifficultyPools, Drawing
-from langchain_art.training.batch.fork_advantages import fork_of
 from langchain_art.training.batch.run_sources import run_source
 from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
@@ -132,11 +131,6 @@ class StepBatchBuilder:
             seconds = {name: seconds[name] + took[name] for name in seconds}
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
-            if plan.forks is not None and not any(map(fork_of, runs)):
-                self.display.warn(
-                    f"forks: no run of the first batch was branched: in none did the nodes "
-                    f"{', '.join(map(repr, plan.forks.at))} call a model and the run end."
-                )
             for name in unmatched_frozen_names(plan.trainable, runs):
                 self.display.warn(
                     f"trainable: {name!r} is False and names no model call of the first "
@@ -214,7 +208,7 @@ class StepBatchBuilder:
         self.stream.allow(allowed - self.stream.allowed)
         groups: list[TrajectoryGroup] = []
         self._note = MeanReward()
-        with self.display.bar("rollouts", count * plan.runs_per_group) as advance:
+        with self.display.bar("rollouts", count * plan.group_size) as advance:
             self._advance = None if plan.max_steps_ahead else advance
             if not plan.max_steps_ahead:
                 groups = await self.stream.take(count)

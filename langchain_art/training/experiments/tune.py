@@ -193,7 +193,7 @@ async def tune(
         best=best,
         clear=clear,
         why=why,
-        runs=sum((one.groups + one.resampled) * plan.runs_per_group for one in history)
+        runs=sum((one.groups + one.resampled) * plan.group_size for one in history)
         + sum(one.n + one.failed + one.unscored for one in evals),
         tokens={
             kind: sum(one.tokens.get(kind, 0) for one in counted)

@@ -82,6 +82,14 @@ def test_what_changes_no_result_may_differ() -> None:
     assert FitIdentity.model_validate_json(told().model_dump_json()) == told()
 
 
+def test_a_fit_of_a_release_with_forks_goes_on_if_it_branched_nothing() -> None:
+    old = told()
+    old.settings["forks"] = None
+    assert old.differences(told()) == []
+    old.settings["forks"] = {"at": ["choose"]}
+    assert old.differences(told()) == ["forks.at ['choose'] -> None"]
+
+
 def test_settings_of_an_evaluator_count() -> None:
     assert told(evaluator=summed(1.0)).differences(told(evaluator=summed(1.0))) == []
     [words] = told(evaluator=summed(1.0)).differences(told(evaluator=summed(0.5)))

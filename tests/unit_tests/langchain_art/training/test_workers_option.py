@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from langchain_art import ConfigError, Forks, Trainer
+from langchain_art import ConfigError, Trainer
 from tests.support.leased_agent import NAME, rollout
 
 
@@ -20,11 +20,6 @@ def trainer(out: Path, **options: Any) -> Trainer:
 def test_an_unknown_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="got workers='slurm', expected one of"):
         trainer(tmp_path, workers="slurm")
-
-
-def test_forks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the runs of workers are not branched"):
-        trainer(tmp_path, workers="server", forks=Forks(at=("choose",)))
 
 
 @pytest.mark.parametrize("method", ["fit_sync", "evaluate_sync"])

@@ -91,7 +91,7 @@ def test_a_setting_that_would_not_be_read_is_refused(config: TrainConfig, unread
 
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(ConfigError, match="got advantages='mean', expected a function"):
-        check_hook("mean", None, {"p": TrainConfig()})
+        check_hook("mean", {"p": TrainConfig()})
     with pytest.raises(ValueError, match=r"got advantages for \['b'\], expected runs of `groups`"):
         TrainRequest(policy="p", groups=(("a",),), advantages={"b": (1.0,)})
     with pytest.raises(ValueError, match="neither `rewards`, `turns` nor `compared`"):
