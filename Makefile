@@ -28,7 +28,7 @@ $(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt requirements/insta
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python requirements/install_torch.py
-	$(BIN)/python -m pip install --quiet --group dev -e '.[local,four-bits,examples,conformance]'
+	$(BIN)/python -m pip install --quiet --group dev -e '.[local,four-bits,examples]'
 	touch $@
 
 # Stopped and run again, it goes on; FRESH=1 begins anew.

@@ -127,8 +127,6 @@ UNPICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "jsonpickle",
 #: own child processes, and the loss that its operator registers.
 IMPORTS_BY_NAME = {
     "langchain_art/_lazy_names.py",
-    "langchain_art/conformance/cases/__init__.py",
-    "langchain_art/conformance/model.py",
     "server/langchain_art_server/algorithms/loss/own_loss.py",
     "server/langchain_art_server/backends/ipc/channel.py",
     "server/langchain_art_server/backends/ipc/fork_server.py",

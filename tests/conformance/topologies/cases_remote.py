@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 from langgraph.pregel.remote import RemoteGraph
 
-from langchain_art.conformance.cases.nesting import chain
-from langchain_art.conformance.harness import Expect, Kit, Program, topology
-from langchain_art.conformance.tools import LOOK
+from tests.conformance.suite.cases.nesting import chain
+from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.tools import LOOK
 from tests.support.environments import environment
 from tests.support.live_server import REPO, TLS, free_port
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from langchain_art.conformance.harness import Served
-from langchain_art.conformance.witness import Witnessed
+from tests.conformance.suite.harness import Served
+from tests.conformance.suite.witness import Witnessed
 from tests.support.live_server import RuleServer
 
 

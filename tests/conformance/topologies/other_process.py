@@ -13,9 +13,9 @@ from langgraph.graph import MessagesState
 from langgraph.types import Command
 
 from langchain_art import capture
-from langchain_art.conformance.cases.interrupts import careful
-from langchain_art.conformance.harness import Kit, Served
-from langchain_art.conformance.nodes import line
+from tests.conformance.suite.cases.interrupts import careful
+from tests.conformance.suite.harness import Kit, Served
+from tests.conformance.suite.nodes import line
 
 
 def durable(kit: Kit, saver: SqliteSaver) -> Any:

@@ -20,9 +20,9 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send, interrupt
 
-from langchain_art.conformance.harness import Kit
-from langchain_art.conformance.nodes import RETRY, Failing, talk
-from langchain_art.conformance.scripts import script
+from tests.conformance.suite.harness import Kit
+from tests.conformance.suite.nodes import RETRY, Failing, talk
+from tests.conformance.suite.scripts import script
 
 Kind = Literal["state", "anew", "on", "fork", "shaky"]
 

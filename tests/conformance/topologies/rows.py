@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from langchain_art.conformance.checks import trains
-from langchain_art.conformance.performance import Performance
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
+from tests.conformance.suite.checks import trains
+from tests.conformance.suite.performance import Performance
 
 
 def each_token_once(seen: Performance) -> list[Row]:

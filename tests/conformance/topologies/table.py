@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from langchain_art.conformance.harness import TOPOLOGIES, Topology
+from tests.conformance.suite.harness import TOPOLOGIES, Topology
 from tests.support.live_server import REPO
 
 PAGE = REPO / "docs" / "topologies.md"
@@ -16,9 +16,9 @@ EXAMPLES = ("create_agent with tools", "RetryPolicy around a chain")
 HEAD = """\
 # Graphs that are captured and trained
 
-Each line is a small LangGraph program. It is run against a real server (`invoke`, `ainvoke`,
-`stream`, `astream`; fewer where one does not apply), and what was captured is compared with the
-engine's own journal of the calls that it was asked for.
+Each of these {count} topologies is a small LangGraph program. It is run against a real server
+(`invoke`, `ainvoke`, `stream`, `astream`; fewer where one does not apply), and what was captured is
+compared with the engine's own journal of the calls that it was asked for.
 
 - **captured**: the turns have the node, path, branch, step, attempt, thread and tags that the
   program gave them; every call that the engine made is a turn, once, and there is no other.
@@ -32,14 +32,14 @@ engine's own journal of the calls that it was asked for.
 
 Runs over several scopes, processes and handlers, cancelled runs and streams that nobody reads to
 their end are in `test_control_flow.py` and `test_cancelled.py`, graphs drawn at random in
-`test_random_graphs.py`, all in `tests/conformance/topologies/`. The suite itself is a package,
-`langchain_art.conformance`.
+`test_random_graphs.py`, all in `tests/conformance/topologies/`. The suite itself also runs against
+[any other server](conformance.md).
 
 Written by `python -m tests.conformance.topologies`.
 
 ## Adding one
 
-A topology is a function in one of the files of `langchain_art/conformance/cases`. It takes a `Kit`,
+A topology is a function in one of the files of `tests/conformance/suite/cases`. It takes a `Kit`,
 which has the models, prompts that say what the model will answer, and the way (mode) in which to
 run a graph; it yields each run and is sent its result. Above it stand its name and every model call
 that it makes, in order: the path of nodes, what the reply says, LangGraph's step; and, of a call
@@ -47,7 +47,7 @@ that is not to be trained, why. Two of them, whole:
 
 {examples}
 `Kit`, `Expect` and all options of `topology` (parallel branches, threads, runs that fail, fewer
-modes) are in `langchain_art/conformance/harness.py`, nodes that call the model several times in
+modes) are in `tests/conformance/suite/harness.py`, nodes that call the model several times in
 `nodes.py` beside it. To run a new one by itself, give pytest words of its name:
 
 ```bash
@@ -84,7 +84,7 @@ def page(proved: Mapping[tuple[str, str], int]) -> str:
     examples = "\n".join(
         f"```text\n{inspect.getsource(TOPOLOGIES[name].program)}```\n" for name in EXAMPLES
     )
-    return HEAD.format(examples=examples) + "\n".join(lines) + "\n"
+    return HEAD.format(count=len(TOPOLOGIES), examples=examples) + "\n".join(lines) + "\n"
 
 
 def all_proved() -> dict[tuple[str, str], int]:

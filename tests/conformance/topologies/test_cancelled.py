@@ -15,13 +15,13 @@ from langgraph.graph import MessagesState
 
 from langchain_art import capture
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.conformance import checks
-from langchain_art.conformance.harness import Kit
-from langchain_art.conformance.nodes import line
-from langchain_art.conformance.scripts import script
 from langchain_art.errors import NotFound
 from langchain_art.tracing.run import Run
 from langchain_art.wire import TrajectoryGroup
+from tests.conformance.suite import checks
+from tests.conformance.suite.harness import Kit
+from tests.conformance.suite.nodes import line
+from tests.conformance.suite.scripts import script
 from tests.conformance.topologies.journal import served_by
 from tests.support.live_server import RuleServer
 

@@ -27,12 +27,12 @@ from langgraph.types import CachePolicy, Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.conformance import checks
-from langchain_art.conformance.cases.interrupts import careful
-from langchain_art.conformance.harness import Expect, Kit, Topology
-from langchain_art.conformance.nodes import Rendezvous, line
-from langchain_art.conformance.performance import Performance
 from langchain_art.wire import TrajectoryGroup
+from tests.conformance.suite import checks
+from tests.conformance.suite.cases.interrupts import careful
+from tests.conformance.suite.harness import Expect, Kit, Topology
+from tests.conformance.suite.nodes import Rendezvous, line
+from tests.conformance.suite.performance import Performance
 from tests.conformance.topologies.cases_remote import deployment
 from tests.conformance.topologies.journal import served_by, witnessed
 from tests.conformance.topologies.other_process import durable

@@ -19,9 +19,9 @@ from langgraph.types import Command
 
 from langchain_art import capture
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.conformance.harness import MODES, Kit, Mode
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
+from tests.conformance.suite.harness import MODES, Kit, Mode
 from tests.conformance.topologies.journal import served_by
 from tests.conformance.topologies.random_graphs import Group, Played, programs
 from tests.support.live_server import RuleServer

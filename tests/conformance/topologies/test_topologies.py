@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.conformance import checks
-from langchain_art.conformance.cases import load_cases
-from langchain_art.conformance.harness import TOPOLOGIES, Mode, Topology
-from langchain_art.conformance.performance import perform
+from tests.conformance.suite import checks
+from tests.conformance.suite.cases import load_cases
+from tests.conformance.suite.harness import TOPOLOGIES, Mode, Topology
+from tests.conformance.suite.performance import perform
 from tests.conformance.topologies import table
 from tests.conformance.topologies.journal import JournalWitness, served_by
 from tests.conformance.topologies.rows import each_token_once
-from tests.support.live_server import RuleServer
+from tests.support.live_server import REPO, RuleServer
 
 load_cases()
 importlib.import_module(f"{__package__}.cases_remote")
@@ -70,3 +71,9 @@ def test_topology(
 def test_the_page_is_of_this_suite() -> None:
     command = "write it anew with python -m tests.conformance.topologies"
     assert table.PAGE.read_text() == table.page(table.all_proved()), command
+    quoted = {
+        (page.name, count)
+        for page in (REPO / "README.md", REPO / "CHANGELOG.md", *(REPO / "docs").glob("*.md"))
+        for count in re.findall(r"(\d+) topologies", page.read_text())
+    }
+    assert len(quoted) >= 4 and {count for _, count in quoted} == {str(len(TOPOLOGIES))}, quoted

@@ -13,8 +13,8 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.runnables import ConfigurableField, Runnable
 
 from langchain_art import ChatART, capture
-from langchain_art.conformance.tools import look
 from langchain_art.errors import ConfigError
+from tests.conformance.suite.tools import look
 from tests.support.chat_models import model_of, recorded
 from tests.support.raw_server import RawServer, refusal
 

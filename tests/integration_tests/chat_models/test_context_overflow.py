@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from langchain_art import ChatART
-from langchain_art.conformance.scripts import script
+from tests.conformance.suite.scripts import script
 from tests.support.live_server import RuleServer
 
 CALLS: dict[str, Callable[[Any, Any], object]] = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from langchain_art.conformance.model import write_model
+from tests.conformance.suite.model import write_model
 from tests.support.live_server import ForkedServer
 
 

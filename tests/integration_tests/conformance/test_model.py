@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from langchain_art import ArtClient, ChatART, TrainConfig, capture
-from langchain_art.conformance.model import BLOCK
-from langchain_art.conformance.scripts import PAST_END, UNSCRIPTED, script
 from langchain_art.wire import LoraConfig
+from tests.conformance.suite.model import BLOCK
+from tests.conformance.suite.scripts import PAST_END, UNSCRIPTED, script
 from tests.support.live_server import ForkedServer
 
 LOOK = {

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from langchain_art.conformance.proxy import ProxyWitness
+from tests.conformance.suite.proxy import ProxyWitness
 from tests.support.raw_server import RawServer, answer
 
 

@@ -1,4 +1,4 @@
-"""``python -m langchain_art.conformance`` on our server, and on servers that capture wrongly."""
+"""``python -m tests.conformance.suite`` on our server, and on servers that capture wrongly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from langchain_art.conformance.model import TWINS
-from langchain_art.conformance.suite import POLICY, PROMISES, PromiseCheck, Suite, chosen
 from langchain_art.errors import ConfigError
+from tests.conformance.suite.model import TWINS
+from tests.conformance.suite.promises import POLICY, PROMISES, PromiseCheck, Suite, chosen
 from tests.support.json_server import JsonServer, Refusal
 from tests.support.live_server import ForkedServer
 
@@ -27,8 +27,8 @@ SHAPES = (
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "langchain_art.conformance", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120)
+    line = [sys.executable, "-m", "tests.conformance.suite", *arguments]
+    return subprocess.run(line, capture_output=True, text=True)
 
 
 @pytest.mark.slow

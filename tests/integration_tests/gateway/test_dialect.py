@@ -13,7 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from langchain_art.conformance.scripts import script
+from tests.conformance.suite.scripts import script
 from tests.support.live_server import LiveServer, RuleServer
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]

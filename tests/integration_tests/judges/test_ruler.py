@@ -17,13 +17,13 @@ from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
 from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
-from langchain_art.conformance.scripts import script
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators import GroupEvaluator, Score, score_groups
 from langchain_art.evaluators.ruler import prompt
 from langchain_art.evaluators.ruler.cache import VerdictCache
 from langchain_art.evaluators.ruler.prompt import Names
 from langchain_art.wire import TrajectoryGroup
+from tests.conformance.suite.scripts import script
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.literal_judge import (
     ScriptedJudge,

@@ -13,10 +13,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from langchain_art import ArtClient, ChatART, capture
-from langchain_art.conformance.scripts import script
-from langchain_art.conformance.tools import LOOK, WEIGH, look, weigh
 from langchain_art.review.decisions import decision_reviews
 from langchain_art.wire import Review, TrajectoryGroup
+from tests.conformance.suite.scripts import script
+from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
 from tests.support.live_server import RuleServer
 
 EDIT = {"type": "edit", "edited_action": {"name": "look", "args": {"what": "window"}}}

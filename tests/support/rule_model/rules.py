@@ -1,6 +1,6 @@
 r"""What the rule-following model says: a pure function of the request.
 
-A message can carry a script, as the conformance model reads them (`langchain_art.conformance
+A message can carry a script, as the conformance model reads them (`tests.conformance.suite
 .scripts`)::
 
     Say hello twice. ⟦hello¦hello again⟧
@@ -15,9 +15,9 @@ import json
 import re
 from typing import Any
 
-from langchain_art.conformance.scripts import PAST_END
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
+from tests.conformance.suite.scripts import PAST_END
 
 _SCRIPT = re.compile("⟦(.*?)⟧", re.DOTALL)
 

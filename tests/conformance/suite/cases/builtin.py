@@ -1,0 +1,238 @@
+"""LangChain's own middleware that limits, plans, searches or runs commands; hooks that jump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    FilesystemFileSearchMiddleware,
+    ModelCallLimitMiddleware,
+    PIIDetectionError,
+    PIIMiddleware,
+    ShellToolMiddleware,
+    TodoListMiddleware,
+    ToolCallLimitMiddleware,
+    ToolErrorMiddleware,
+    after_agent,
+    after_model,
+    before_agent,
+    before_model,
+    wrap_model_call,
+    wrap_tool_call,
+)
+from langchain_core.messages import HumanMessage, ToolMessage
+
+from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, weigh
+
+
+@topology(
+    "a list of things to do",
+    Expect("model", "write_todos", step=1),
+    Expect("model", "all done", step=4),
+    modes=TWO_MODES,
+    remark="TodoListMiddleware",
+)
+def todo_list(kit: Kit) -> Program:
+    agent = create_agent(kit.model, [], middleware=[TodoListMiddleware()])
+    todos = [{"content": "look", "status": "completed"}]
+    yield kit.run(agent, kit.ask({"call": "write_todos", "args": {"todos": todos}}, "all done"))
+
+
+@topology(
+    "a limit of model calls",
+    Expect("model", "look", step=2),
+    Expect("model", "weigh", step=6),
+    modes=TWO_MODES,
+    remark="ModelCallLimitMiddleware ends the agent in the model's place",
+)
+def model_call_limit(kit: Kit) -> Program:
+    limit = ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")
+    agent = create_agent(kit.model, [look, weigh], middleware=[limit])
+    yield kit.run(agent, kit.ask(LOOK, WEIGH, "never"))
+
+
+@topology(
+    "a limit of tool calls",
+    Expect("model", "look", step=1),
+    Expect("model", "look", step=4),
+    Expect("model", "a door", step=6),
+    modes=TWO_MODES,
+    remark="ToolCallLimitMiddleware answers the call that is too many",
+)
+def tool_call_limit(kit: Kit) -> Program:
+    limit = ToolCallLimitMiddleware(run_limit=1, exit_behavior="continue")
+    agent = create_agent(kit.model, [look], middleware=[limit])
+    yield kit.run(agent, kit.ask(LOOK, LOOK, "a door"))
+
+
+@topology(
+    "a tool's error as a message",
+    Expect("model", "drop", step=1),
+    Expect("model", "it is stuck", step=3),
+    modes=TWO_MODES,
+    remark="ToolErrorMiddleware",
+)
+def tool_error(kit: Kit) -> Program:
+    told = ToolErrorMiddleware(on_error=lambda error, request: f"It failed: {error}")
+    agent = create_agent(kit.model, [drop], middleware=[told])
+    yield kit.run(agent, kit.ask({"call": "drop", "args": {"what": "door"}}, "it is stuck"))
+
+
+@topology(
+    "a shell",
+    Expect("model", "shell", step=2),
+    Expect("model", "it said hello", step=4),
+    modes=("invoke",),
+    remark="ShellToolMiddleware",
+)
+def shell(kit: Kit) -> Program:
+    agent = create_agent(kit.model, [], middleware=[ShellToolMiddleware()])
+    asked = {"call": "shell", "args": {"command": "echo hello"}}
+    yield kit.run(agent, kit.ask(asked, "it said hello"))
+
+
+@topology(
+    "a search through files",
+    Expect("model", "glob_search", step=1),
+    Expect("model", "grep_search", step=3),
+    Expect("model", "found", step=5),
+    modes=TWO_MODES,
+    remark="FilesystemFileSearchMiddleware",
+)
+def file_search(kit: Kit) -> Program:
+    root = str(Path(__file__).parents[1])
+    search = FilesystemFileSearchMiddleware(root_path=root, use_ripgrep=False)
+    glob = {"call": "glob_search", "args": {"pattern": "tools.py"}}
+    grep = {"call": "grep_search", "args": {"pattern": "def look", "include": "tools.py"}}
+    yield kit.run(create_agent(kit.model, [], middleware=[search]), kit.ask(glob, grep, "found"))
+
+
+@topology(
+    "middleware that refuses a reply",
+    Expect("model", "Ask ann@example.com.", step=2),
+    modes=TWO_MODES,
+    status="failed",
+    raises=PIIDetectionError,
+    remark="PIIMiddleware's strategy `block`: the call was made, and counts",
+)
+def refusing(kit: Kit) -> Program:
+    block = PIIMiddleware("email", strategy="block", apply_to_input=False, apply_to_output=True)
+    yield kit.run(
+        create_agent(kit.model, [look], middleware=[block]), kit.ask("Ask ann@example.com.")
+    )
+
+
+@topology(
+    "calls before and after an agent",
+    Expect("opening.before_agent", "a plan", step=1),
+    Expect("model", "a door", step=2),
+    Expect("closing.after_agent", "well done", step=3),
+    modes=TWO_MODES,
+)
+def around_agent(kit: Kit) -> Program:
+    node = kit.node()
+    if kit.asynchronous:
+
+        async def opening(state: Any, runtime: Any) -> Any:
+            return await node(state)
+
+        async def closing(state: Any, runtime: Any) -> Any:
+            return await node(state)
+
+    else:
+
+        def opening(state: Any, runtime: Any) -> Any:
+            return node(state)
+
+        def closing(state: Any, runtime: Any) -> Any:
+            return node(state)
+
+    middleware = [before_agent(opening), after_agent(closing)]
+    agent = create_agent(kit.model, [look], middleware=middleware)
+    yield kit.run(agent, kit.ask("a plan", "a door", "well done"))
+
+
+@topology(
+    "a guard that sends the model back",
+    Expect("model", "rude", step=1),
+    Expect("model", "polite", step=3),
+    modes=TWO_MODES,
+    remark="`after_model` with `jump_to`",
+)
+def sent_back(kit: Kit) -> Program:
+    @after_model(can_jump_to=["model"])
+    def guard(state: Any, runtime: Any) -> Any:
+        if state["messages"][-1].text == "rude":
+            return {"messages": [HumanMessage("Be polite.")], "jump_to": "model"}
+        return None
+
+    agent = create_agent(kit.model, [look], middleware=[guard])
+    yield kit.run(agent, kit.ask("rude", "polite"))
+
+
+@topology(
+    "a guard that ends the agent",
+    Expect("model", "look", step=2),
+    modes=TWO_MODES,
+    remark="`before_model` with `jump_to`",
+)
+def ended(kit: Kit) -> Program:
+    @before_model(can_jump_to=["end"])
+    def guard(state: Any, runtime: Any) -> Any:
+        return {"jump_to": "end"} if len(state["messages"]) > 1 else None
+
+    agent = create_agent(kit.model, [look], middleware=[guard])
+    yield kit.run(agent, kit.ask(LOOK, "never"))
+
+
+@topology(
+    "another model from the second step on",
+    Expect("model", "look", step=1),
+    Expect("model", "a door", step=3, why="other_policy"),
+    modes=TWO_MODES,
+    remark="`wrap_model_call` overrides the request's model",
+)
+def other_model(kit: Kit) -> Program:
+    rival = kit.chat(kit.rival)
+
+    def chosen(request: Any) -> Any:
+        return request.override(model=rival) if len(request.messages) > 1 else request
+
+    @wrap_model_call
+    def choose(request: Any, handler: Any) -> Any:
+        return handler(chosen(request))
+
+    @wrap_model_call
+    async def achoose(request: Any, handler: Any) -> Any:
+        return await handler(chosen(request))
+
+    middleware = [achoose if kit.asynchronous else choose]
+    yield kit.run(create_agent(kit.model, [look], middleware=middleware), kit.ask(LOOK, "a door"))
+
+
+@topology(
+    "a tool call that the model checks",
+    Expect("model", "look", step=1),
+    Expect("tools", "not allowed", step=2),
+    Expect("model", "a pity", step=3),
+    modes=TWO_MODES,
+    remark="`wrap_tool_call` asks, and answers in the tool's place",
+)
+def checked_tool(kit: Kit) -> Program:
+    prompt = kit.says("not allowed")
+
+    @wrap_tool_call
+    def check(request: Any, handler: Any) -> Any:
+        said = kit.model.invoke(prompt).text
+        return ToolMessage(said, tool_call_id=request.tool_call["id"])
+
+    @wrap_tool_call
+    async def acheck(request: Any, handler: Any) -> Any:
+        said = (await kit.model.ainvoke(prompt)).text
+        return ToolMessage(said, tool_call_id=request.tool_call["id"])
+
+    agent = create_agent(kit.model, [look], middleware=[acheck if kit.asynchronous else check])
+    yield kit.run(agent, kit.ask(LOOK, "a pity"))

@@ -1,0 +1,206 @@
+"""Graphs in graphs, in nodes and in tools; several agents; the functional API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import create_react_agent
+
+from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
+
+
+def chain(**nodes: Any) -> StateGraph[Any]:
+    """A graph of nodes one after the other."""
+    graph = StateGraph(MessagesState)
+    previous = START
+    for name, action in nodes.items():
+        graph.add_node(name, action).add_edge(previous, name)
+        previous = name
+    return graph
+
+
+@topology(
+    "subgraphs two deep, as nodes",
+    Expect("plan", "outer", step=1),
+    Expect("team/plan", "middle", step=1),
+    Expect("team/pair/work", "inner", step=1),
+    Expect("check", "last", step=3),
+)
+def subgraph_nodes(kit: Kit) -> Program:
+    pair = chain(work=kit.node()).compile()
+    team = chain(plan=kit.node(), pair=pair).compile()
+    graph = chain(plan=kit.node(), team=team, check=kit.node()).compile()
+    yield kit.run(graph, kit.ask("outer", "middle", "inner", "last"))
+
+
+@topology(
+    "subgraphs two deep, called in nodes",
+    Expect("team/pair/work", "inner", step=1),
+    Expect("team/check", "middle", step=2),
+    Expect("check", "last", step=2),
+)
+def subgraph_calls(kit: Kit) -> Program:
+    def calling(graph: Any) -> Any:
+        async def anode(state: Any) -> Any:
+            return await graph.ainvoke(state)
+
+        return anode if kit.asynchronous else graph.invoke
+
+    pair = chain(work=kit.node()).compile()
+    team = chain(pair=calling(pair), check=kit.node()).compile()
+    graph = chain(team=calling(team), check=kit.node()).compile()
+    yield kit.run(graph, kit.ask("inner", "middle", "last"))
+
+
+@topology(
+    "a model inside of a tool",
+    Expect("model", "ask", step=1),
+    Expect("tools", "blue", step=2),
+    Expect("model", "it is blue", step=3),
+)
+def model_in_tool(kit: Kit) -> Program:
+    side = kit.says("blue")
+
+    def ask() -> str:
+        """Ask."""
+        return kit.model.invoke(side).text
+
+    async def aask() -> str:
+        """Ask."""
+        return (await kit.model.ainvoke(side)).text
+
+    asks = tool("ask")(aask if kit.asynchronous else ask)
+    yield kit.run(create_agent(kit.model, [asks]), kit.ask({"call": "ask"}, "it is blue"))
+
+
+@topology(
+    "a graph inside of a tool",
+    Expect("model", "delegate", step=1),
+    Expect("tools/model", "look", step=1),
+    Expect("tools/model", "a door", step=3),
+    Expect("model", "it is a door", step=3),
+)
+def graph_in_tool(kit: Kit) -> Program:
+    inner = create_agent(kit.model, [look])
+
+    def delegate() -> str:
+        """Delegate."""
+        return inner.invoke(kit.ask(LOOK, "a door"))["messages"][-1].text
+
+    async def adelegate() -> str:
+        """Delegate."""
+        return (await inner.ainvoke(kit.ask(LOOK, "a door")))["messages"][-1].text
+
+    delegates = tool("delegate")(adelegate if kit.asynchronous else delegate)
+    agent = create_agent(kit.model, [delegates])
+    yield kit.run(agent, kit.ask({"call": "delegate"}, "it is a door"))
+
+
+@topology(
+    "agents in parallel tool calls",
+    Expect("model", "delegate, delegate", step=1),
+    Expect("tools/model", "look", step=1),
+    Expect("tools/model", "left", step=3),
+    Expect("tools/model", "weigh", step=1),
+    Expect("tools/model", "right", step=3),
+    Expect("model", "both", step=3),
+    ordered=False,
+    remark="their calls interleave",
+)
+def agents_in_parallel_tools(kit: Kit) -> Program:
+    inner = create_agent(kit.model, [look, weigh])
+    asks = {"left": kit.ask(LOOK, "left"), "right": kit.ask(WEIGH, "right")}
+
+    def delegate(side: str) -> str:
+        """Delegate."""
+        return inner.invoke(asks[side])["messages"][-1].text
+
+    async def adelegate(side: str) -> str:
+        """Delegate."""
+        return (await inner.ainvoke(asks[side]))["messages"][-1].text
+
+    delegates = tool("delegate")(adelegate if kit.asynchronous else delegate)
+    both = [{"call": "delegate", "args": {"side": side}} for side in asks]
+    yield kit.run(create_agent(kit.model, [delegates]), kit.ask({"calls": both}, "both"))
+
+
+@topology(
+    "a supervisor",
+    Expect("supervisor/agent", "transfer_to_scout", step=1),
+    Expect("scout/agent", "look", step=1),
+    Expect("scout/agent", "a door", step=3),
+    Expect("supervisor/agent", "it is a door", step=1),
+    remark="langgraph-supervisor",
+)
+def supervisor(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
+
+    scout = create_react_agent(kit.model, [look], name="scout")
+    team = create_supervisor([scout], model=kit.model, prompt="Lead.").compile()
+    asked = kit.ask({"call": "transfer_to_scout"}, LOOK, "a door", "it is a door")
+    yield kit.run(team, asked)
+
+
+@topology(
+    "a swarm",
+    Expect("scout/agent", "transfer_to_smith", step=1),
+    Expect("smith/agent", "look", step=1),
+    Expect("smith/agent", "a door", step=3),
+    remark="langgraph-swarm",
+)
+def swarm(kit: Kit) -> Program:
+    from langgraph_swarm import create_handoff_tool, create_swarm
+
+    agents = [
+        create_react_agent(
+            kit.model, [look, create_handoff_tool(agent_name=other)], name=name, prompt=name
+        )
+        for name, other in (("scout", "smith"), ("smith", "scout"))
+    ]
+    team = create_swarm(agents, default_active_agent="scout").compile()
+    yield kit.run(team, kit.ask({"call": "transfer_to_smith"}, LOOK, "a door"))
+
+
+@topology(
+    "the functional API",
+    Expect("essay/draft", "a draft", step=0),
+    Expect("essay/review", "well done", step=0),
+    Expect("essay", "the end", step=0),
+)
+def functional(kit: Kit) -> Program:
+    if kit.asynchronous:
+
+        @task
+        async def draft(text: str) -> str:
+            return (await kit.model.ainvoke(text)).text
+
+        @task
+        async def review(text: str) -> str:
+            return (await kit.model.ainvoke(kit.says("well done") + text)).text
+
+        @entrypoint()
+        async def essay(text: str) -> str:
+            verdict = await review(await draft(text))
+            return (await kit.model.ainvoke(kit.says("the end") + verdict)).text
+
+    else:
+
+        @task
+        def draft(text: str) -> str:
+            return kit.model.invoke(text).text
+
+        @task
+        def review(text: str) -> str:
+            return kit.model.invoke(kit.says("well done") + text).text
+
+        @entrypoint()
+        def essay(text: str) -> str:
+            verdict = review(draft(text).result()).result()
+            return kit.model.invoke(kit.says("the end") + verdict).text
+
+    yield kit.run(essay, kit.says("a draft"))
