@@ -30,6 +30,7 @@ from rich.console import Console
 from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_reviewer import review
 from examples.email_search.train import BASE_MODEL, HELD_OUT, MAX_TOKENS, POLICY, make_rollout
+from examples.support.demo import base_model_of
 from langchain_art import (
     ArtClient,
     ArtError,
@@ -283,7 +284,8 @@ def main(
         out.mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()
         mails = MailStore(build(out / "mails.sqlite3", QUESTIONS, HELD_OUT, seed))
-        local = LocalServer(BASE_MODEL, policies=[POLICY], data_dir=out / "server")
+        base_model = base_model_of(BASE_MODEL)
+        local = LocalServer(base_model, policies=[POLICY], data_dir=out / "server")
         with local:
             console.print(f"Server: {local.base_url}   log: {local.log}")
             found = Demo(local.base_url, mails, seed).run()

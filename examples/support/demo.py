@@ -11,6 +11,8 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -75,6 +77,25 @@ class Demo:
     max_tokens: int = 48
     files: tuple[str, ...] = ()
     folder: str = ""
+
+
+def base_model_of(folder: Path | str) -> Path | str:
+    """A base model as `Demo` names it; if its folder is not there, its example's script makes one.
+
+    A wheel has no weights. They are made once, below ``out/base_models``.
+    """
+    if isinstance(folder, str) or folder.exists():
+        return folder
+    example = folder.parent
+    made = Path("out", "base_models", example.name).resolve()
+    if not made.exists():
+        inner = example.relative_to(Path(__file__).parents[1]).parts
+        script = ".".join((__name__.removesuffix(".support.demo"), *inner, "build_base_model"))
+        Console().print(f"Building the base model with {script}, once. It takes some minutes.")
+        unfinished = made.with_name(f"{made.name}.unfinished")
+        subprocess.run([sys.executable, "-m", script, "--out", unfinished], check=True)
+        unfinished.rename(made)
+    return made
 
 
 @dataclass(frozen=True)
@@ -258,7 +279,8 @@ def run(
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    local = LocalServer(demo.base_model, policies=demo.policies, data_dir=out / "server")
+    base_model = demo.base_model if base_url else base_model_of(demo.base_model)
+    local = LocalServer(base_model, policies=demo.policies, data_dir=out / "server")
     try:
         scores = evaluator() if evaluator else None
         if control:

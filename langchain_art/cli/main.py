@@ -165,7 +165,7 @@ def new(
     directory: Annotated[Path, typer.Argument(help="A new directory, which names the project.")],
     example: Annotated[str, typer.Option("--from", help="The example, such as tic-tac-toe.")],
 ) -> None:
-    """Make a project of your own from one of the examples, with its tests.
+    """Make a project of your own from one of the examples, with a test.
 
     \b
     Example:

@@ -11,7 +11,7 @@ EMAIL = "email-search"
 
 
 def examples_root() -> Path:
-    """The folder that has ``examples`` and, below ``tests``, their tests.
+    """The folder that has ``examples``.
 
     Raises:
         ConfigError: this installation has no examples.

@@ -1,4 +1,4 @@
-"""A project made from an example: its package, its base model, its settings and its tests."""
+"""A project made from an example: its package, its base model, its settings and a test."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ requires-python = ">=3.11"
 dependencies = ["langchain-art[{extras}]"]
 
 [dependency-groups]
-dev = ["pytest>=8.3", "pytest-asyncio>=1", "hypothesis>=6.120"]
+dev = ["pytest>=8.3"]
 
 [tool.hatch.build.targets.wheel]
 packages = ["{package}"]
 
 [tool.pytest.ini_options]
-asyncio_mode = "auto"
 pythonpath = ["."]
 """
 
@@ -49,7 +48,7 @@ Made from the example `{example}` of langchain-art. `{package}/agent.py` is the 
 ```bash
 pip install -e . --group dev            # pip 25.1 or newer
 python -m {package}.train               # on this machine: server, training, evaluation, plot
-python -m pytest                        # the environment's rules, and a short fit
+python -m pytest                        # a short fit
 ```
 
 With a large model on a GPU:
@@ -98,11 +97,9 @@ def make_project(directory: Path, name: str) -> str:
             text = re.sub(rf"\bexamples/{old}\b", new.replace(".", "/"), text)
         return text
 
-    tests = sorted((root / "tests" / "unit_tests" / "examples").glob(f"test_{example}*.py"))
     copies = [
         *_files(root / "examples" / example, directory / package),
         *_files(root / "examples" / "support", directory / package / "support"),
-        *((test, directory / "tests" / test.name) for test in tests),
     ]
     for source, to in copies:
         to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
-"""`langchain-art new`: an example as a project of its own, whose tests pass where it stands."""
+"""`langchain-art new`: an example as a project of its own, whose test passes where it stands."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -64,9 +65,21 @@ def test_every_module_of_each_project_is_imported(tmp_path: Path) -> None:
 # The same fit runs in `tests/integration_tests/examples` for the others; this one also starts a
 # program of the project, its MCP server.
 @pytest.mark.slow
-def test_a_projects_own_tests_pass(tmp_path: Path) -> None:
+def test_a_project_without_weights_builds_its_base_model_and_its_test_passes(
+    tmp_path: Path,
+) -> None:
     home = tmp_path / "my-agent"
     make_project(home, "mcp-server")
+    shutil.rmtree(home / "my_agent" / "base_model")  # as in one that was made by a wheel
+    script = home / "my_agent" / "build_base_model.py"
+    text, (shipped, short) = (
+        script.read_text(),
+        ("SHIPPED)", 'SHIPPED, [*sys.argv[1:], "--smoke"])'),
+    )
+    assert text.count(shipped) == 1
+    script.write_text(
+        text.replace(shipped, short).replace("from pathlib", "import sys\nfrom pathlib")
+    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=home,
@@ -76,6 +89,7 @@ def test_a_projects_own_tests_pass(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "error" not in done.stdout
+    assert (home / "out" / "base_models" / "my_agent" / "config.json").is_file()
 
 
 @pytest.mark.parametrize(
