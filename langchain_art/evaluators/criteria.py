@@ -20,6 +20,7 @@ WEIGHTS: Mapping[str, float] = {
     "completeness": 0.2,
     "user_satisfaction": 0.1,
 }
+_A_MINUTE = 0.2  # of `satisfaction`, beyond half a minute
 Scenario: TypeAlias = "Mapping[str, Any]"
 Accuracy: TypeAlias = "Literal['exact', 'string', 'dict'] | Callable[[Any, Any], float]"
 
@@ -61,14 +62,11 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         errors: gives the number of a run's errors.
         seconds: gives a run's duration, such as `run_facts.seconds`; differences of up to a second
             count as none. None: time does not count, since equal runs differ in it.
-        error_penalty: of `satisfaction`, for each error.
-        latency_penalty: of `satisfaction`, for each minute beyond `patience`.
-        patience: seconds without a penalty.
         key: the score's name.
 
     Raises:
-        ConfigError: weights or other numbers are out of range; when scoring, a scenario lacks a key
-            that a criterion needs.
+        ConfigError: weights or `optimal_steps` are out of range; when scoring, a scenario lacks a
+            key that a criterion needs.
     """
 
     def __init__(
@@ -82,9 +80,6 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         required_actions: Sequence[str] | None = None,
         errors: Callable[[Trajectory], float] = run_facts.errors,
         seconds: Callable[[Trajectory], float] | None = None,
-        error_penalty: float = 0.1,
-        latency_penalty: float = 0.2,
-        patience: float = 30.0,
         key: str = "criteria",
     ) -> None:
         super().__init__(key)
@@ -98,21 +93,13 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
             raise ConfigError(f"got {optimal_steps=}, expected at least 1")
         if isinstance(required_actions, str):
             raise ConfigError(f"got {required_actions=}, expected a list of names")
-        for name, value in {
-            "error_penalty": error_penalty,
-            "latency_penalty": latency_penalty,
-            "patience": patience,
-        }.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"got {name}={value!r}, expected a finite number, 0 or more")
         self._measure = accuracy if callable(accuracy) else _MEASURES[accuracy]
         self._expected, self._answer = expected, answer
         self._optimal, self._required = optimal_steps, required_actions
         self._errors, self._seconds = errors, seconds
-        self._penalties = (error_penalty, latency_penalty, patience)
         if seconds is not None:
             weight = self._weights({}).get("user_satisfaction", 0.0)
-            self.resolution = weight * latency_penalty / 60
+            self.resolution = weight * _A_MINUTE / 60
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The weighted sum for each run; `Score.parts` has the criteria."""
@@ -166,7 +153,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
 
     def _satisfaction(self, run: Trajectory, scenario: Scenario) -> float:
         seconds = 0.0 if self._seconds is None else self._seconds(run)
-        return satisfaction(self._errors(run), seconds, *self._penalties)
+        return satisfaction(self._errors(run), seconds)
 
 
 def efficiency(steps: int, optimal: int) -> float:
@@ -182,19 +169,9 @@ def completeness(done: Sequence[str], required: Sequence[str]) -> float:
     return len(wanted & set(done)) / len(wanted) if wanted else 1.0
 
 
-def satisfaction(
-    errors: float,
-    seconds: float,
-    error_penalty: float = 0.1,
-    latency_penalty: float = 0.2,
-    patience: float = 30.0,
-) -> float:
-    """``1 - error_penalty * errors - latency_penalty * minutes``, within [0, 1].
-
-    `minutes` are those beyond `patience` (seconds): ``max(0, seconds - patience) / 60``.
-    """
-    minutes = max(0.0, seconds - patience) / 60
-    return _clamped(1.0 - error_penalty * errors - latency_penalty * minutes)
+def satisfaction(errors: float, seconds: float) -> float:
+    """``1 - 0.1 * errors - 0.2 * max(0, seconds - 30) / 60``, within [0, 1]."""
+    return _clamped(1.0 - 0.1 * errors - _A_MINUTE * max(0.0, seconds - 30.0) / 60)
 
 
 def exact(answer: Any, expected: Any) -> float:

@@ -80,7 +80,6 @@ class RulerEvaluator(GroupEvaluator):
         attempts: most questions per verdict, at least 1. After a reply of "too many requests" all
             calls of the model wait as long as its ``Retry-After`` says, at most `timeout`.
         timeout: most seconds for one call of the judge; None: no limit of ours.
-        structured: use the structured output of a chat model that has one, else parse its text.
         litellm_params: see `Judge`.
 
     Raises:
@@ -109,7 +108,6 @@ class RulerEvaluator(GroupEvaluator):
         budget: int = 60_000,
         attempts: int = 3,
         timeout: float | None = 600.0,
-        structured: bool = True,
         litellm_params: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(key)
@@ -123,9 +121,7 @@ class RulerEvaluator(GroupEvaluator):
             )
         if not rubric.strip():
             raise ConfigError("got an empty rubric, expected the standards to judge by, in words")
-        self.judge = Judge(
-            judge, litellm_params=litellm_params, structured=structured, timeout=timeout
-        )
+        self.judge = Judge(judge, litellm_params=litellm_params, timeout=timeout)
         self.rubric, self.passes, self.seed = rubric, passes, seed
         self._context, self._known = context, known
         self._cache = VerdictCache(cache) if cache is not None else None

@@ -55,13 +55,14 @@ class Spent:
 class Judge:
     """A model that gives verdicts.
 
+    A chat model that has structured output is asked for it, with the schema `Verdict`; any other
+    Runnable is asked for JSON in words.
+
     Args:
         model: a chat model; another Runnable that takes messages and answers with a message, a
             text, or the JSON of a verdict; or a name that litellm knows (``openai/o3``,
             ``ollama/qwen3``).
         litellm_params: fields of `ChatLiteLLM` (``api_base``, ``temperature`` …) for a name.
-        structured: use a chat model's structured output with the schema `Verdict`, if it has one.
-            Any other Runnable is asked as it is, for JSON in words.
         timeout: most seconds for a call; None: as many as it takes.
 
     Raises:
@@ -74,7 +75,6 @@ class Judge:
         model: JudgeModel,
         *,
         litellm_params: Mapping[str, Any] | None = None,
-        structured: bool = True,
         timeout: float | None = None,
     ) -> None:
         if timeout is not None and not timeout > 0:
@@ -83,7 +83,7 @@ class Judge:
         self.timeout = timeout
         self._asked: Runnable[Any, Any] = self.model
         self.structured = False
-        if structured and isinstance(self.model, BaseChatModel):
+        if isinstance(self.model, BaseChatModel):
             # One without structured output is asked as it is.
             with suppress(NotImplementedError):
                 self._asked = self.model.with_structured_output(Verdict, include_raw=True)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from langchain_art.wire import TrainJob
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext
 from langchain_art_server.telemetry.metrics import Metrics
-from langchain_art_server.telemetry.traces import RunningSpan, Traces
+
+if TYPE_CHECKING:
+    from langchain_art_server.telemetry.otel_spans import OtelSpan, OtelTraces
 
 
 class JobWatch:
@@ -20,12 +23,12 @@ class JobWatch:
         self,
         metrics: Metrics | None = None,
         tenant: str = DEFAULT_TENANT,
-        traces: Traces | None = None,
+        traces: OtelTraces | None = None,
     ) -> None:
         self._metrics, self._tenant, self._traces = metrics or Metrics(), tenant, traces
         self._phase: tuple[str, float] | None = None
-        self._span: RunningSpan | None = None
-        self._phase_span: RunningSpan | None = None
+        self._span: OtelSpan | None = None
+        self._phase_span: OtelSpan | None = None
 
     @contextmanager
     def running(self, job: TrainJob) -> Generator[None]:

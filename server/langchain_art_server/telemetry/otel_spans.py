@@ -24,8 +24,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from langchain_art._version import __version__
-from langchain_art_server.telemetry.traces import Value
 
+Value = str | int | float | bool | list[str]
 _PROPAGATED = ("traceparent", "tracestate")
 #: Jobs that wait whose requests' spans are remembered, and seconds that the last spans get.
 _MOST_JOBS, _CLOSE_SECONDS = 4096, 5.0
@@ -33,7 +33,7 @@ _UNNAMED = "unknown_service"
 
 
 class OtelSpan:
-    """See `RunningSpan`."""
+    """A span that was begun. Each is ended once."""
 
     def __init__(self, span: Span, token: Token[Context] | None = None) -> None:
         self.span, self._token = span, token
@@ -41,7 +41,7 @@ class OtelSpan:
     def end(
         self, attributes: Mapping[str, Value], *, name: str = "", error: str | None = None
     ) -> None:
-        """See `RunningSpan.end`."""
+        """End it, perhaps with another name; `error` says which, if it failed."""
         if name:
             self.span.update_name(name)
         self.span.set_attributes(dict(attributes))
@@ -54,7 +54,7 @@ class OtelSpan:
 
 
 class OtelTraces:
-    """See `Traces`."""
+    """Makes spans, and sends them."""
 
     def __init__(self) -> None:
         resource = Resource.create({SERVICE_VERSION: __version__})
@@ -67,7 +67,10 @@ class OtelTraces:
         self._asked: OrderedDict[str, Context] = OrderedDict()
 
     def begin_request(self, method: str, headers: Mapping[bytes, bytes]) -> OtelSpan:
-        """See `Traces.begin_request`."""
+        """The span of a request, a child of the caller's (W3C ``traceparent``) if it has one.
+
+        It is the current one until it is ended.
+        """
         given = ((name, headers.get(name.encode())) for name in _PROPAGATED)
         carrier = {name: value.decode("latin-1") for name, value in given if value is not None}
         parent = self._w3c.extract(carrier, Context())
@@ -75,22 +78,22 @@ class OtelTraces:
         return OtelSpan(span, contexts.attach(set_span_in_context(span)))
 
     def queued(self, job: str) -> None:
-        """See `Traces.queued`."""
+        """A job was queued by the request that is answered now: its span will be a child of it."""
         self._asked[job] = contexts.get_current()
         if len(self._asked) > _MOST_JOBS:
             self._asked.popitem(last=False)
 
     def begin_job(self, job: str, attributes: Mapping[str, Value]) -> OtelSpan:
-        """See `Traces.begin_job`."""
+        """The span of a job that runs."""
         parent = self._asked.pop(job, Context())
         return OtelSpan(self._tracer.start_span("train", parent, attributes=dict(attributes)))
 
     def begin_phase(self, of: OtelSpan, name: str) -> OtelSpan:
-        """See `Traces.begin_phase`."""
+        """The span of a part of a job."""
         return OtelSpan(self._tracer.start_span(name, set_span_in_context(of.span)))
 
     async def close(self) -> None:
-        """See `Traces.close`."""
+        """Send what is left, for a few seconds at most."""
         # A daemon: a collector that does not answer keeps no server from ending.
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()

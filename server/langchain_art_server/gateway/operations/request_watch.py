@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,7 +21,9 @@ from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.gateway.sessions import FILES
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext, request_id_of
 from langchain_art_server.telemetry.metrics import Metrics
-from langchain_art_server.telemetry.traces import RunningSpan, Traces, Value
+
+if TYPE_CHECKING:
+    from langchain_art_server.telemetry.otel_spans import OtelSpan, OtelTraces, Value
 
 log = logging.getLogger("langchain_art_server.requests")
 #: Of a request whose client left before its answer: no status of HTTP's, but a usual one in logs.
@@ -49,7 +52,7 @@ class RequestWatch:
         self,
         app: ASGIApp,
         metrics: Metrics,
-        traces: Traces | None = None,
+        traces: OtelTraces | None = None,
         *,
         log_requests: bool = False,
     ) -> None:
@@ -130,7 +133,7 @@ class RequestWatch:
         return route
 
 
-def _end(span: RunningSpan, method: str, route: str, status: int, context: LogContext) -> None:
+def _end(span: OtelSpan, method: str, route: str, status: int, context: LogContext) -> None:
     """End a request's span, with the attributes of OpenTelemetry's conventions."""
     about: dict[str, Value] = {"http.request.method": method, "http.route": route}
     if status:

@@ -227,8 +227,6 @@ async def test_an_answer_is_always_needed() -> None:
         ({"accuracy": "exakt"}, "expected 'exact', 'string', 'dict' or a function"),
         ({"optimal_steps": 0}, "at least 1"),
         ({"required_actions": "search"}, "a list of names"),
-        ({"error_penalty": -1.0}, "error_penalty=-1.0"),
-        ({"patience": math.inf}, "patience=inf"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
