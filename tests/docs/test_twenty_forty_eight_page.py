@@ -10,8 +10,8 @@ from examples.twenty_forty_eight import environment as e
 from examples.twenty_forty_eight.demonstrations import MAX_MOVES, TARGET, choose
 from examples.twenty_forty_eight.train import DISCOUNT
 from langchain_art import TrainConfig, TurnCredit
-from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
-from langchain_art_server.algorithms.credit.credit_assignment import group_credit
+from langchain_art.credit.candidates import CandidateCall, CandidateRun
+from langchain_art.credit.credit_assignment import group_credit
 from tests.support.live_server import REPO
 
 

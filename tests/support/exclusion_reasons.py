@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from tests.support.live_server import REPO
 
-SERVER = REPO / "server" / "langchain_art_server"
+ROOMS = (REPO / "server" / "langchain_art_server", REPO / "langchain_art" / "credit")
 _WHOLE = re.compile(r"(groups|runs|calls)\.[a-z_]+")
 _WORD = re.compile(r"[a-z]+(_[a-z]+)*_?")
 _DECIDES = {"why_excluded", "_why_excluded", "why_too_long"}
@@ -18,7 +18,7 @@ _DECIDES = {"why_excluded", "_why_excluded", "why_too_long"}
 def sent_reasons() -> set[str]:
     """Keys that `TrainResult.excluded` may have, with the unit in front."""
     found = {"groups.unjudged"}  # the client's own
-    for path in SERVER.rglob("*.py"):
+    for path in (path for room in ROOMS for path in room.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= {node.value} if _WHOLE.fullmatch(node.value) else set()

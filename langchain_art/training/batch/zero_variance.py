@@ -9,7 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from langchain_art.statistics.zero_variance import has_zero_variance, overlong_penalty
+from langchain_art.credit.advantages import has_zero_variance
+from langchain_art.credit.batch_plan import overlong_penalty
 from langchain_art.training.batch.advantage_hook import RunAdvantages
 from langchain_art.wire import (
     AnchorCredit,

@@ -1,13 +1,5 @@
 """The algorithms of a training step as pure functions: no files, no processes.
 
-`credit`: rewards of runs to an advantage and a loss weight for every call (no torch)::
-
-    batch_plan    what is excluded (no reward, staleness, truncation), credit assignment, weights
-    ├── candidates           calls and runs as input; the decision on a call
-    ├── credit_assignment    what is compared: runs, nodes, turns, states, scores; zero variance
-    │   └── advantages       a reward against the others of its group
-    └── loss_weights         the weight of each token in the loss
-
 `sequences`: calls to rows of tokens, rows to micro-batches, prefixes computed once (no torch)::
 
     training_rows    packing of a run's calls into rows, and of rows into micro-batches

@@ -14,6 +14,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
+from langchain_art.credit.batch_plan import plan
+from langchain_art.credit.candidates import (
+    CallDecision,
+    CandidateCall,
+    CandidateRun,
+)
 from langchain_art.wire import (
     NodeReport,
     PreferenceConfig,
@@ -21,12 +27,6 @@ from langchain_art.wire import (
     StepConfig,
     TrainRequest,
     Trajectory,
-)
-from langchain_art_server.algorithms.credit.batch_plan import plan
-from langchain_art_server.algorithms.credit.candidates import (
-    CallDecision,
-    CandidateCall,
-    CandidateRun,
 )
 from langchain_art_server.algorithms.sequences.token_sets import unpack
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run

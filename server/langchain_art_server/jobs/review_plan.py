@@ -14,8 +14,8 @@ from math import fsum
 
 from pydantic_core import to_json
 
+from langchain_art.credit.advantages import has_zero_variance
 from langchain_art.statistics.agreement import verdicts
-from langchain_art.statistics.zero_variance import has_zero_variance
 from langchain_art.wire import (
     Message,
     PlannedNode,

@@ -11,10 +11,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from langchain_art.credit.batch_plan import plan
+from langchain_art.credit.candidates import CandidateCall, CandidateRun
 from langchain_art.errors import ArtError
 from langchain_art.wire import JobConfig, KLPenalty, SFTConfig, TrainConfig
-from langchain_art_server.algorithms.credit.batch_plan import plan
-from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft import training_batch

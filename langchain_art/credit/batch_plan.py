@@ -15,14 +15,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from langchain_art.statistics.zero_variance import overlong_penalty
-from langchain_art.wire import OverlongPenalty, SFTConfig, StepConfig
-from langchain_art_server.algorithms.credit.candidates import (
+from langchain_art.credit.candidates import (
     CallDecision,
     CandidateCall,
     CandidateRun,
 )
-from langchain_art_server.algorithms.credit.credit_assignment import (
+from langchain_art.credit.credit_assignment import (
     GroupAdvantages,
     beside_teacher,
     equal_credit,
@@ -31,7 +29,8 @@ from langchain_art_server.algorithms.credit.credit_assignment import (
     over_batch_deviation,
     score_credits,
 )
-from langchain_art_server.algorithms.credit.loss_weights import call_weights
+from langchain_art.credit.loss_weights import call_weights
+from langchain_art.wire import OverlongPenalty, SFTConfig, StepConfig
 
 #: Reasons of calls that cannot be learned from because of how they were sampled.
 SAMPLING = frozenset({"greedy_decoding", "no_choice", "truncated_sampling", "grammar"})
@@ -189,6 +188,16 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
     if mask_truncated and call.truncated:
         return "calls.truncated"
     return None if call.tokens else "calls.empty"
+
+
+def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
+    """What is added to the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13).
+
+    0 up to ``limit - buffer`` sampled tokens, from there linearly down to -1 at `limit` and beyond
+    (``0 < buffer <= limit``). Example: with a limit of 16384 and a buffer of 4096, 12288 tokens
+    give 0, 14336 give -0.5 and 16384 give -1.
+    """
+    return min(0.0, max(-1.0, (limit - buffer - tokens) / buffer))
 
 
 def _group(runs: Sequence[CandidateRun], config: StepConfig, given: bool) -> _PlannedGroup:

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.wire import ClippedRatio, OverlongPenalty, Standardized, TrainConfig
-from langchain_art_server.algorithms.credit.batch_plan import (
+from langchain_art.credit.batch_plan import (
     exclusion,
     plan,
     stale,
     unscored,
 )
-from langchain_art_server.algorithms.credit.candidates import (
+from langchain_art.credit.candidates import (
     CallDecision,
     CandidateCall,
     CandidateRun,
 )
+from langchain_art.wire import ClippedRatio, OverlongPenalty, Standardized, TrainConfig
 
 MEAN = TrainConfig(advantage="mean")
 

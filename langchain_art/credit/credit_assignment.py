@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
+from langchain_art.credit.advantages import STD_EPSILON, has_zero_variance, pool_advantages
+from langchain_art.credit.candidates import CandidateRun
 from langchain_art.errors import InvalidRequest
-from langchain_art.statistics.zero_variance import has_zero_variance
 from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
-from langchain_art_server.algorithms.credit.advantages import STD_EPSILON, pool_advantages
-from langchain_art_server.algorithms.credit.candidates import CandidateRun
 
 #: A call: the index of its run in the group, its own index in the run.
 Place = tuple[int, int]

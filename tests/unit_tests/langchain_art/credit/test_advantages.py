@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import InvalidRequest
-from langchain_art.statistics.zero_variance import has_zero_variance
-from langchain_art.wire import SimpleAdvantage, Standardized
-from langchain_art_server.algorithms.credit.advantages import (
+from langchain_art.credit.advantages import (
     ADVANTAGES,
+    has_zero_variance,
     pool_advantages,
 )
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import SimpleAdvantage, Standardized
 
 REWARDS = st.lists(st.floats(-100, 100), max_size=12)
 KINDS = st.sampled_from(sorted(ADVANTAGES))

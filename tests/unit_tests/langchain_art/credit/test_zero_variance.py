@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_art.statistics.zero_variance import has_zero_variance, overlong_penalty
+from langchain_art.credit.advantages import has_zero_variance
+from langchain_art.credit.batch_plan import overlong_penalty
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import InvalidRequest
-from langchain_art.wire import AnchorCredit, Standardized, TrainConfig, TurnCredit
-from langchain_art_server.algorithms.credit.candidates import CandidateCall, CandidateRun
-from langchain_art_server.algorithms.credit.credit_assignment import (
+from langchain_art.credit.candidates import CandidateCall, CandidateRun
+from langchain_art.credit.credit_assignment import (
     group_credit,
     returns,
     score_credits,
 )
+from langchain_art.errors import InvalidRequest
+from langchain_art.wire import AnchorCredit, Standardized, TrainConfig, TurnCredit
 
 MEAN = TrainConfig(advantage="mean")
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from langchain_art.credit.loss_weights import call_weights
 from langchain_art.wire import Aggregation, ConstantAggregation
-from langchain_art_server.algorithms.credit.loss_weights import call_weights
 
 CALLS = [("a", 1), ("a", 3), ("b", 4)]
 

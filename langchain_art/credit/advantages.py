@@ -14,12 +14,19 @@ import math
 from collections.abc import Callable, Sequence
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.statistics.zero_variance import has_zero_variance
 
 #: Added to the standard deviation, as in TRL's GRPOTrainer.
 STD_EPSILON = 1e-4
 
 Values = Sequence[Sequence[float]]
+
+
+def has_zero_variance(values: Sequence[float], tolerance: float = 1e-6) -> bool:
+    """True if there is nothing to learn from: fewer than two finite rewards, or all equal.
+
+    Rewards that differ by at most `tolerance` are equal.
+    """
+    return len(values) < 2 or max(values) - min(values) <= tolerance
 
 
 def _means(values_GU: Values) -> list[float]:
