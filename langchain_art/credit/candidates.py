@@ -23,7 +23,8 @@ class CandidateCall:
     """Staleness: how many steps made the trained version from the one that sampled the call. None:
     the trained one does not descend from it, since a rollback."""
     reward: float | None = None  # of this call alone; None: none
-    anchor: Hashable = None  # key of the state it was asked in; calls with equal keys are compared
+    prompt: Sequence[Hashable] | None = None
+    """What it was asked, token by token: calls with the same prompt were asked in one state."""
 
     @property
     def steps(self) -> bool:

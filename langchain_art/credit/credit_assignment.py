@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
 from langchain_art.credit.advantages import STD_EPSILON, has_zero_variance, pool_advantages
 from langchain_art.credit.candidates import CandidateRun
+from langchain_art.credit.pools import Place, Pool, all_steps, steps
+from langchain_art.credit.schemes import SCHEMES
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import AnchorCredit, TrainConfig, TurnCredit
-
-#: A call: the index of its run in the group, its own index in the run.
-Place = tuple[int, int]
-#: What is compared: for each unit of the statistics, values and the calls that each is given to.
-Pool = dict[Hashable, list[tuple[float, list[Place]]]]
+from langchain_art.wire import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -39,19 +36,7 @@ def group_credit(
     config: TrainConfig,
     compared: Mapping[str, Sequence[float]] | None = None,
 ) -> GroupAdvantages:
-    """The advantage of every call of one group, as `config.credit` says.
-
-    - ``run``: a run's reward, its calls' included, against the other runs'; all calls get the same.
-    - ``node``: for each node, the run's own reward and those of the node's calls in it, against the
-      other runs with that node; the node's calls get the same. Dr. MAS (arXiv 2602.08847), which
-      has no rewards of calls.
-    - ``call``: ``A_run + A_call``, the one a run's own reward against the other runs', the other a
-      call's reward against those of all rewarded calls of its node. Runs and calls without a reward
-      are compared with nothing: None is not 0.
-    - ``turn``: a call's return (`returns`) against the mean of the runs' mean returns. MT-GRPO
-      (arXiv 2505.11821) and GTPO (2511.14846) have such returns; here a long run weighs no more.
-    - ``anchor``: ``A_run + weight * A_state``, the latter a call's return against those of
-      all calls of the group that were asked in the same state. GiGPO (arXiv 2505.10978).
+    """The advantage of every call of one group, by the scheme that `config.credit` names.
 
     A pool of one value, and a pool with zero variance, gives its calls no advantage.
 
@@ -63,19 +48,7 @@ def group_credit(
     Raises:
         InvalidRequest: as `pool_advantages`.
     """
-    credit = config.credit
-    pools: list[Pool]
-    if credit.kind == "node":
-        pools = _node_pools(runs)
-    elif credit.kind == "call":
-        pools = _call_pools(runs, compared or {})
-    elif isinstance(credit, TurnCredit):
-        pools = [_turn_pool(runs, credit.discount)]
-    else:
-        pools = [{i: [(run.total, _steps(runs, i))] for i, run in enumerate(runs)}]
-    weighted = [(pool, 1.0) for pool in pools]
-    if isinstance(credit, AnchorCredit) and len(runs) > 1:
-        weighted += [(pool, credit.weight) for pool in _state_pools(runs, credit.discount)]
+    weighted = SCHEMES[config.credit.kind](runs, config.credit, compared or {})
     return _compare(runs, weighted, config)
 
 
@@ -105,7 +78,7 @@ def score_credits(
         live = not has_zero_variance(total_G)
         if live:
             for i in range(len(runs)):
-                advantages |= dict.fromkeys(_steps(runs, i), next(batch)[0])
+                advantages |= dict.fromkeys(steps(runs, i), next(batch)[0])
         found.append(_with_reasons(runs, advantages, live))
     return found
 
@@ -137,12 +110,12 @@ def over_batch_deviation(credits_: Sequence[GroupAdvantages]) -> list[GroupAdvan
 
 def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
     """An advantage of 1 for every step (supervised fine-tuning, `SFTConfig`)."""
-    return GroupAdvantages(dict.fromkeys(_all_steps(runs), 1.0), {}, None)
+    return GroupAdvantages(dict.fromkeys(all_steps(runs), 1.0), {}, None)
 
 
 def beside_teacher(runs: Sequence[CandidateRun], credit: GroupAdvantages) -> GroupAdvantages:
     """Every step with its advantage by rewards, or 0: it learns from a teacher anyway."""
-    nothing: dict[Place, float | Sequence[float]] = dict.fromkeys(_all_steps(runs), 0.0)
+    nothing: dict[Place, float | Sequence[float]] = dict.fromkeys(all_steps(runs), 0.0)
     return GroupAdvantages(nothing | credit.advantages, {}, None)
 
 
@@ -154,7 +127,7 @@ def given_credit(runs: Sequence[CandidateRun], tolerance: float) -> GroupAdvanta
     """
     advantages: dict[Place, float | Sequence[float]] = {}
     live = False
-    for i, k in _all_steps(runs):
+    for i, k in all_steps(runs):
         given = (runs[i].advantages or ())[k]
         if given is not None:
             advantages[i, k] = given
@@ -163,30 +136,6 @@ def given_credit(runs: Sequence[CandidateRun], tolerance: float) -> GroupAdvanta
     found = _with_reasons(runs, advantages, live)
     left_out = dict.fromkeys(found.reasons, "calls.without_advantage")
     return replace(found, reasons=left_out)
-
-
-def returns(run: CandidateRun, discount: float) -> dict[int, float]:
-    """The return of each step of the policy: its own reward and the discounted later ones.
-
-    ``R_t = Σ_{k ≥ t} discount^(k - t) r_k`` over the steps, the run's own reward being that of the
-    last one. A reward on another call belongs to the last step before it, or to the first step, if
-    there is none. The discount is 0 … 1.
-
-    Example: steps with the rewards ``[1, None, 2]``, the run's own 4, discount 0.5:
-    ``{0: 2.5, 1: 3.0, 2: 6.0}``, by the index of the call.
-    """
-    found: dict[int, float] = {}
-    value = run.reward or 0.0
-    for index in reversed(range(len(run.calls))):
-        call = run.calls[index]
-        value += call.reward or 0.0
-        if call.steps:
-            found[index] = value
-            value *= discount
-    if found:
-        first = min(found)
-        found[first] += math.fsum(call.reward or 0.0 for call in run.calls[:first])
-    return found
 
 
 def _compare(
@@ -211,51 +160,8 @@ def _compare(
                     advantages[place] += weight * advantage
         elif len(pool) == 1:
             alone.update(chain.from_iterable(given))
-    unscored = set(_all_steps(runs)) - compared
+    unscored = set(all_steps(runs)) - compared
     return _with_reasons(runs, advantages, live, alone, unscored)
-
-
-def _node_pools(runs: Sequence[CandidateRun]) -> list[Pool]:
-    pools: defaultdict[str, Pool] = defaultdict(dict)
-    for i, run in enumerate(runs):
-        places: defaultdict[str, list[Place]] = defaultdict(list)
-        for place in _steps(runs, i):
-            places[run.calls[place[1]].node].append(place)
-        for node, own in places.items():
-            rewards = (run.calls[k].reward or 0.0 for _, k in own)
-            pools[node][i] = [(math.fsum([run.reward or 0.0, *rewards]), own)]
-    return list(pools.values())
-
-
-def _call_pools(
-    runs: Sequence[CandidateRun], compared: Mapping[str, Sequence[float]]
-) -> list[Pool]:
-    whole: Pool = {
-        i: [(run.reward, _steps(runs, i))] for i, run in enumerate(runs) if run.reward is not None
-    }
-    pools: defaultdict[str, Pool] = defaultdict(dict)
-    for i, k in _all_steps(runs):
-        call = runs[i].calls[k]
-        if call.reward is not None:
-            pools[call.node][i, k] = [(call.reward, [(i, k)])]  # here the unit is the call
-    for node, values in compared.items():
-        pool = pools[node] if node else whole
-        pool |= {("compared", index): [(value, [])] for index, value in enumerate(values)}
-    return [whole, *pools.values()]
-
-
-def _turn_pool(runs: Sequence[CandidateRun], discount: float) -> Pool:
-    units = {i: returns(run, discount) for i, run in enumerate(runs)}
-    return {i: [(v, [(i, k)]) for k, v in unit.items()] for i, unit in units.items() if unit}
-
-
-def _state_pools(runs: Sequence[CandidateRun], discount: float) -> list[Pool]:
-    pools: defaultdict[Hashable, Pool] = defaultdict(dict)
-    for i, run in enumerate(runs):
-        for k, value in returns(run, discount).items():
-            if (anchor := run.calls[k].anchor) is not None:
-                pools[anchor][i, k] = [(value, [(i, k)])]  # here the unit is the call
-    return [pool for pool in pools.values() if len(pool) > 1]
 
 
 def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[float]:
@@ -276,14 +182,6 @@ def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[
     return total_G
 
 
-def _steps(runs: Sequence[CandidateRun], i: int) -> list[Place]:
-    return [(i, k) for k, call in enumerate(runs[i].calls) if call.steps]
-
-
-def _all_steps(runs: Sequence[CandidateRun]) -> list[Place]:
-    return [place for i in range(len(runs)) for place in _steps(runs, i)]
-
-
 def _with_reasons(
     runs: Sequence[CandidateRun],
     advantages: Mapping[Place, float | Sequence[float]],
@@ -292,9 +190,9 @@ def _with_reasons(
     unscored: Collection[Place] = (),
 ) -> GroupAdvantages:
     """Add why the other steps have none; `live` says whether any pool has variance."""
-    steps = _all_steps(runs)
+    every = all_steps(runs)
     if not live:
-        single = len(runs) < 2 or len(alone) == len(steps) - len(unscored) > 0
+        single = len(runs) < 2 or len(alone) == len(every) - len(unscored) > 0
         return GroupAdvantages({}, {}, "groups.single" if single else "groups.zero_variance")
     reasons = {
         place: "calls.unscored"
@@ -302,7 +200,7 @@ def _with_reasons(
         else "calls.single"
         if place in alone
         else "calls.zero_variance"
-        for place in steps
+        for place in every
         if place not in advantages
     }
     return GroupAdvantages(dict(advantages), reasons, None)

@@ -15,12 +15,12 @@ from langchain_art.export.exporter import Exporter
 from langchain_art.export.records import Environment, Experiment, ExportedRun, Labels, SpanRecord
 from langchain_art.export.run_spans import recorded_spans, spans_of_turns
 from langchain_art.tracing.run import Run
-from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
+from langchain_art.training.batch.expected_plan import expected_plan
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import PendingStep
 from langchain_art.training.progress import Display
 from langchain_art.training.results.records import EvalResult
-from langchain_art.wire import TrainConfig, TrainResult, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup
 
 #: Batches of rollouts whose spans are kept; those of groups that no step takes go with them.
 _KEPT_BATCHES = 4
@@ -170,47 +170,17 @@ def exclusions(pending: PendingStep) -> dict[str, list[str | None]]:
     """
     found: dict[str, list[str | None]] = {}
     for group in pending.groups:
-        of_policy = {
-            policy: _by_reward(group, config, pending) for policy, config in pending.configs.items()
+        plans = {
+            policy: expected_plan(group, policy, config, pending.trainable, pending.advantages)
+            for policy, config in pending.configs.items()
         }
-        for run in group.trajectories:
-            by_reward = {policy: why[run.id] for policy, why in of_policy.items()}
+        any_other = next(iter(plans.values()))
+        for i, run in enumerate(group.trajectories):
+            by_turn = [plans.get((t.model or "").partition("@")[0], any_other) for t in run.turns]
             found[run.id] = [
-                _why(turn, {policy: why[i] for policy, why in by_reward.items()}, pending.trainable)
-                for i, turn in enumerate(run.turns)
+                made.decisions[0][i][k].excluded_because for k, made in enumerate(by_turn)
             ]
     return found
-
-
-def _by_reward(
-    group: TrajectoryGroup, config: TrainConfig, pending: PendingStep
-) -> dict[str, list[str | None]]:
-    """Run id -> for each turn, why it teaches a policy nothing that learns it by `config`."""
-    given, found = pending.advantages, dict[str, list[str | None]]()
-    flat = group_has_zero_variance(group, config, pending.trainable, given)
-    for run in group.trajectories:
-        own, whole = (given or {}).get(run.id), "groups.zero_variance" if flat else None
-        if own is None and not is_rewarded(run, config):
-            whole = "runs.failed" if run.status == "failed" else "runs.unscored"
-        elif own is None and given is not None:
-            whole = "runs.without_advantage"
-        found[run.id] = [whole] * len(run.turns)
-        if own is not None and whole is None:
-            found[run.id] = [None if one is not None else "calls.without_advantage" for one in own]
-    return found
-
-
-def _why(
-    turn: Turn, by_reward: Mapping[str, str | None], trainable: Mapping[str, bool]
-) -> str | None:
-    """`by_reward`: of each policy that learns, why the turn teaches it nothing."""
-    if turn.excluded_because is not None:
-        return f"calls.superseded_{turn.excluded_because}"
-    if not turn.ours:
-        return "calls.foreign"
-    if (policy := (turn.model or "").partition("@")[0]) not in by_reward:
-        return "calls.other_policy"
-    return by_reward[policy] if turn.learns(trainable) else "calls.frozen"
 
 
 def _tokens(run: Trajectory, why: Sequence[str | None]) -> int:

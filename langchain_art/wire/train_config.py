@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from langchain_art.wire.choices.credit import (
     Advantage,
     Credit,
+    CreditKind,
     OverlongPenalty,
     SimpleCredit,
     Standardized,
@@ -126,7 +127,7 @@ class TrainConfig(_Optimizer):
             *,
             advantage: Advantage
             | Literal["mean", "standardized", "leave_one_out", "maxrl", "batch_standardized"] = ...,
-            credit: Credit | Literal["run", "node", "call", "turn", "anchor"] = ...,
+            credit: Credit | CreditKind = ...,
             loss: Loss | str = ...,
             **settings: Any,
         ) -> None: ...

@@ -23,8 +23,8 @@ from langchain_art.rollout.scenarios import group_ids
 from langchain_art.tracing.run import Run
 from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
 from langchain_art.training.batch.difficulty import DifficultyPools, Drawing
+from langchain_art.training.batch.expected_plan import group_has_zero_variance, is_rewarded
 from langchain_art.training.batch.run_sources import run_source
-from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display, MeanReward
@@ -164,8 +164,8 @@ class StepBatchBuilder:
     ) -> bool:
         plan = self.plan
         return all(
-            group_has_zero_variance(group, config, plan.trainable, advantages)
-            for config in plan.configs.values()
+            group_has_zero_variance(group, policy, config, plan.trainable, advantages)
+            for policy, config in plan.configs.items()
         )
 
     def _results(

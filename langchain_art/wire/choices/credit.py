@@ -64,6 +64,8 @@ class AnchorCredit(Group):
 
 
 Credit = Annotated[SimpleCredit | TurnCredit | AnchorCredit, *CHOICE]
+CreditKind = Literal["run", "node", "call", "turn", "anchor"]
+"""The kinds of `Credit`, each a module of `langchain_art.credit.schemes`."""
 
 
 class OverlongPenalty(Group):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -22,6 +22,12 @@ class Group(Options):
         """Count `kind` as set, so that JSON without unset fields (as clients send) has it."""
         if "kind" in type(self).model_fields:
             self.model_fields_set.add("kind")
+
+
+def kinds(choice: Any) -> tuple[str, ...]:
+    """The kinds of a union of groups, in the union's order."""
+    annotations = (one.model_fields["kind"].annotation for one in get_args(choice))
+    return tuple(kind for one in annotations for kind in get_args(one))
 
 
 def _by_kind(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from langchain_art.wire.choices.group import CHOICE, MAX_COUNT, MAX_FACTOR, Group
+from langchain_art.wire.choices.group import CHOICE, MAX_COUNT, MAX_FACTOR, Group, kinds
 from langchain_art.wire.identifiers import NAME, Name
 
 
@@ -99,7 +99,7 @@ class DPPOTV(Group):
 
 
 BuiltInLoss = ClippedRatio | GSPO | CISPO | DPPOTV
-BUILT_IN_LOSSES = ("clip", "gspo", "cispo", "dppo_tv")
+BUILT_IN_LOSSES = kinds(BuiltInLoss)
 
 
 class OwnLoss(Group):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from langchain_art.credit.candidates import (
     CandidateCall,
     CandidateRun,
 )
+from langchain_art.credit.turns import candidate_call, candidate_run
 from langchain_art.wire import (
     NodeReport,
     PreferenceConfig,
@@ -189,30 +190,19 @@ class Batch:
         }
 
     def _candidate_run(self, run: Trajectory, judged: list[CallEligibility]) -> CandidateRun:
-        return CandidateRun(
-            calls=tuple(map(self._candidate, judged)),
-            reward=run.reward,
-            scores=run.scores,
-            advantages=(self.request.advantages or {}).get(run.id),
-            failed=run.status == "failed",
-            truncated=run.status == "truncated",
-        )
+        given = (self.request.advantages or {}).get(run.id)
+        return candidate_run(run, [self._candidate(one) for one in judged], given)
 
     def _candidate(self, one: CallEligibility) -> CandidateCall:
-        record, request, config = one.record, self.request, self.config
-        superseded = one.turn.excluded_because is not None
-        anchored = not isinstance(config, SFTConfig) and config.credit.kind == "anchor"
-        return CandidateCall(
+        record, request = one.record, self.request
+        mine = self._sft or one.policy == request.policy
+        return replace(
+            candidate_call(one.turn, mine, request.trainable),
             tokens=len(record.token_ids) if record else 0,
-            node=one.node,
-            learns=(self._sft or one.policy == request.policy)
-            and one.turn.learns(request.trainable),
-            superseded=superseded,
             excluded_because=one.excluded_because,
             truncated=record is not None and record.finish_reason == "length",
             lag=self._lag(record),
-            reward=None if superseded else one.turn.reward,
-            anchor=tuple(record.prompt_token_ids) if record and anchored else None,
+            prompt=record.prompt_token_ids if record else None,
         )
 
     def _lag(self, record: CallRecord | None) -> int | None:

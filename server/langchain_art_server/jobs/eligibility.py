@@ -1,22 +1,8 @@
 """Which calls of a run may be trained, and why the others may not.
 
 Training and the audit both ask `check_eligibility`. The reasons are the words behind ``calls.`` in
-`TrainResult.excluded`:
-
-- ``superseded_…``: the graph discarded the call;
-- ``foreign``: another server's model;
-- ``other_policy``: sampled by another policy, or by the base model;
-- ``frozen``: `TrainRequest.trainable` does not choose it;
-- ``lost``: the server has no record of it;
-- ``greedy_decoding``: at temperature 0 nothing is drawn;
-- ``no_choice``: `top_k`, `top_p`, the temperature or a grammar left one token each time;
-- ``truncated_sampling``, ``grammar``: drawn from a part of the vocabulary that is not known;
-- ``empty``: nothing was sampled;
-- ``too_long``: more tokens than the model takes (a turn that was not sampled here);
-- ``already_trained``: an earlier job trained it, in this run or in another, and no rollback has
-  discarded what that job made;
-- ``repeated``: a reply that was used twice, in this run (from a cache) or in another one of the
-  batch; its first use is trained.
+`TrainResult.excluded`; `langchain_art.wire.exclusions` has what each means. A call that an earlier
+job trained may be trained again once a rollback has discarded what that job made.
 """
 
 from __future__ import annotations
@@ -25,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from langchain_art.credit.turns import why_excluded
 from langchain_art.wire import Trajectory, Turn
 from langchain_art.wire.calls import label
 from langchain_art_server.storage.tables import CallRecord
@@ -129,14 +116,9 @@ def _why_excluded(
     trainable: Mapping[str, bool],
     imitates: bool,
 ) -> str | None:
-    if turn.excluded_because is not None:
-        return f"superseded_{turn.excluded_because}"
-    if record is None and not turn.ours:
-        return "foreign"
-    if not imitates and record and (not record.policy or policy not in (None, record.policy)):
-        return "other_policy"
-    if not turn.learns(trainable):
-        return "frozen"
+    sampled_by = None if record is None else record.policy or ""
+    if why := why_excluded(turn, sampled_by, policy, trainable, imitates=imitates):
+        return why
     if record is None:
         return "lost"
     if record.excluded_because is not None:

@@ -131,13 +131,13 @@ def _groups_of(annotation: Any) -> list[type[BaseModel]]:
 
 def groups() -> list[list[CandidateRun]]:
     """Runs that each field of the plan has something to say about."""
-    first = CandidateCall(3, "a", reward=0.2, anchor="s", lag=2)
-    cut = CandidateCall(4, "a", anchor="s", truncated=True)
+    first = CandidateCall(3, "a", reward=0.2, prompt="s", lag=2)
+    cut = CandidateCall(4, "a", prompt="s", truncated=True)
     return [
         [
             CandidateRun((first, CandidateCall(2, "b")), 1.0, {"a": 0.0}),
             CandidateRun((cut, CandidateCall(3, "b", reward=0.5)), 0.0, {"a": 1.0}),
-            CandidateRun((CandidateCall(1, "a", anchor="s"),), 0.0, {"a": 0.3}),
+            CandidateRun((CandidateCall(1, "a", prompt="s"),), 0.0, {"a": 0.3}),
         ]
     ]
 

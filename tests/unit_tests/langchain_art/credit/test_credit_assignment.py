@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from langchain_art.credit.candidates import CandidateCall, CandidateRun
 from langchain_art.credit.credit_assignment import (
     group_credit,
-    returns,
     score_credits,
 )
+from langchain_art.credit.pools import returns
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import AnchorCredit, Standardized, TrainConfig, TurnCredit
 
@@ -50,9 +50,9 @@ def test_rewards_of_calls_add_to_the_runs() -> None:
 @pytest.mark.parametrize("kind", ["run", "node", "call", "turn", "anchor"])
 def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> None:
     config = TrainConfig(advantage="mean", credit=kind)
-    single = group_credit([run(1, call(anchor="s"), call(anchor="s"))], config)
+    single = group_credit([run(1, call(prompt="s"), call(prompt="s"))], config)
     assert (single.advantages, single.whole) == ({}, "groups.single")
-    flat = group_credit([run(1, call(anchor="s")), run(1 + 1e-9, call(anchor="s"))], config)
+    flat = group_credit([run(1, call(prompt="s")), run(1 + 1e-9, call(prompt="s"))], config)
     assert (flat.advantages, flat.whole) == ({}, "groups.zero_variance")
     near = TrainConfig(advantage="mean", credit=kind, zero_variance_tolerance=0.1)
     assert group_credit([run(1), run(1.05)], near).whole == "groups.zero_variance"
@@ -62,14 +62,14 @@ def test_a_group_of_one_and_equal_runs_give_nothing_and_say_so(kind: str) -> Non
 @pytest.mark.parametrize("kind", ["run", "node", "call", "turn", "anchor"])
 def test_frozen_and_discarded_calls_are_in_no_baseline_and_get_nothing(kind: str) -> None:
     config = TrainConfig(advantage="mean", credit=kind)
-    plain = [run(1, call(anchor="s")), run(0, call(anchor="s")), run(0, call(anchor="s"))]
+    plain = [run(1, call(prompt="s")), run(0, call(prompt="s")), run(0, call(prompt="s"))]
     judged = [
         run(
             r.reward,
-            call(node="judge", anchor="s", **FROZEN),
-            call(anchor="s", superseded=True),
+            call(node="judge", prompt="s", **FROZEN),
+            call(prompt="s", superseded=True),
             *r.calls,
-            call(node="judge", anchor="s", **FROZEN),
+            call(node="judge", prompt="s", **FROZEN),
         )
         for r in plain
     ]
@@ -247,9 +247,9 @@ def test_without_rewards_of_calls_and_discount_turns_are_runs(
 def test_the_gigpo_vector() -> None:
     # All begin in s. One goes to u and wins; one goes to u, comes back to s and loses; one loses.
     runs = [
-        run(1, call(anchor="s"), call(anchor="u")),
-        run(0, call(anchor="s"), call(anchor="u"), call(anchor="s")),
-        run(0, call(anchor="s")),
+        run(1, call(prompt="s"), call(prompt="u")),
+        run(0, call(prompt="s"), call(prompt="u"), call(prompt="s")),
+        run(0, call(prompt="s")),
     ]
     config = TrainConfig(advantage="mean", credit=AnchorCredit(discount=0.5, weight=2))
     win, lose = 2 / 3, -1 / 3
@@ -265,8 +265,8 @@ def test_the_gigpo_vector() -> None:
 def test_states_teach_where_runs_do_not() -> None:
     # Both win; the second takes a detour, and its first return is discounted more.
     runs = [
-        run(1, call(anchor="s")),
-        run(1, call(anchor="s"), call(anchor="t")),
+        run(1, call(prompt="s")),
+        run(1, call(prompt="s"), call(prompt="t")),
     ]
     credit = group_credit(runs, TrainConfig(advantage="mean", credit=AnchorCredit(discount=0.5)))
     assert credit.advantages == {(0, 0): 0.25, (1, 0): -0.25}

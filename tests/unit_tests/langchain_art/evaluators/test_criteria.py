@@ -23,7 +23,7 @@ from langchain_art.evaluators import (
     string_similarity,
 )
 from langchain_art.evaluators.criteria import WEIGHTS
-from langchain_art.training.batch.zero_variance import group_has_zero_variance
+from langchain_art.training.batch.expected_plan import group_has_zero_variance
 from langchain_art.wire import TrainConfig, Trajectory, Turn
 from tests.support.judges.groups import Says, calls, group, run, says, tool
 
@@ -283,7 +283,7 @@ def timed(id: str, seconds: float, reply: str = "x") -> Trajectory:
 def rewards(evaluator: GroupEvaluator, *seconds: float) -> list[float | None]:
     shown = group(*(timed(f"r{n}", one) for n, one in enumerate(seconds)), answer="x")
     judged = evaluator.invoke(shown)
-    flat = group_has_zero_variance(judged, TrainConfig(), {})
+    flat = group_has_zero_variance(judged, "p", TrainConfig(), {})
     assert flat is (len({one.reward for one in judged.trajectories}) == 1)
     return [one.reward for one in judged.trajectories]
 

@@ -43,7 +43,7 @@ RUNS = (run("a", 1.0), run("b", 1.0), run("c", None), run("d", None, "failed"))
         (
             {"a": (0.0, 0.0)},
             {
-                "a": ["groups.zero_variance"] * 2,
+                "a": ["groups.single"] * 2,
                 "b": ["runs.without_advantage"] * 2,
                 "c": ["runs.unscored"] * 2,
                 "d": ["runs.failed"] * 2,

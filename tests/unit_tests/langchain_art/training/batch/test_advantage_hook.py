@@ -11,7 +11,7 @@ import pytest
 from langchain_art import AnchorCredit, Trainer
 from langchain_art.errors import ConfigError
 from langchain_art.training.batch.advantage_hook import advantages_of, check_hook
-from langchain_art.training.batch.zero_variance import group_has_zero_variance
+from langchain_art.training.batch.expected_plan import group_has_zero_variance
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
 
 
@@ -101,10 +101,12 @@ def test_what_is_no_function_is_refused() -> None:
 def test_zero_variance_is_of_the_given_numbers() -> None:
     """The rewards of the runs are equal; a node that does not learn counts for nothing."""
     config = TrainConfig()
-    assert group_has_zero_variance(GROUP, config, {})
-    assert not group_has_zero_variance(GROUP, config, {}, {"a": (0.0, (0.0, 0.1, 0.0))})
-    assert group_has_zero_variance(GROUP, config, {}, {"a": (0.0, (0.0, 0.0, 0.0)), "b": (None,)})
-    assert group_has_zero_variance(GROUP, config, {}, {})
+    assert group_has_zero_variance(GROUP, "p", config, {})
+    assert not group_has_zero_variance(GROUP, "p", config, {}, {"a": (0.0, (0.0, 0.1, 0.0))})
+    assert group_has_zero_variance(
+        GROUP, "p", config, {}, {"a": (0.0, (0.0, 0.0, 0.0)), "b": (None,)}
+    )
+    assert group_has_zero_variance(GROUP, "p", config, {}, {})
     judged = run("c", 1).model_copy(update={"turns": (Turn(call_id="c", node="judge"),)})
     group = TrajectoryGroup(id="h", trajectories=(judged,))
-    assert group_has_zero_variance(group, config, {"judge": False}, {"c": (1.0,)})
+    assert group_has_zero_variance(group, "p", config, {"judge": False}, {"c": (1.0,)})

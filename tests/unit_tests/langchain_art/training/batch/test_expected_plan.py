@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art.training.batch.zero_variance import group_has_zero_variance, is_rewarded
+from langchain_art.training.batch.expected_plan import group_has_zero_variance
 from langchain_art.wire import (
     OverlongPenalty,
     TrainConfig,
@@ -18,6 +18,7 @@ from langchain_art.wire import (
     Turn,
     Usage,
 )
+from langchain_art.wire.choices.credit import CreditKind
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
 
@@ -25,17 +26,12 @@ CONFIGS: list[dict[str, Any]] = [
     {},
     {"zero_variance_tolerance": 0.3},
     {"advantage": "standardized"},
-    {"credit": "node"},
     {"advantage": {"kind": "standardized", "scores": {"a": 1.0, "b": 0.5}}},
     {"overlong": {"tokens": 8, "buffer": 4}},
     {"credit": "node", "overlong": {"tokens": 8, "buffer": 4}},
-    {"credit": "call"},
-    {"credit": "turn"},
     {"credit": {"kind": "turn", "discount": 0.5}},
-    {"credit": "anchor"},
+    *({"credit": kind} for kind in get_args(CreditKind)),
 ]
-#: Where the client knows as much as the server.
-EXACT = 8
 VALUES = st.sampled_from([None, 0.0, 0.25, 1.0])
 
 
@@ -68,15 +64,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
 
 def is_excluded(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str, bool]) -> bool:
     """Whether the server finds nothing to learn from in it."""
-    if config.scores:  # with them, rewards of calls are refused
-        runs = [
-            run.model_copy(
-                update={"turns": tuple(t.model_copy(update={"reward": None}) for t in run.turns)}
-            )
-            for run in group.trajectories
-        ]
-    else:
-        runs = list(group.trajectories)
+    runs = group.trajectories
     ids = tuple(run.id for run in runs)
     batch = Batch(TrainRequest(policy="p", groups=(ids,), config=config, trainable=trainable), 0)
     records = {
@@ -97,15 +85,16 @@ def test_what_is_called_flat_is_excluded(
     number: int, group: TrajectoryGroup, trainable: dict[str, bool]
 ) -> None:
     config = TrainConfig(**CONFIGS[number])
-    learning = [
-        any(turn.learns(trainable) for turn in run.turns)
-        for run in group.trajectories
-        if is_rewarded(run, config)
-    ]
-    if not all(learning):
-        return  # in which runs the policy had a part is the server's to say
-    flat = group_has_zero_variance(group, config, trainable)
-    if number < EXACT:
+    if config.scores:  # with them, rewards of calls are refused
+        runs = [
+            run.model_copy(
+                update={"turns": tuple(t.model_copy(update={"reward": None}) for t in run.turns)}
+            )
+            for run in group.trajectories
+        ]
+        group = group.model_copy(update={"trajectories": tuple(runs)})
+    flat = group_has_zero_variance(group, "p", config, trainable)
+    if config.credit.kind != "anchor":  # the server alone knows which prompts are equal
         assert flat == is_excluded(group, config, trainable)
     elif flat:
         assert is_excluded(group, config, trainable)
@@ -117,6 +106,6 @@ def test_the_penalty_for_length_is_a_difference() -> None:
         return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
 
     pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
-    assert group_has_zero_variance(pair, TrainConfig(), {})
+    assert group_has_zero_variance(pair, "p", TrainConfig(), {})
     penalized = TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4))
-    assert not group_has_zero_variance(pair, penalized, {})
+    assert not group_has_zero_variance(pair, "p", penalized, {})

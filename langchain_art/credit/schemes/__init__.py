@@ -1,0 +1,24 @@
+"""The schemes of credit assignment, each in the module that its `TrainConfig.credit` names.
+
+A module has a function `pools`: the runs of a group, the scheme's settings and
+`TrainRequest.compared` to pools with a weight each. To add a scheme, add its settings to
+`langchain_art.wire.choices.credit`, a module here, and its line in ``docs/credit.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, TypeAlias, get_args
+
+from langchain_art.credit.candidates import CandidateRun
+from langchain_art.credit.pools import Pool
+from langchain_art.wire.choices.credit import CreditKind
+
+CreditScheme: TypeAlias = Callable[
+    [Sequence[CandidateRun], Any, Mapping[str, Sequence[float]]], list[tuple[Pool, float]]
+]
+
+SCHEMES: dict[str, CreditScheme] = {
+    kind: import_module(f"{__name__}.{kind}").pools for kind in get_args(CreditKind)
+}
