@@ -80,28 +80,8 @@ class VllmSettings(_SamplerSettings):
     """Versions that are computed in one batch (multi-LoRA); calls of more wait for each other."""
     max_rank: int | None = Field(default=None, ge=1, le=512)
     """Highest rank of an adapter; None: that of `lora`."""
-    tool_format: (
-        Literal[
-            "glm",
-            "xml",
-            "hermes",
-            "mistral_args",
-            "mistral",
-            "harmony",
-            "kimi",
-            "deepseek_v3",
-            "deepseek_v31",
-            "nemotron",
-            "phi4",
-            "granite",
-            "lfm2",
-            "gemma",
-            "pythonic",
-            "llama",
-        ]
-        | None
-    ) = None
-    """How the model writes tool calls; None: read off its chat template."""
+    tool_format: str | None = None
+    """How the model writes tool calls, a key of `FORMATS`; None: read off its chat template."""
     start_seconds: float = Field(default=1800, gt=0)
     """A start that takes longer has failed."""
     args: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError
 from langchain_art.hardware.gpus import gpus
+from langchain_art_server.backends.chat.tool_calls.formats import FORMATS, names_of
 from langchain_art_server.backends.ipc.child_process import EnginePlace
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 from langchain_art_server.config import Settings
@@ -31,7 +32,7 @@ class VllmSampler(ProcessSampler):
             replica before, and its log is ``vllm-{replica}.log``.
 
     Raises:
-        ConfigError: CUDA_VISIBLE_DEVICES names too few GPUs.
+        ConfigError: CUDA_VISIBLE_DEVICES names too few GPUs, or `tool_format` no format.
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"
@@ -39,6 +40,12 @@ class VllmSampler(ProcessSampler):
     def __init__(
         self, settings: Settings, replica: int | None = None, place: EnginePlace | None = None
     ) -> None:
+        assert settings.sampler.kind == "vllm"
+        if (form := settings.sampler.tool_format) is not None and form not in FORMATS:
+            raise ConfigError(
+                f"[sampler] tool_format: got {form!r}, expected one of these formats: "
+                f"{names_of(FORMATS.values())}"
+            )
         no_cards_here = settings.device == "cpu" or place is not None
         # The GPUs as they are before the learner starts: a restart gets the same share.
         config: dict[str, Any] = {"replica": replica, "cards": [] if no_cards_here else gpus()}
