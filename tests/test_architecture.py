@@ -127,6 +127,7 @@ UNPICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "jsonpickle",
 #: own child processes, and the loss that its operator registers.
 IMPORTS_BY_NAME = {
     "langchain_art/_lazy_names.py",
+    "langchain_art/credit/schemes/__init__.py",
     "server/langchain_art_server/algorithms/loss/own_loss.py",
     "server/langchain_art_server/backends/ipc/channel.py",
     "server/langchain_art_server/backends/ipc/fork_server.py",

@@ -15,8 +15,7 @@ from itertools import chain
 from typing import cast
 
 from langchain_art.credit.advantages import STD_EPSILON, has_zero_variance, pool_advantages
-from langchain_art.credit.candidates import CandidateRun
-from langchain_art.credit.pools import Place, Pool, all_steps, steps
+from langchain_art.credit.pools import Compared, Place, Runs, WeightedPools, all_steps, steps
 from langchain_art.credit.schemes import SCHEMES
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig
@@ -32,9 +31,7 @@ class GroupAdvantages:
 
 
 def group_credit(
-    runs: Sequence[CandidateRun],
-    config: TrainConfig,
-    compared: Mapping[str, Sequence[float]] | None = None,
+    runs: Runs, config: TrainConfig, compared: Compared | None = None
 ) -> GroupAdvantages:
     """The advantage of every call of one group, by the scheme that `config.credit` names.
 
@@ -48,13 +45,11 @@ def group_credit(
     Raises:
         InvalidRequest: as `pool_advantages`.
     """
-    weighted = SCHEMES[config.credit.kind](runs, config.credit, compared or {})
-    return _compare(runs, weighted, config)
+    pools = SCHEMES[config.credit.kind](runs, config.credit, compared or {})
+    return _compare(runs, pools, config)
 
 
-def score_credits(
-    groups: Sequence[Sequence[CandidateRun]], config: TrainConfig
-) -> list[GroupAdvantages]:
+def score_credits(groups: Sequence[Runs], config: TrainConfig) -> list[GroupAdvantages]:
     """Advantages of a whole batch whose runs have several rewards: GDPO (arXiv 2601.05242).
 
     Each score is standardised within its group, so that its scale does not matter; the weighted
@@ -108,18 +103,18 @@ def over_batch_deviation(credits_: Sequence[GroupAdvantages]) -> list[GroupAdvan
     ]
 
 
-def equal_credit(runs: Sequence[CandidateRun]) -> GroupAdvantages:
+def equal_credit(runs: Runs) -> GroupAdvantages:
     """An advantage of 1 for every step (supervised fine-tuning, `SFTConfig`)."""
     return GroupAdvantages(dict.fromkeys(all_steps(runs), 1.0), {}, None)
 
 
-def beside_teacher(runs: Sequence[CandidateRun], credit: GroupAdvantages) -> GroupAdvantages:
+def beside_teacher(runs: Runs, credit: GroupAdvantages) -> GroupAdvantages:
     """Every step with its advantage by rewards, or 0: it learns from a teacher anyway."""
     nothing: dict[Place, float | Sequence[float]] = dict.fromkeys(all_steps(runs), 0.0)
     return GroupAdvantages(nothing | credit.advantages, {}, None)
 
 
-def given_credit(runs: Sequence[CandidateRun], tolerance: float) -> GroupAdvantages:
+def given_credit(runs: Runs, tolerance: float) -> GroupAdvantages:
     """The advantages that came with the step (`CandidateRun.advantages`), as they are.
 
     A group in which none is further than `tolerance` from 0 has nothing to learn from, as one with
@@ -138,9 +133,7 @@ def given_credit(runs: Sequence[CandidateRun], tolerance: float) -> GroupAdvanta
     return replace(found, reasons=left_out)
 
 
-def _compare(
-    runs: Sequence[CandidateRun], weighted: Sequence[tuple[Pool, float]], config: TrainConfig
-) -> GroupAdvantages:
+def _compare(runs: Runs, weighted: WeightedPools, config: TrainConfig) -> GroupAdvantages:
     """The sum of each call's advantages in its pools, each times the pool's weight."""
     advantages: defaultdict[Place, float] = defaultdict(float)
     alone: set[Place] = set()
@@ -164,7 +157,7 @@ def _compare(
     return _with_reasons(runs, advantages, live, alone, unscored)
 
 
-def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[float]:
+def _weighted_scores(runs: Runs, config: TrainConfig) -> list[float]:
     """Per run, the weighted sum of its scores, each standardised within the group."""
     if any(call.reward is not None for run in runs for call in run.calls):
         raise InvalidRequest(
@@ -183,7 +176,7 @@ def _weighted_scores(runs: Sequence[CandidateRun], config: TrainConfig) -> list[
 
 
 def _with_reasons(
-    runs: Sequence[CandidateRun],
+    runs: Runs,
     advantages: Mapping[Place, float | Sequence[float]],
     live: bool,
     alone: Collection[Place] = (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from langchain_art.credit.candidates import CandidateRun
 
@@ -11,19 +11,23 @@ from langchain_art.credit.candidates import CandidateRun
 Place = tuple[int, int]
 #: What is compared: for each unit of the statistics, values and the calls that each is given to.
 Pool = dict[Hashable, list[tuple[float, list[Place]]]]
+WeightedPools = list[tuple[Pool, float]]
+Runs = Sequence[CandidateRun]
+#: `TrainRequest.compared` of a group.
+Compared = Mapping[str, Sequence[float]]
 
 
-def steps(runs: Sequence[CandidateRun], i: int) -> list[Place]:
+def steps(runs: Runs, i: int) -> list[Place]:
     """The steps of the policy in run `i`."""
     return [(i, k) for k, call in enumerate(runs[i].calls) if call.steps]
 
 
-def all_steps(runs: Sequence[CandidateRun]) -> list[Place]:
+def all_steps(runs: Runs) -> list[Place]:
     """The steps of the policy in all runs."""
     return [place for i in range(len(runs)) for place in steps(runs, i)]
 
 
-def whole_runs(runs: Sequence[CandidateRun]) -> Pool:
+def whole_runs(runs: Runs) -> Pool:
     """Each run's reward, its calls' included, given to all its steps."""
     return {i: [(run.total, steps(runs, i))] for i, run in enumerate(runs)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from langchain_art.credit.candidates import CandidateCall, CandidateRun
 from langchain_art.wire import Trajectory, Turn
@@ -51,15 +51,15 @@ def candidate_call(turn: Turn, mine: bool, trainable: Mapping[str, bool]) -> Can
 
 def candidate_run(
     run: Trajectory,
-    calls: Sequence[CandidateCall],
-    advantages: Sequence[CallAdvantage | None] | None = None,
+    calls: Iterable[CandidateCall],
+    advantages: Mapping[str, Sequence[CallAdvantage | None]] | None = None,
 ) -> CandidateRun:
-    """A trajectory with its turns as `calls`."""
+    """A trajectory with its turns as `calls`; `advantages`: `TrainRequest.advantages`."""
     return CandidateRun(
         calls=tuple(calls),
         reward=run.reward,
         scores=run.scores,
-        advantages=advantages,
+        advantages=(advantages or {}).get(run.id),
         failed=run.status == "failed",
         truncated=run.status == "truncated",
     )

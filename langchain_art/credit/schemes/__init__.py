@@ -7,18 +7,13 @@ A module has a function `pools`: the runs of a group, the scheme's settings and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
-from langchain_art.credit.candidates import CandidateRun
-from langchain_art.credit.pools import Pool
+from langchain_art.credit.pools import Compared, Runs, WeightedPools
 from langchain_art.wire.choices.credit import CreditKind
 
-CreditScheme: TypeAlias = Callable[
-    [Sequence[CandidateRun], Any, Mapping[str, Sequence[float]]], list[tuple[Pool, float]]
-]
-
-SCHEMES: dict[str, CreditScheme] = {
+SCHEMES: dict[str, Callable[[Runs, Any, Compared], WeightedPools]] = {
     kind: import_module(f"{__name__}.{kind}").pools for kind in get_args(CreditKind)
 }

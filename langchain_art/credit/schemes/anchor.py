@@ -7,16 +7,13 @@ that were asked in the same state. GiGPO (arXiv 2505.10978).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 
-from langchain_art.credit.candidates import CandidateRun
-from langchain_art.credit.pools import Pool, returns, whole_runs
+from langchain_art.credit.pools import Compared, Pool, Runs, WeightedPools, returns, whole_runs
 from langchain_art.wire import AnchorCredit
 
 
-def pools(
-    runs: Sequence[CandidateRun], credit: AnchorCredit, compared: Mapping[str, Sequence[float]]
-) -> list[tuple[Pool, float]]:
+def pools(runs: Runs, credit: AnchorCredit, compared: Compared) -> WeightedPools:
     """One pool of all runs, and one for each state in which several calls were asked."""
     states: defaultdict[Hashable, Pool] = defaultdict(dict)
     for i, run in enumerate(runs):

@@ -8,16 +8,12 @@ nothing: None is not 0.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 
-from langchain_art.credit.candidates import CandidateRun
-from langchain_art.credit.pools import Pool, all_steps, steps
+from langchain_art.credit.pools import Compared, Pool, Runs, WeightedPools, all_steps, steps
 from langchain_art.wire import SimpleCredit
 
 
-def pools(
-    runs: Sequence[CandidateRun], credit: SimpleCredit, compared: Mapping[str, Sequence[float]]
-) -> list[tuple[Pool, float]]:
+def pools(runs: Runs, credit: SimpleCredit, compared: Compared) -> WeightedPools:
     """One pool of the rewarded runs, and one of the rewarded calls of each node."""
     whole: Pool = {
         i: [(run.reward, steps(runs, i))] for i, run in enumerate(runs) if run.reward is not None

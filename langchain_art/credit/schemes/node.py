@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 
-from langchain_art.credit.candidates import CandidateRun
-from langchain_art.credit.pools import Place, Pool, steps
+from langchain_art.credit.pools import Compared, Place, Pool, Runs, WeightedPools, steps
 from langchain_art.wire import SimpleCredit
 
 
-def pools(
-    runs: Sequence[CandidateRun], credit: SimpleCredit, compared: Mapping[str, Sequence[float]]
-) -> list[tuple[Pool, float]]:
+def pools(runs: Runs, credit: SimpleCredit, compared: Compared) -> WeightedPools:
     """One pool for each node."""
     found: defaultdict[str, Pool] = defaultdict(dict)
     for i, run in enumerate(runs):

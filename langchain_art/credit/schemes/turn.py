@@ -5,16 +5,11 @@ MT-GRPO (arXiv 2505.11821) and GTPO (2511.14846) have such returns; here a long 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from langchain_art.credit.candidates import CandidateRun
-from langchain_art.credit.pools import Pool, returns
+from langchain_art.credit.pools import Compared, Pool, Runs, WeightedPools, returns
 from langchain_art.wire import TurnCredit
 
 
-def pools(
-    runs: Sequence[CandidateRun], credit: TurnCredit, compared: Mapping[str, Sequence[float]]
-) -> list[tuple[Pool, float]]:
+def pools(runs: Runs, credit: TurnCredit, compared: Compared) -> WeightedPools:
     """One pool of all runs, each with the returns of its steps."""
     units = {i: returns(run, credit.discount) for i, run in enumerate(runs)}
     pool: Pool = {i: [(v, [(i, k)]) for k, v in unit.items()] for i, unit in units.items() if unit}

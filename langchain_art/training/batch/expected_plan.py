@@ -26,11 +26,7 @@ def expected_plan(
     so no group is excluded that the server would train.
     """
     runs = [
-        candidate_run(
-            run,
-            [_call(turn, policy, trainable) for turn in run.turns],
-            (advantages or {}).get(run.id),
-        )
+        candidate_run(run, (_call(turn, policy, trainable) for turn in run.turns), advantages)
         for run in group.trajectories
     ]
     return plan([runs], config, given=advantages is not None)
@@ -50,7 +46,7 @@ def group_has_zero_variance(
 
 def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
     """Whether a run has what is learned from: a reward, a call's reward, or all chosen scores."""
-    calls = [candidate_call(turn, True, {}) for turn in run.turns]
+    calls = (candidate_call(turn, True, {}) for turn in run.turns)
     return unscored(candidate_run(run, calls), config.scores) is None
 
 

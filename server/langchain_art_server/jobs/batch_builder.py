@@ -18,7 +18,6 @@ from langchain_art.credit.batch_plan import plan
 from langchain_art.credit.candidates import (
     CallDecision,
     CandidateCall,
-    CandidateRun,
 )
 from langchain_art.credit.turns import candidate_call, candidate_run
 from langchain_art.wire import (
@@ -149,9 +148,12 @@ class Batch:
 
     def settle(self) -> None:
         """After the last group: decide on every call, and make the rows of the trained ones."""
-        candidates = [[self._candidate_run(*one) for one in group] for group in self._groups]
-        given, compared = self.request.advantages is not None, self.request.compared
-        made = plan(candidates, self.config, given=given, compared=compared)
+        given, compared = self.request.advantages, self.request.compared
+        candidates = [
+            [candidate_run(run, map(self._candidate, judged), given) for run, judged in group]
+            for group in self._groups
+        ]
+        made = plan(candidates, self.config, given=given is not None, compared=compared)
         self.excluded += made.excluded
         self.metrics = made.metrics | self._sampled() | _seconds(self.request)
         places = ((g, i) for g, group in enumerate(self._groups) for i in range(len(group)))
@@ -188,10 +190,6 @@ class Batch:
             "tokens_sampled": float(sum(len(one.token_ids) for one in mine.values())),
             "truncated_share": cut / (len(mine) or 1),
         }
-
-    def _candidate_run(self, run: Trajectory, judged: list[CallEligibility]) -> CandidateRun:
-        given = (self.request.advantages or {}).get(run.id)
-        return candidate_run(run, [self._candidate(one) for one in judged], given)
 
     def _candidate(self, one: CallEligibility) -> CandidateCall:
         record, request = one.record, self.request
