@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.gpu.shapes import SHAPES
-from langchain_art.hardware.memory_estimate import CPU_HEAP, Shape, learner_bytes
+from langchain_art.gpu_memory import CPU_HEAP, MemoryNeeds, Shape
 
 Found = Mapping[str, Any]
 
@@ -166,9 +166,8 @@ def estimate(found: Found, tokens: int, *, checkpointed: bool) -> int:
     """The doctor's bytes of a step with so many tokens at a time, without the process itself."""
     shape = Shape.of_config(SHAPES[found["model"]]().to_dict())
     heap = 1.0 if "memory" in found["hardware"] else CPU_HEAP
-    return learner_bytes(
-        shape, tokens, found["lora_rank"], found["dtype"], checkpointed=checkpointed, heap=heap
-    )
+    needs = MemoryNeeds(shape, found["dtype"], found["lora_rank"], heap=heap)
+    return needs.step(tokens, checkpointed=checkpointed)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -27,10 +27,6 @@ def doctor(
         str | None, typer.Argument(help="A local path or a hub name that is in the cache.")
     ] = None,
     context: Annotated[int, typer.Option(min=16, help="Tokens of a call.")] = 8192,
-    calls: Annotated[
-        int,
-        typer.Option(min=1, help="Such calls at once, or fewer."),
-    ] = 16,
     rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
     host: Annotated[str, typer.Option(help="That the server would bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Likewise.")] = 8000,
@@ -42,7 +38,7 @@ def doctor(
 ) -> None:
     """Examine this machine: what is installed, what is missing, which models fit.
 
-    Memory is predicted by a model that was fitted to measurements on a CPU. Exit code 1 if
+    Memory is computed from the sizes of MODEL (or of some published ones). Exit code 1 if
     something is wrong, or MODEL does not fit.
 
     \b
@@ -57,9 +53,7 @@ def doctor(
         raise ConfigError("got --canary without a MODEL to start; expected its name or path")
     if then_canary and as_json:
         raise ConfigError("got --canary and --json: run `langchain-art canary --json` for its own")
-    report = examine(
-        model, host=host, port=port, data_dir=data_dir, context=context, calls=calls, rank=rank
-    )
+    report = examine(model, host=host, port=port, data_dir=data_dir, context=context, rank=rank)
     show(report, as_json, partial(_view, model=model), healthy=report.healthy)
     if not report.healthy:
         raise typer.Exit(1)
@@ -74,21 +68,16 @@ def _view(report: DoctorReport, model: str | None) -> Group:
     advice = [Text(f"{one.name}: {one.advice}") for one in report.findings if one.advice]
     title = (
         f"What fits into {report.memory_bytes / 1e9:.1f} GB of {report.device}: "
-        f"{report.calls} calls of {report.context} tokens, and a row as long to learn from"
+        f"a call of {report.context} tokens, and a row as long to learn from"
     )
-    sizes = Table("model", "weights", "sampler", "learner", "fits", "longest row", title=title)
+    sizes = Table("model", "weights", "sampler", "learner", "fits", title=title)
     for one in report.fits:
-        gpus = f", {one.devices} GPUs" if one.devices > 1 else ""
         sizes.add_row(
             escape(one.model),
             f"{one.parameters / 1e9:.2f}B {one.quantization or one.dtype}",
             f"{one.sampler_bytes / 1e9:.1f} GB",
             f"{one.learner_bytes / 1e9:.1f} GB",
-            f"{one.placement or 'no'}{gpus}",
-            f"{one.longest_row:,}",
+            one.placement or "no",
         )
-    if report.settings:
-        settings = Text(f"# server.toml, for langchain-art serve --config\n{report.settings}")
-        advice.append(settings)
     command = f"Next: langchain-art canary --model {model or 'MODEL'}"
     return Group(table, *advice, sizes, Text(command))

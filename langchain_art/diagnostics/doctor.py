@@ -1,4 +1,4 @@
-"""Checks whether this machine is ready to serve and train, and estimates which models fit on it.
+"""Checks whether this machine is ready to serve and train, and computes which models fit on it.
 
 Nothing is changed. No torch here: the driver is asked by ``nvidia-smi``, and torch in a process of
 its own, since a broken build can end the process that imports it.
@@ -13,22 +13,22 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from langchain_art.errors import ConfigError
-from langchain_art.hardware.gpus import gpus
-from langchain_art.hardware.memory_estimate import WIDTH, Shape
-from langchain_art.hardware.placement import (
-    MOST_SHARDS,
+from langchain_art.gpu_memory import (
+    CPU_HEAP,
     PROCESS_BYTES,
     VLLM_BYTES,
-    MemoryFit,
+    MemoryNeeds,
     Placement,
-    best_fit,
-    over_gpus,
-    server_toml,
+    Shape,
+    gpus,
+    vllm_share,
 )
 from langchain_art.wire import Wire
 from langchain_art.wire.api_keys import key_problem
@@ -60,14 +60,10 @@ _ADVICE: dict[Placement | None, str] = {
     "together": "",
     "in turns": "They fit if vLLM sleeps during a step: [sampler] and take_turns = true in the "
     "server's TOML file (docs/gpu.md).",
-    "separate": "They fit on {devices} GPUs, the learner on the last and a vLLM on each other one: "
-    'device = "cuda:{replicas}" and [sampler] replicas = {replicas} (docs/gpu.md).',
-    "sharded": "They fit on {devices} GPUs, the learner's base sharded over the last {shards}: "
-    'device = "cuda:{replicas}", [sampler] replicas = {replicas}, and under [learner] '
-    "ranks = {shards} and shard = true (docs/gpu.md).",
-    None: "The sampler alone needs {least:.0f} GB on one device, {weights:.0f} of them weights, "
-    "or several GPUs (--tensor-parallel-size in [sampler] args). Take such, a smaller model, fewer "
-    "--calls or a shorter --context.",
+    "separate": 'They fit on a GPU each: device = "cuda:1" and [sampler] in the server\'s TOML '
+    "file; with more GPUs, a vLLM on each of the others ([sampler] replicas) (docs/gpu.md).",
+    None: "Take larger or several GPUs (--tensor-parallel-size in [sampler] args; [learner] ranks "
+    "and shard = true), a smaller model, or a shorter --context (docs/gpu.md).",
 }
 
 
@@ -81,18 +77,31 @@ class Finding(Wire):
     advice: str = ""
 
 
+class MemoryFit(Wire):
+    """How the sampler and the learner of one model fit into this machine's memory."""
+
+    model: str
+    parameters: int
+    dtype: str
+    quantization: Literal["nf4"] | None
+    """``nf4``: the base is in 4 bits, since it does not fit otherwise."""
+    sampler_bytes: int
+    """With a cache for one call; calls for which it has no room wait."""
+    learner_bytes: int
+    """Of a step with one row of the asked context, with gradient checkpointing."""
+    placement: Placement | None
+    """The first that fits, None if none does."""
+
+
 class DoctorReport(Wire):
-    """All findings and estimates."""
+    """All findings, and what models need."""
 
     findings: tuple[Finding, ...]
     device: str
     memory_bytes: int
     """Free, on each device."""
     context: int
-    calls: int
     fits: tuple[MemoryFit, ...]
-    settings: str = ""
-    """The server's TOML file for the model that was given, if GPUs are there and it fits."""
 
     @property
     def healthy(self) -> bool:
@@ -107,42 +116,31 @@ def examine(
     port: int = 8000,
     data_dir: Path = Path("art-data"),
     context: int = 8192,
-    calls: int = 16,
     rank: int = 16,
 ) -> DoctorReport:
     """Check this machine for a server at `host`, `port` and `data_dir`.
 
     `model` is a local path, or a hub name that is in the local cache (None: some known sizes), for
-    `calls` calls at once and rows, both of up to `context` tokens, and adapters of rank `rank`.
+    calls and rows of up to `context` tokens, and adapters of rank `rank`.
     Raises ConfigError if its ``config.json`` is not here, or lacks one of its sizes.
     """
     shapes = KNOWN if model is None else {model: read_shape(model)}
     cards = gpus()
     memory = min(card["free"] for card in cards) if cards else _free_memory()
-    asked: dict[str, Any] = {"gpu": bool(cards), "context": context, "calls": calls, "rank": rank}
-    most = MOST_SHARDS + 1
-    fits = [best_fit(name, one, memory, most, **asked) for name, one in shapes.items()]
+    total = min((card["total"] for card in cards), default=memory)
+    fits = [
+        fit(name, shape, len(cards), total, memory, context, rank) for name, shape in shapes.items()
+    ]
     findings = [_gpu(cards), _packages(), _torch(cards), *_learner(cards), _disk(data_dir)]
     findings += [_port(host, port), _key(host)]
-    settings = ""
     if model is not None:
-        shape, here = shapes[model], fits[0]
-        if cards:
-            here = best_fit(model, shape, memory, len(cards), **asked)
-            if 0 < here.devices <= len(cards):
-                if len(cards) > 1:
-                    here = over_gpus(here, shape, memory, len(cards), rank)
-                total = min(card["total"] for card in cards)
-                settings = server_toml(here, shape, rank, total, memory)
-        findings.append(_memory(fits[0], here, memory, max(1, len(cards)), context))
+        findings.append(_memory(fits[0], memory, len(cards)))
     return DoctorReport(
         findings=tuple(findings),
         device=cards[0]["name"] if cards else "CPU",
         memory_bytes=memory,
         context=context,
-        calls=calls,
         fits=tuple(fits),
-        settings=settings,
     )
 
 
@@ -277,30 +275,45 @@ def _key(host: str) -> Finding:
     return _checked("key", found, problem)
 
 
-def _memory(one: MemoryFit, here: MemoryFit, memory: int, devices: int, context: int) -> Finding:
-    """Whether a model fits: as asked on any number of GPUs (`one`), and on these (`here`)."""
-    fits = 0 < here.devices <= devices
-    program = VLLM_BYTES if one.dtype == "bfloat16" else PROCESS_BYTES
-    shown = here if fits else one
-    needed = shown.sampler_bytes + shown.learner_bytes + program + PROCESS_BYTES
-    each = " on each GPU" if devices > 1 else ""
-    whole = fits and here.context == context
-    chosen = here if whole or here.quantization else one
-    advice = _ADVICE[chosen.placement].format(
-        devices=chosen.devices,
-        replicas=chosen.replicas,
-        shards=chosen.devices - chosen.replicas,
-        weights=one.parameters * WIDTH[one.dtype] / 1e9,
-        least=one.parameters * WIDTH[one.dtype] / 1e9 + program / 1e9 + 1,
+def fit(
+    name: str, shape: Shape, cards: int, total: int, free: int, context: int, rank: int
+) -> MemoryFit:
+    """The first placement that fits into so many GPUs with `free` bytes each, or into a CPU's."""
+    dtype, heap = ("bfloat16", 1.0) if cards else ("float32", CPU_HEAP)
+    plain = needs = MemoryNeeds(shape, dtype, rank, heap=heap)
+    chosen: Placement | None = None
+    if not cards:
+        needed = needs.sampler(context) + needs.step(context) + 2 * PROCESS_BYTES
+        chosen = "together" if needed <= free else None
+    placements: tuple[Placement, ...] = ("together", "in turns", "separate")
+    ways = (plain, replace(plain, four_bits=True)) if shape.experts == 1 else (plain,)
+    for way, placement in product(ways, placements[: min(cards, 2) + 1] if cards else ()):
+        if vllm_share(way, placement, total=total, free=free, context=context, exact=True):
+            needs, chosen = way, placement
+            break
+    return MemoryFit(
+        model=name,
+        parameters=shape.parameters,
+        dtype=dtype,
+        quantization="nf4" if needs.four_bits else None,
+        sampler_bytes=needs.sampler(context),
+        learner_bytes=needs.step(context),
+        placement=chosen,
     )
-    if fits and not whole:
-        advice = f"Here fit calls of {here.context} tokens, not of {context}. {advice}".strip()
-    if fits and here.quantization:
-        advice = f'With quantization = "nf4" it fits as follows (docs/gpu.md). {advice}'.strip()
+
+
+def _memory(fit: MemoryFit, free: int, cards: int) -> Finding:
+    program = VLLM_BYTES if cards else PROCESS_BYTES
+    needed = [fit.sampler_bytes + program, fit.learner_bytes + PROCESS_BYTES]
+    sizes = " and ".join(f"{size / 1e9:.1f} GB" for size in needed)
+    advice = _ADVICE[fit.placement]
+    if fit.quantization:
+        advice = f'With quantization = "nf4" it fits (docs/gpu.md). {advice}'.strip()
     return Finding(
         name="memory",
-        found=f"{needed / 1e9:.1f} GB needed, {memory / 1e9:.1f} GB free{each}",
-        ok=whole,
+        found=f"{sizes} needed by sampler and learner, {free / 1e9:.1f} GB free"
+        + (" on each GPU" if cards > 1 else ""),
+        ok=fit.placement is not None,
         advice=advice,
     )
 

@@ -20,8 +20,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from langchain_art.hardware.memory_estimate import Shape, idle_learner_bytes
-from langchain_art.hardware.placement import PROCESS_BYTES
+from langchain_art.gpu_memory import PROCESS_BYTES, MemoryNeeds, Shape
 from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.base import LearnerStep, ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
@@ -37,7 +36,7 @@ from tests.support.learner_cases import LENIENT, SHAPE, folder, fresh, make_rows
 
 GB = 10**9
 CONFIG, BILLIONS = MODELS["Qwen/Qwen3-8B"]
-IDLE = idle_learner_bytes(Shape.of_config(CONFIG), 16, "bfloat16") + PROCESS_BYTES
+IDLE = MemoryNeeds(Shape.of_config(CONFIG), "bfloat16", 16).idle + PROCESS_BYTES
 #: Tokens whose activations would fill what is free at the first step.
 TOKENS = 300
 #: How much more they take than the learner expects, so that the first attempt fails.

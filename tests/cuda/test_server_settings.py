@@ -1,10 +1,8 @@
-"""The settings that the doctor proposes, against a model of what vLLM and the learner take."""
+"""The share and the context that a server takes, against a model of what both engines take."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from langchain_art.diagnostics import doctor
-from langchain_art.hardware.memory_estimate import (
-    Savings,
-    Shape,
-    idle_learner_bytes,
-    learner_bytes,
-)
+from langchain_art.gpu_memory import PROCESS_BYTES, MemoryNeeds, Shape
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
 from langchain_art_server.backends.vllm import card_share
 from langchain_art_server.backends.vllm.process import VllmProcess
-from langchain_art_server.config import PeftSettings, Settings, VllmSettings, load_settings
+from langchain_art_server.config import PeftSettings, Settings, VllmSettings
 
 GB = 10**9
 #: Of the models' config.json: layers, hidden size, MLP, heads, heads of keys, their width, tokens,
@@ -49,36 +41,10 @@ MODELS: dict[str, tuple[dict[str, Any], float]] = {
         ("32B", 64, 5120, 25600, 64, 32.76),
     )
 }
-#: Gigabytes of a GPU, and how many.
-MACHINES = [(24, 1), (48, 1), (80, 1), (141, 1), (24, 2), (80, 2), (80, 8)]
-#: What takes a base in 4 bits there: without, it is two copies of the weights, or vLLM's one.
-FOUR_BITS = {
-    ("Qwen/Qwen3-8B", 24, 1),
-    ("Qwen/Qwen3-14B", 24, 2),
-    ("Qwen/Qwen3-14B", 48, 1),
-    ("Qwen/Qwen3-32B", 48, 1),
-    ("Qwen/Qwen3-32B", 80, 1),
-}
-#: What cannot be served and trained there.
-TOO_SMALL = {
-    ("Qwen/Qwen3-14B", 24, 1),
-    ("Qwen/Qwen3-32B", 24, 1),
-    ("Qwen/Qwen3-32B", 24, 2),
-}
 #: What vLLM takes beside weights and cache: CUDA context, graphs, activations of a batch.
 VLLM_PROGRAM = 4.0 * GB
 #: What of it stays while it sleeps.
 ASLEEP = 2.0 * GB
-
-
-def examine(
-    model: str, gigabytes: int, cards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> doctor.DoctorReport:
-    shape = Shape.of_config(MODELS[model][0])
-    card = {"name": "a GPU", "total": gigabytes << 30, "free": int((gigabytes << 30) * 0.985)}
-    monkeypatch.setattr(doctor, "gpus", lambda: [card | {"driver": "580.65.06"}] * cards)
-    monkeypatch.setattr(doctor, "read_shape", lambda _model: shape)
-    return doctor.examine(model, data_dir=tmp_path)
 
 
 def check_start(
@@ -94,24 +60,10 @@ def check_start(
     assert free >= share, "Free memory on device is less than desired GPU memory utilization"
     token = 2 * 2 * config["num_hidden_layers"] * 8 * 128
     weights = billions * 2 * GB
-    if settings.quantization:
-        ends = (1 if config["tie_word_embeddings"] else 2) * 151936 * config["hidden_size"]
-        # Half a byte, and four for each block of 64; one matrix is computed at a time.
-        weights = (billions * GB - ends) * (0.5 + 4 / 64) + 2 * ends
-        weights += 2 * config["hidden_size"] * config["intermediate_size"]
     cache = share - weights - VLLM_PROGRAM
     assert cache >= token * length, f"the cache holds {cache / token:.0f} of {length} tokens"
-    shards = settings.learner.ranks
-    saving = Savings(
-        settings.quantization == "nf4",
-        settings.learner.optimizer == "adamw_8bit",
-        settings.learner.offload_activations,
-    )
-    rank = settings.lora.rank
-    idle = doctor.PROCESS_BYTES + idle_learner_bytes(shape, rank, "bfloat16", shards, saving)
-    step = doctor.PROCESS_BYTES + learner_bytes(
-        shape, length, rank, "bfloat16", checkpointed=True, shards=shards, saving=saving
-    )
+    needs = MemoryNeeds(shape, "bfloat16", settings.lora.rank, settings.learner.ranks)
+    idle, step = PROCESS_BYTES + needs.idle, PROCESS_BYTES + needs.step(length)
     if cards > 1:
         replicas = settings.sampler.replicas
         assert settings.device == f"cuda:{replicas}" and not settings.take_turns
@@ -127,29 +79,6 @@ def check_start(
 def test_the_published_sizes_are_those_of_the_table() -> None:
     for config, billions in MODELS.values():
         assert Shape.of_config(config).parameters / GB == pytest.approx(billions, rel=0.01)
-
-
-@pytest.mark.parametrize(("gigabytes", "cards"), MACHINES)
-@pytest.mark.parametrize("model", MODELS)
-def test_what_the_doctor_proposes_starts(
-    model: str, gigabytes: int, cards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = examine(model, gigabytes, cards, tmp_path, monkeypatch)
-    finding = next(one for one in report.findings if one.name == "memory")
-    assert bool(report.settings) == ((model, gigabytes, cards) not in TOO_SMALL), report.settings
-    if not report.settings:
-        assert finding.ok is False
-        assert re.search(r"on \d GPUs|needs \d+ GB on one device", finding.advice)
-        return
-    path = tmp_path / "server.toml"
-    path.write_text(report.settings)
-    settings = load_settings(path)
-    assert settings.model == model
-    assert bool(settings.quantization) == ((model, gigabytes, cards) in FOUR_BITS)
-    card = report.memory_bytes
-    check_start(settings, model, gigabytes << 30, card, cards, settings.max_model_len)
-    if finding.ok:
-        assert settings.max_model_len == report.context
 
 
 #: The smallest card, in gigabytes, on which sampler and learner fit together or in turns, and on
@@ -186,7 +115,7 @@ def test_a_server_that_is_told_nothing_takes_a_share_and_a_context_that_fit(
         check_start(settings, model, gigabytes << 30, cards[0]["free"], used, context)
         assert "do not fit" not in caplog.text
     else:
-        assert f"`langchain-art doctor {model}` says what would" in caplog.text
+        assert f"`langchain-art doctor {model}` says what each needs" in caplog.text
 
 
 def test_what_the_settings_say_stays() -> None:
@@ -243,11 +172,3 @@ async def test_calls_are_as_long_as_vllm_says_unless_the_settings_say(
         with caplog.at_level(logging.WARNING):
             assert (await process.fitted(info)).max_model_len == expected
     assert "up to 5000 tokens" in caplog.text
-
-
-def test_the_smallest_card_gets_a_shorter_context_or_fewer_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = examine("Qwen/Qwen3-4B", 24, 1, tmp_path, monkeypatch)
-    assert "take_turns = true" in report.settings
-    json.loads(report.model_dump_json())

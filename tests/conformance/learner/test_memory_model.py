@@ -1,4 +1,4 @@
-"""The memory estimate of `langchain-art doctor` against the peak memory of real learner steps."""
+"""The memory that `gpu_memory` computes, against the peak of real steps of the learner."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ import pytest
 import torch
 import transformers
 
-from langchain_art.hardware.memory_estimate import (
-    CPU_HEAP,
-    LOGIT_BYTES,
-    Shape,
-    learner_bytes,
-    longest_row,
-    sampler_bytes,
-    token_bytes,
-)
+from langchain_art.gpu_memory import CPU_HEAP, LOGIT_BYTES, MemoryNeeds, Shape
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS
 from tests.support.live_server import REPO
 
@@ -111,10 +103,10 @@ def test_a_steps_peak_is_predicted(
     assert found["alive"] == count * (length - 1) and not found["checkpointed"]
     shape = Shape.of_config(json.loads((tmp_path / "model/config.json").read_text()))
     assert shape.parameters == pytest.approx(found["parameters"], rel=0.01)
-    assert token_bytes(shape, RANK, dtype) == pytest.approx(found["token"], rel=0.02)
-    needed = learner_bytes(shape, found["alive"], RANK, dtype)
-    heap = 1.0 if exact else CPU_HEAP
-    held = learner_bytes(shape, found["alive"], RANK, dtype, heap=heap)
+    needs, heaped = (MemoryNeeds(shape, dtype, RANK, heap=heap) for heap in (1.0, CPU_HEAP))
+    assert needs.token(checkpointed=False) == pytest.approx(found["token"], rel=0.02)
+    needed = needs.step(found["alive"], checkpointed=False)
+    held = needed if exact else heaped.step(found["alive"], checkpointed=False)
     # What glibc's heap keeps differs from run to run, between nothing more and CPU_HEAP.
     assert NEAR[0] * needed <= found["bytes"] <= NEAR[1] * held
 
@@ -133,23 +125,6 @@ def test_published_configs_give_the_published_sizes() -> None:
     moe |= {"vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8}
     mixture = Shape.of_config(moe)
     assert mixture.parameters == pytest.approx(30.5e9, rel=0.02) and mixture.active == 8
-
-
-def test_more_needs_more_and_the_longest_row_just_fits() -> None:
-    shape = Shape(28, 3584, 18944, 3584, 512, 152064)
-    whole = learner_bytes(shape, 8192, 16, "bfloat16")
-    assert learner_bytes(shape, 8192, 16, "bfloat16", checkpointed=True) < whole
-    assert whole < learner_bytes(shape, 16384, 16, "bfloat16")
-    budget = 40e9
-    rows = longest_row(shape, budget, 16, "bfloat16")
-    assert rows > 0
-    assert learner_bytes(shape, rows, 16, "bfloat16", checkpointed=True) <= budget
-    assert learner_bytes(shape, rows + 99, 16, "bfloat16", checkpointed=True) > budget
-    assert longest_row(shape, 10e9, 16, "bfloat16") == 0
-    assert (
-        sampler_bytes(shape, 1000, 10, "bfloat16") - sampler_bytes(shape, 1000, 9, "bfloat16")
-        == 1000 * 2 * 28 * 512 * 2
-    )
 
 
 def test_the_logits_are_those_of_the_learner() -> None:

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from langchain_art.cli.main import app
 from langchain_art.diagnostics import doctor
 from langchain_art.errors import ConfigError
-from langchain_art.hardware import placement
-from langchain_art.hardware.memory_estimate import Shape
+from langchain_art.gpu_memory import MemoryNeeds, Shape
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.live_server import BASE_MODEL, free_port
 
@@ -59,7 +58,7 @@ def test_a_gpu_that_torch_does_not_see_is_said(
     assert not report.healthy
     assert report.device == "NVIDIA H200" and report.memory_bytes == 143200 << 20
     fits = {fit.model: fit.placement for fit in report.fits}
-    assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "separate")
+    assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "in turns")
     driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 580.65.06")
     assert look()["GPU"].ok is False
 
@@ -120,6 +119,8 @@ def test_a_model_is_found_in_the_hubs_cache_or_named(
 #: A model small enough to compute its memory by hand:
 #: - a layer has 2 * 100 * (100 + 50) + 3 * 100 * 300 = 120,000 weights; eight of them and two
 #:   embeddings of 20,000 * 100 are 4,960,000;
+#: - in 4 bits the layers take 960,000 * 0.5625 bytes, and a matrix of 100 * 300 is computed:
+#:   1,320,000 bytes less than in bfloat16;
 #: - an adapter of rank 4 has 8 * 4 * (2 * 200 + 2 * 150 + 3 * 400) = 60,800 weights of 16 bytes,
 #:   of 18 on a bfloat16 base;
 #: - in bfloat16 a sampler needs 9,920,000 bytes and 2 * 8 * 50 * 2 for each token, a learner
@@ -130,77 +131,49 @@ def test_a_model_is_found_in_the_hubs_cache_or_named(
 HAND = Shape(8, 100, 300, 100, 50, 20_000)
 
 
-@pytest.fixture
-def small_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's program takes no more than others: the model above is smaller than it."""
-    monkeypatch.setattr(placement, "VLLM_BYTES", placement.PROCESS_BYTES)
-
-
-def hand_fit(memory: int, calls: int = 10, *, gpu: bool = True) -> doctor.MemoryFit:
-    return placement.fit("m", HAND, memory, gpu=gpu, context=1000, calls=calls, rank=4)
+def hand_fit(memory: int, cards: int) -> doctor.MemoryFit:
+    return doctor.fit("m", HAND, cards, memory, memory, context=1000, rank=4)
 
 
 def test_needs_are_those_computed_by_hand() -> None:
-    on_gpu, on_cpu = hand_fit(1 << 40), hand_fit(1 << 40, gpu=False)
+    on_gpu, on_cpu = hand_fit(1 << 40, 1), hand_fit(1 << 40, 0)
     assert (on_gpu.parameters, on_gpu.dtype) == (4_960_000, "bfloat16")
-    assert (on_gpu.sampler_bytes, on_gpu.learner_bytes) == (25_920_000, 220_346_992)
+    assert (on_gpu.sampler_bytes, on_gpu.learner_bytes) == (11_520_000, 220_346_992)
     assert on_cpu.dtype == "float32"
-    # 19,840,000 + 32,000,000; and 20,812,800 + 2.2 * 1,000 * 14,712 + 201,326,592
-    assert (on_cpu.sampler_bytes, on_cpu.learner_bytes) == (51_840_000, 254_505_792)
+    # 19,840,000 + 3,200,000; and 20,812,800 + 2.2 * 1,000 * 14,712 + 201,326,592
+    assert (on_cpu.sampler_bytes, on_cpu.learner_bytes) == (23_040_000, 254_505_792)
+    # Of eight layers of 240,000 bytes, a quarter and the two that are gathered.
+    assert MemoryNeeds(HAND, "bfloat16", 4, shards=4).idle == 11_014_400 - 4 * 240_000
+    assert MemoryNeeds(HAND, "bfloat16", 4, four_bits=True).idle == 11_014_400 - 1_320_000
+    assert MemoryNeeds(HAND, "bfloat16", 4, offload=True).token() == 8_006 - 8 * 100 * 2
 
 
 @pytest.mark.parametrize(
-    ("memory", "calls", "placement", "devices"),
+    ("memory", "cards", "placement", "four_bits"),
     [
-        (3_246_266_992, 10, "together", 1),  # 3 GB for two processes, 25,920,000, 220,346,992
-        (3_246_266_991, 10, "in turns", 1),
-        (3_220_346_992, 10, "in turns", 1),  # the learner and two processes
-        (3_220_346_991, 10, "separate", 2),
-        (1_720_346_992, 10, "separate", 2),  # the learner and its process
-        (1_720_346_991, 10, "sharded", 3),
-        (1_719_866_992, 10, "sharded", 3),  # two of eight layers less: 480,000 bytes
-        (1_719_866_991, 10, "sharded", 4),
-        (1_719_146_992, 10, "sharded", 9),  # five of eight layers less
-        (1_719_146_991, 10, None, 0),
-        (3_550_266_992, 200, "together", 1),  # a sampler of 329,920,000 bytes
-        (3_550_266_991, 200, "in turns", 1),
-        (3_340_934_400, 200, "in turns", 1),  # sampler, idle learner, two processes
-        (3_340_934_399, 200, "separate", 2),
-        (1_829_920_000, 200, "separate", 2),
-        (1_829_919_999, 200, None, 0),  # the sampler is not sharded
+        # vLLM's 4,011,520,000 bytes and the learner's 1,720,346,992, with their programs
+        (5_731_866_992, 1, "together", False),
+        (5_731_866_991, 1, "in turns", False),
+        (5_720_346_992, 1, "in turns", False),  # a step, and a vLLM that sleeps
+        (5_720_346_991, 1, "in turns", True),
+        (5_719_026_992, 1, "in turns", True),
+        (5_719_026_991, 1, None, False),
+        (5_720_346_991, 2, "separate", False),
+        (4_457_244_445, 2, "separate", False),  # nine tenths are vLLM's
+        (4_457_244_444, 2, "separate", True),
+        (4_455_777_777, 2, None, False),
+        (3_277_545_792, 0, "together", False),
+        (3_277_545_791, 0, None, False),
     ],
 )
-@pytest.mark.usefixtures("small_vllm")
 def test_each_placement_begins_where_its_memory_is_there(
-    memory: int, calls: int, placement: str | None, devices: int
+    memory: int, cards: int, placement: str | None, *, four_bits: bool
 ) -> None:
-    found = hand_fit(memory, calls)
-    assert (found.placement, found.devices) == (placement, devices)
-    assert (found.longest_row >= 999) == (placement is not None)
+    found = hand_fit(memory, cards)
+    assert (found.placement, found.quantization == "nf4") == (placement, four_bits)
 
 
-@pytest.mark.parametrize(
-    ("memory", "rows"),
-    [
-        (3_246_266_992, 1000),
-        (3_246_266_992 + 8_006 * 500, 1500),
-        (1_720_346_992, 1000),
-        (1_719_866_992, 1000),
-        (1_000_000_000, 0),
-    ],
-)
-@pytest.mark.usefixtures("small_vllm")
-def test_the_longest_row_takes_what_is_left(memory: int, rows: int) -> None:
-    assert hand_fit(memory).longest_row == rows
-
-
-def test_a_cpu_holds_both_or_nothing() -> None:
-    assert hand_fit(3_306_345_792, gpu=False).placement == "together"
-    nothing = hand_fit(3_306_345_791, gpu=False)
-    assert (nothing.placement, nothing.devices, nothing.longest_row) == (None, 0, 0)
-
-
-def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
+def test_the_advice_names_the_settings_that_a_placement_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = {
@@ -215,19 +188,12 @@ def test_as_many_gpus_as_it_takes_or_it_does_not_fit(
     (tmp_path / "config.json").write_text(json.dumps(config))
     for cards, size, ok, words in (
         (1, 110000, True, 'quantization = "nf4"'),
-        (2, 110000, True, 'device = "cuda:1" and [sampler] replicas = 1'),
-        (4, 110000, True, 'device = "cuda:3" and [sampler] replicas = 3'),
-        (2, 81000, False, "on 3 GPUs, the learner's base sharded over the last 2"),
-        (3, 81000, True, "ranks = 2 and shard = true"),
-        (
-            5,
-            81000,
-            True,
-            'device = "cuda:3", [sampler] replicas = 3, and under [learner] ranks = 2',
-        ),
+        (1, 24000, False, "larger or several GPUs"),
+        (1, 160000, True, "take_turns = true"),
+        (2, 110000, True, 'device = "cuda:1"'),
     ):
         driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 580.65.06"] * cards)
-        found = look(model=str(tmp_path), context=32768, calls=1)["memory"]
+        found = look(model=str(tmp_path), context=32768)["memory"]
         assert found.ok is ok and words in found.advice, found
     assert found.found.endswith("free on each GPU")
 

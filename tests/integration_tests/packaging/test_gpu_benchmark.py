@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu.__main__ import PARTS
 from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
-from langchain_art.hardware.memory_estimate import Shape, learner_bytes
+from langchain_art.gpu_memory import MemoryNeeds, Shape
 from tests.support.live_server import REPO
 
 torch.set_num_threads(1)
@@ -106,7 +106,7 @@ def test_a_part_that_fails_leaves_the_others_figures(tmp_path: Path) -> None:
 def test_the_estimate_in_the_report_is_the_doctors() -> None:
     about = {"model": "qwen3-8b", "dtype": "bfloat16", "lora_rank": 16, "hardware": {"memory": 1}}
     shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
-    expected = learner_bytes(shape, 5000, 16, "bfloat16", checkpointed=True)
+    expected = MemoryNeeds(shape, "bfloat16", 16).step(5000)
     assert estimate(about, 5000, checkpointed=True) == expected
 
 

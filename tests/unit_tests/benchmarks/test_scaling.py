@@ -13,7 +13,7 @@ import pytest
 from benchmarks.scaling.plan import DOCUMENTED, Needs, Workload, breaks, needs
 from benchmarks.scaling.queues import Clock, Fit, Pool, simulate
 from benchmarks.scaling.stored import measure, run_of
-from langchain_art.hardware.memory_estimate import Shape
+from langchain_art.gpu_memory import Shape
 from langchain_art_server.config import sqlite_url
 
 

@@ -1,8 +1,8 @@
 """What of a GPU's memory vLLM gets, and how long a call may be, where the settings do not say.
 
-The learner's need is estimated by `langchain_art.hardware.memory_estimate`. vLLM's own need is
-estimated too, and vLLM corrects it: a context that was not asked for is shortened at its start to
-what its cache holds (``--max-model-len auto``).
+`langchain_art.gpu_memory` computes what the learner needs, and what vLLM does. vLLM corrects the
+latter: a context that was not asked for is shortened at its start to what its cache holds
+(``--max-model-len auto``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ import dataclasses
 import logging
 from typing import Any
 
-from langchain_art.hardware.memory_estimate import WIDTH, Savings, Shape
-from langchain_art.hardware.placement import LEAST_CONTEXT, Placement, Share, vllm_share
+from langchain_art.gpu_memory import (
+    LEAST_CONTEXT,
+    WIDTH,
+    MemoryNeeds,
+    Placement,
+    Shape,
+    VllmShare,
+    vllm_share,
+)
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
 from langchain_art_server.backends.vllm.sampler import parallel_sizes
@@ -21,7 +28,7 @@ from langchain_art_server.config import Settings
 log = logging.getLogger(__name__)
 #: The share where no GPU is listed by the driver's tool, or nothing fits by the estimate.
 UNKNOWN_SHARE = 0.5
-#: Of `hardware.gpus`.
+#: The result of `gpu_memory.gpus`.
 Cards = list[dict[str, Any]]
 
 
@@ -37,7 +44,7 @@ def fill_in(settings: Settings, outline: LoadedModel, cards: Cards) -> tuple[Set
         return settings, outline
     found = _share(settings, info, outline.model.config, cards)
     if found is None:
-        found = Share(chosen.gpu_memory or UNKNOWN_SHARE, info.max_model_len)
+        found = VllmShare(chosen.gpu_memory or UNKNOWN_SHARE, info.max_model_len)
     if chosen.gpu_memory is None:
         log.warning("vLLM gets %.1f %% of the GPU's memory.", 100 * found.gpu_memory)
         sampler = chosen.model_copy(update={"gpu_memory": found.gpu_memory})
@@ -46,7 +53,7 @@ def fill_in(settings: Settings, outline: LoadedModel, cards: Cards) -> tuple[Set
     return settings, dataclasses.replace(outline, info=info)
 
 
-def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> Share | None:
+def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> VllmShare | None:
     chosen, learner = settings.sampler, settings.learner
     assert chosen.kind == "vllm"
     parts, copies = parallel_sizes(chosen.args)
@@ -62,29 +69,30 @@ def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> Sh
     except (KeyError, TypeError) as error:
         log.warning("The model's config does not say its sizes: %r.", error)
         return None
-    shards = learner.ranks if learner.kind == "peft" and learner.shard else 1
+    needs = MemoryNeeds(
+        shape,
+        info.dtype,
+        settings.lora.rank,
+        shards=learner.ranks if learner.kind == "peft" and learner.shard else 1,
+        four_bits=bool(info.weights),
+        offload=learner.offload_activations,
+    )
     used = cards[:serving] if placement != "separate" else cards
     found = vllm_share(
-        shape,
+        needs,
         placement,
         total=min(card["total"] for card in used),
         free=min(card["free"] for card in used),
-        dtype=info.dtype,
-        rank=settings.lora.rank,
         context=info.max_model_len,
-        shards=shards,
         cards=parts,
         exact=settings.max_model_len is not None,
         given=chosen.gpu_memory,
-        saving=Savings(
-            bool(info.weights), learner.optimizer == "adamw_8bit", learner.offload_activations
-        ),
     )
     if found is None:
         tokens = settings.max_model_len or LEAST_CONTEXT
         log.warning(
             "By the estimate, sampler and learner of %s do not fit into the GPU's memory %s with "
-            "calls of %d tokens. `langchain-art doctor %s` says what would.",
+            "calls of %d tokens. `langchain-art doctor %s` says what each needs.",
             *(settings.model, placement, tokens, settings.model),
         )
     return found

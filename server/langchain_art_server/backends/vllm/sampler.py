@@ -12,7 +12,7 @@ import os
 from typing import Any, ClassVar
 
 from langchain_art.errors import ConfigError
-from langchain_art.hardware.gpus import gpus
+from langchain_art.gpu_memory import gpus
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS, names_of
 from langchain_art_server.backends.ipc.child_process import EnginePlace
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler

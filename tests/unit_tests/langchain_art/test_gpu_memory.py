@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.hardware.gpus import gpus
+from langchain_art.gpu_memory import gpus
 
 #: A tool of two cards that knows ``-i``, and fails for a card that is not there.
 TOOL = """#!/bin/sh
