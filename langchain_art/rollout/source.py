@@ -8,16 +8,18 @@ not: whatever is installed is taken as it is.
 from __future__ import annotations
 
 import ast
-import dis
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from numbers import Number
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 _LIBRARIES = tuple(
@@ -34,148 +36,116 @@ _MOST = 200
 def source_of(value: object, name: str) -> dict[str, str]:
     """By name: digests of `value`, called `name`, and of all own code and constants it names.
 
-    A function without source text (typed into a prompt, made by ``exec``) and a lambda, whose lines
-    hold more than itself, count by their byte code. What has neither is under its name with an
-    empty digest: a change of it cannot be seen.
+    A lambda counts by all lambdas of its lines. What has no source text (typed into a prompt, made
+    by ``exec``) has an empty digest: a change of it cannot be seen.
     """
-    reader = _Reader()
-    if not reader.read(value, name):
-        reader.parts.setdefault(name, "")
-    return reader.parts
+    parts: dict[str, str] = {}
+    _Reader(parts).read(value, name)
+    return parts or {name: ""}
 
 
 class _Reader:
-    def __init__(self) -> None:
-        self.parts: dict[str, str] = {}
+    def __init__(self, parts: dict[str, str]) -> None:
+        self._parts = parts
         self._seen: dict[int, Any] = {}  # kept alive, so that no other object gets its number
 
-    def read(self, value: Any, name: str) -> bool:
-        """Whether something of `value` was read."""
-        if id(value) in self._seen:
-            return True
+    def read(self, value: Any, name: str) -> None:
+        if id(value) in self._seen or isinstance(value, str | bytes | int | float | None):
+            return
         self._seen[id(value)] = value
         if isinstance(value, partial):
-            given = dict(enumerate(value.args)) | value.keywords
-            for key, one in given.items():
+            for key, one in (dict(enumerate(value.args)) | value.keywords).items():
                 self._constant(one, f"{name}({key})")
-            return self.read(value.func, name)
-        if isinstance(value, MethodType):
-            return self.read(type(value.__self__), name) or self.read(value.__func__, name)
-        if callable(value) and hasattr(value, "__wrapped__"):
-            value = inspect.unwrap(value)
-        if isinstance(value, FunctionType):
-            return self._function(value, name)
-        if isinstance(value, type):
-            return self._class(value, name)
-        return self._object(value, name)
-
-    def _function(self, function: FunctionType, name: str) -> bool:
-        if not _is_own(function.__code__.co_filename):
-            return self._library(function)
-        if self.parts and function.__name__ != "<lambda>":
-            name = function.__name__
-        self._keep(name, _text(function) or _byte_code(function.__code__))
-        for code in _codes(function.__code__):
-            changed = _assigned(code)
-            for word in code.co_names:
-                if word in function.__globals__:
-                    self._named(function.__globals__[word], word, code, changed)
-        for word, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-            if isinstance(value, int | float) and word not in _assigned(function.__code__):
-                self._constant(value, word)
-            else:
-                self.read(value, word)
-        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            if not isinstance(default, str | int | float | None):
-                self.read(default, name)
-        return True
-
-    def _library(self, function: FunctionType) -> bool:
-        """What a library's function was given: of `create_agent`, tools, middleware and prompt."""
-        found, cells = False, function.__closure__ or ()
-        for word, cell in zip(function.__code__.co_freevars, cells, strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-            text = getattr(value, "content", value)  # of a message
-            if ("prompt" in word or "system" in word) and isinstance(text, str):
-                found |= self._constant(text, word)
-            else:
-                found |= self.read(value, word)
-        return found
-
-    def _named(self, value: Any, word: str, code: CodeType, changed: set[str]) -> None:
-        """A global of the program that a function names."""
-        if isinstance(value, ModuleType):
-            if is_own_module(value):
-                for attribute in code.co_names:
-                    if attribute in vars(value):
-                        self._named(vars(value)[attribute], attribute, code, changed)
-        elif word.isupper() and word not in changed and self._constant(value, word):
-            return
+            self.read(value.func, name)
+        elif isinstance(value, MethodType):
+            owner = cast("type", type(value.__self__))
+            own = is_own_module(sys.modules.get(owner.__module__))
+            self.read(owner if own else value.__func__, name)
+        elif isinstance(value, FunctionType):
+            self._function(inspect.unwrap(value), name)
+        elif isinstance(value, type):
+            self._class(value)
         else:
+            self._object(value, name)
+
+    def _function(self, function: FunctionType, name: str) -> None:
+        cells = _cells(function)
+        if _is_own(function.__code__.co_filename):
+            if self._parts and function.__name__ != "<lambda>":
+                name = function.__name__
+            text = _text(function)
+            self._keep(name, text)
+            self._names(text, function.__globals__, cells)
+            return
+        for word, value in cells.items():  # of `create_agent`: tools, middleware and prompt
+            if "prompt" in word or "system" in word:
+                self._constant(getattr(value, "content", value), word)
             self.read(value, word)
 
-    def _class(self, kind: type, name: str) -> bool:
-        if not is_own_module(sys.modules.get(kind.__module__)):
-            return False
-        methods = [one for one in vars(kind).values() if isinstance(one, FunctionType)]
-        self._keep(kind.__name__, _text(kind) or "".join(_byte_code(m.__code__) for m in methods))
-        for base in kind.__bases__:
-            self.read(base, base.__name__)
-        for method in methods:
-            for code in _codes(method.__code__):
-                for word in code.co_names:
-                    if word in method.__globals__:
-                        self._named(method.__globals__[word], word, code, set())
-        return True
+    def _class(self, kind: type) -> None:
+        module = sys.modules.get(kind.__module__)
+        if is_own_module(module):
+            text = _text(kind)
+            self._keep(kind.__name__, text)
+            cells: dict[str, Any] = {}
+            for method in vars(kind).values():
+                cells |= _cells(method) if isinstance(method, FunctionType) else {}
+            self._names(text, vars(module), cells)
 
-    def _object(self, value: Any, name: str) -> bool:
-        """A container of functions, a graph, a tool, a chain, or an object of an own class."""
-        found = False
-        if isinstance(value, Mapping | list | tuple | set | frozenset):
-            members = (
-                cast("Mapping[Any, Any]", value).values() if isinstance(value, Mapping) else value
-            )
-            if len(cast("Sequence[Any]", value)) > _MOST:
-                return False
-            for one in list(members):
+    def _names(self, text: str, scope: Mapping[str, Any], cells: Mapping[str, Any]) -> None:
+        """Read what a text names: of its closure, of its module and of other own modules."""
+        words = dict.fromkeys(re.findall(r"[^\W\d]\w*", text))
+        changed = set(re.findall(r"\w+", " ".join(re.findall(r"(?:global|nonlocal) (.*)", text))))
+        for word in words:
+            value = cells.get(word, scope.get(word))
+            if isinstance(value, ModuleType):
+                if is_own_module(value):
+                    inner = [one for one in words if one in vars(value)]
+                    self._names(" ".join(inner), vars(value), {})
+            elif word not in changed and (word.isupper() or isinstance(cells.get(word), Number)):
+                self._constant(value, word)
+            self.read(value, word)
+
+    def _object(self, value: Any, name: str) -> None:
+        """Read a container of functions, a graph, a tool, a chain, or an object of an own class."""
+        if isinstance(value, Mapping):
+            value = list(cast("Mapping[Any, Any]", value).values())
+        if isinstance(value, list | tuple | set | frozenset):
+            members = list(cast("list[Any]", value))
+            for one in members if len(members) <= _MOST else ():
                 if callable(one) or hasattr(one, "func"):
-                    found |= self.read(one, name)
-            return found
-        if isinstance(value, str | bytes | int | float | None):
-            return False
+                    self.read(one, name)
+            return
         nodes: Any = getattr(getattr(value, "builder", None), "nodes", None)
         if isinstance(nodes, Mapping):
             for node, spec in cast("Mapping[str, Any]", nodes).items():
-                found |= self.read(getattr(spec, "runnable", spec), f"node {node}")
+                self.read(getattr(spec, "runnable", spec), f"node {node}")
         for attribute in _INNER:
-            inner = inspect.getattr_static(value, attribute, None)
-            inner = getattr(value, attribute, None) if inner is not None else None
-            if inner is not None and not isinstance(inner, str):
-                found |= self.read(inner, name)
-        return self._class(type(value), name) or found
+            if inspect.getattr_static(value, attribute, None) is not None:
+                self.read(getattr(value, attribute, None), name)
+        self._class(type(value))
 
-    def _constant(self, value: Any, name: str) -> bool:
-        """Keeps a number, a text, or a tuple of them; the address of a server is none."""
+    def _constant(self, value: Any, name: str) -> None:
+        """Keep a number, a text, or a tuple of them; the address of a server is none."""
         members = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-        if not all(isinstance(one, str | int | float) and "://" not in str(one) for one in members):
-            return False
-        self._keep(name, repr(value))
-        return True
+        if all(isinstance(one, str | int | float) and "://" not in str(one) for one in members):
+            self._keep(name, repr(value))
 
     def _keep(self, name: str, text: str) -> None:
-        digest, unique, number = hashlib.sha256(text.encode()).hexdigest()[:16], name, 2
-        while self.parts.get(unique, digest) != digest:  # of another module, say
+        digest = text and hashlib.sha256(text.encode()).hexdigest()[:16]
+        unique, number = name, 2
+        while self._parts.get(unique, digest) != digest:  # of another module, say
             unique, number = f"{name} {number}", number + 1
-        self.parts[unique] = digest
+        self._parts[unique] = digest
+
+
+def _cells(function: FunctionType) -> dict[str, Any]:
+    """The variables of a function's closure that are assigned by now."""
+    found: dict[str, Any] = {}
+    for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            found[word] = cell.cell_contents
+    return found
 
 
 def is_own_module(module: ModuleType | None) -> bool:
@@ -193,36 +163,19 @@ def _is_own(file: str) -> bool:
     return not path.startswith((*(f"{root}/" for root in _LIBRARIES), f"{_OURS}/"))
 
 
-def _text(value: FunctionType | type) -> str | None:
-    """The source without comments and layout; None where there is none of exactly this."""
+def _text(value: FunctionType | type) -> str:
+    """The source without comments and layout; of a lambda, all of its lines' lambdas.
+
+    Empty without source.
+    """
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(value)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    if len(tree.body) != 1 or not hasattr(tree.body[0], "name"):
-        return None  # a lambda's lines
-    return ast.unparse(tree)
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions in it."""
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _codes(one)
-
-
-def _byte_code(code: CodeType) -> str:
-    consts = [_byte_code(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return repr((code.co_code, code.co_names, code.co_varnames, consts))
-
-
-def _assigned(code: CodeType) -> set[str]:
-    """Names outside of a function to which it assigns: a counter, and no constant."""
-    stores = ("STORE_DEREF", "STORE_GLOBAL")
-    return {
-        str(one.argval)
-        for inner in _codes(code)
-        for one in dis.get_instructions(inner)
-        if one.opname in stores
-    }
+        text = textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        return ""
+    try:
+        tree: ast.AST = ast.parse(text)
+    except SyntaxError:  # lines of a lambda that are a part of a statement
+        return text[text.index("lambda") :]
+    if value.__name__ != "<lambda>":
+        return ast.unparse(tree)
+    return "\n".join(ast.unparse(one) for one in ast.walk(tree) if isinstance(one, ast.Lambda))

@@ -66,6 +66,13 @@ class Cap(AgentMiddleware):
 agent = create_agent(MODEL, [look], system_prompt="Be brief.", middleware=[Cap()])
 def with_agent(s): return agent.invoke(s)
 def steps(s): return 1.0 if s else (lambda: score("z"))()
+def counted(bonus):
+    seen = 0
+    def inner(s):
+        nonlocal seen
+        seen += 1
+        return bonus
+    return inner
 """
 
 
@@ -135,19 +142,32 @@ def test_numbers_that_are_bound_count(program: Callable[..., Any]) -> None:
     module = program()
     one, other = (source_of(module.weighted(bonus), "rollout") for bonus in (1, 2))
     assert {key for key in one if one[key] != other[key]} == {"bonus"}
+    one, other = (source_of(module.counted(bonus), "rollout") for bonus in (1, 2))
+    assert one.keys() == {"rollout", "bonus"}, "a counter is no constant"
     one, other = (source_of(partial(module.score, weight=w), "r") for w in (1, 2))
     assert {key for key in one if one[key] != other[key]} == {"r(weight)"}
 
 
-def test_without_source_the_byte_code_counts() -> None:
-    def made(text: str) -> dict[str, str]:
-        names: dict[str, Any] = {}
-        exec(f"def rollout(s):\n    return {text}", names)
-        return source_of(names["rollout"], "rollout")
+def test_lambdas_count_by_their_lines() -> None:
+    def of(value: Any) -> dict[str, str]:
+        return source_of(value, "rollout")
 
-    assert made("1.0") == made("1.0") != made("2.0")
-    assert all(made("1.0").values())
+    one = of(lambda _: 1.0)
+    other = of(lambda _: 2.0)
+    assert one != other and one.keys() == other.keys() == {"rollout"}
+    [part, *_] = (
+        of(given)
+        for given in (lambda _: 3.0, len)  # a line of its own that is a part of a statement
+    )
+    assert part.keys() == {"rollout"} and part["rollout"]
 
 
-def test_what_has_neither_is_known_as_such() -> None:
+@pytest.mark.parametrize("text", ["def made(s): return 1.0", "made = lambda s: 1.0"])
+def test_without_source_text_a_function_is_known_as_such(text: str) -> None:
+    names: dict[str, Any] = {}
+    exec(text, names)
+    assert source_of(names["made"], "rollout") == {"rollout": ""}
+
+
+def test_what_is_no_own_code_is_known_as_such() -> None:
     assert source_of(len, "rollout") == {"rollout": ""}
