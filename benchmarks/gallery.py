@@ -29,7 +29,7 @@ from typing import Annotated, Any
 import typer
 
 from examples.support.held_out import Figure, shown
-from langchain_art.cli.gallery.examples import example_names, find_example
+from langchain_art.cli.new import example_names, find_example
 
 OUT = Path("out/bench/gallery")
 SEEDS = (0, 1, 2)

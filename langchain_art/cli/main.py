@@ -14,15 +14,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from langchain_art.cli import checkpoints, review, traces
+from langchain_art.cli import checkpoints, keys, review, traces
 from langchain_art.cli import fits as fit_commands
 from langchain_art.cli.analyze import analyze
 from langchain_art.cli.canary import canary
-from langchain_art.cli.cloud.launch import launch
 from langchain_art.cli.doctor import doctor
 from langchain_art.cli.fits import Root, curve
-from langchain_art.cli.keys import commands as keys
-from langchain_art.cli.keys import servers_key
+from langchain_art.cli.launch import launch
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -53,7 +51,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(fit_commands.app, name="fits")
-app.add_typer(servers_key.app, name="key")
+app.add_typer(keys.server_key, name="key")
 app.add_typer(keys.app, name="keys")
 app.add_typer(review.app, name="review")
 app.add_typer(traces.app, name="traces")
@@ -145,7 +143,7 @@ def demo(
       langchain-art demo tic-tac-toe --control
       langchain-art demo --review scripted
     """
-    from langchain_art.cli.gallery.examples import EMAIL, examples_root, find_example
+    from langchain_art.cli.new import EMAIL, examples_root, find_example
     from langchain_art.client.local_server import require_server
 
     require_server()
@@ -171,7 +169,7 @@ def new(
     Example:
       langchain-art new my-agent --from tic-tac-toe
     """
-    from langchain_art.cli.gallery.new import make_project
+    from langchain_art.cli.new import make_project
 
     package = make_project(directory, example)
     console.print(f"{directory} is a project now: README.md says how to train {package}.")

@@ -7,13 +7,15 @@ answers. The client that it is a method of sends them.
 from __future__ import annotations
 
 import json
+import shutil
+import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from langchain_art.client.adapter_archive import downloading
 from langchain_art.client.endpoint import endpoint
 from langchain_art.client.http_request import Flow, Request
 from langchain_art.client.job_endpoints import JobEndpoints
@@ -31,7 +33,7 @@ from langchain_art.client.routes import (
     stored_of,
     version_path,
 )
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import (
     Checkpoint,
     LoraConfig,
@@ -275,3 +277,42 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
             body = RunsToReview(runs=tuple(runs[start : start + 1000]))
             found |= yield Request("POST", "/v1/reviews/foresee", json.loads, body=body)
         return found
+
+
+def downloading(path: str, dest: Path) -> Flow[Path]:
+    """Download the archive at `path` into `dest`, which is made complete or not at all."""
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise ConfigError(f"{dest} exists and is not empty; choose another directory")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}-") as temporary:
+        archive = Path(temporary) / "adapter.tar"
+        yield Request("GET", path, lambda _: None, save=archive)
+        unpacked = Path(temporary) / "adapter"
+        unpacked.mkdir()
+        unpack(archive, unpacked)
+        if dest.exists():
+            dest.rmdir()
+        unpacked.rename(dest)
+    return dest
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """Extract the plain files at the top of a tar archive.
+
+    Raises ArtError if it is broken, or has anything else: links, devices, folders or paths.
+    """
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                plain = Path(member.name.removeprefix("./")).name
+                if not member.isfile() or plain != member.name.removeprefix("./"):
+                    raise ArtError(
+                        f"The adapter's archive holds {member.name!r}, expected plain files only; "
+                        "nothing was extracted"
+                    )
+                source = tar.extractfile(member)
+                assert source is not None  # isfile() holds
+                with source, (directory / plain).open("xb") as target:
+                    shutil.copyfileobj(source, target)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ArtError(f"The adapter's archive cannot be read: {error}") from error

@@ -20,7 +20,7 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
 from langchain_art.evaluators.transcript import compact, text_of, tool_calls
 from langchain_art.trackers.base import AdapterFiles, FitCard, TableRow, TrackedRecord, Tracker
-from langchain_art.trackers.fit_trackers import FitTrackers
+from langchain_art.trackers.tracker_thread import FitTrackers
 from langchain_art.training.fit_state import HISTORY, History, Line, read_records
 from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from langchain_art.cli.gallery.examples import find_example
 from langchain_art.cli.main import app
+from langchain_art.cli.new import find_example
 from langchain_art_server import __main__ as serve
 from langchain_art_server import scrub
 from langchain_art_server.backups import backup, restore

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from langchain_art import wire
 from langchain_art.errors import (
     ArtError,
@@ -29,7 +31,6 @@ from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.mirrored_store import MirroredStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
-from langchain_art_server.storage.fleet.identity import identity
 from langchain_art_server.storage.fleet.policy_leases import PolicyLease
 from langchain_art_server.storage.store import Store
 
@@ -283,3 +284,14 @@ def require_memory(policy: str, adapter: Path, free: float | None) -> None:
 
 def _mib(size: float) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
+
+
+_IDENTITY = sa.text(
+    "SELECT system_identifier::text || '/' || oid::text FROM pg_control_system(), pg_database "
+    "WHERE datname = current_database()"
+)
+
+
+def identity(connection: sa.Connection) -> str:
+    """PostgreSQL's number of the cluster and of the database in it; a restored copy has another."""
+    return str(connection.execute(_IDENTITY).scalar_one())

@@ -37,7 +37,7 @@ from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.policies.adapter_store import make_directory
 from langchain_art_server.policies.mirrored_store import open_adapters
 from langchain_art_server.policies.router import Router
-from langchain_art_server.storage.data_dir import make_private, own
+from langchain_art_server.storage.database import lock_data_dir, make_private
 from langchain_art_server.storage.fleet.news import listen
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch
@@ -68,7 +68,7 @@ class Service:
             make_directory(settings.data_dir.resolve())
             make_private(settings.data_dir)
             shared = settings.fleet and settings.adapters_url is None
-            self._lock = own(settings.data_dir, shared=shared)
+            self._lock = lock_data_dir(settings.data_dir, shared=shared)
             below = "adapters" if tenant == DEFAULT_TENANT else f"{FOLDER}/{tenant}/adapters"
             self.adapters = open_adapters(
                 settings.data_dir / "adapters", settings.adapters_url, below, shared=shared

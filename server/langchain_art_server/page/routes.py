@@ -6,16 +6,99 @@ programs use, too (pinning, reviews, a run's audit), the page asks of the public
 
 from __future__ import annotations
 
-from fastapi import APIRouter, FastAPI, Request, Response
+import gzip
+import hashlib
+import mimetypes
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.evaluations import evaluation_routes
-from langchain_art_server.page.files import PLACE, PageFiles
 from langchain_art_server.page.jobs import job_routes
 from langchain_art_server.page.live import live_routes
 from langchain_art_server.page.login import login_routes
 from langchain_art_server.page.overview import overview_routes
 from langchain_art_server.page.runs import run_routes
+
+FILES = Path(__file__).parent / "static"
+PLACE = "/page/static"
+#: Scripts and styles are files of this server, and nothing is asked of another host. What a string
+#: could still become a script by, trusted types refuse.
+_LOCKED = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # asked again, and answered 304 while it is the same
+    "Vary": "Accept-Encoding",
+}
+_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class _File:
+    written: int
+    body: bytes
+    packed: bytes
+    headers: dict[str, str]
+
+
+class PageFiles:
+    """An ASGI application: GET of a file below `FILES`, or of `index.html` where it is mounted."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _File] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        path: str = scope["path"]
+        name = path.removeprefix(PLACE).strip("/") or "index.html"
+        await self.answer(Request(scope), name)(scope, receive, send)
+
+    def answer(self, request: Request, name: str) -> Response:
+        """The file `name`, 304 if the browser has it, 404 if there is none."""
+        file = self._read(name)
+        if file is None:
+            return Response("There is no such file.", 404, _LOCKED)
+        if request.method not in ("GET", "HEAD"):
+            return Response("Files are read by GET.", 405, _LOCKED | {"Allow": "GET, HEAD"})
+        if file.headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(None, 304, file.headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(file.packed, 200, file.headers | {"Content-Encoding": "gzip"})
+        return Response(file.body, 200, file.headers)
+
+    def _read(self, name: str) -> _File | None:
+        path, known = FILES / name, self._known.get(name)
+        if known is None and not path.resolve().is_relative_to(FILES.resolve()):
+            return None
+        try:
+            written = path.stat().st_mtime_ns
+            if known is None or known.written != written:
+                known = self._known[name] = _file(path, written)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return None
+        return known
+
+
+def _file(path: Path, written: int) -> _File:
+    body = path.read_bytes()
+    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
+    headers = _LOCKED | {
+        "Content-Type": f"{kind or 'application/octet-stream'}; charset=utf-8",
+        "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+    }
+    return _File(written, body, gzip.compress(body, mtime=0), headers)
 
 
 def page_routes(app: FastAPI, service: Service) -> None:

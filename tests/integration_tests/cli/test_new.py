@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.cli.gallery.new import make_project
+from langchain_art.cli.new import make_project
 from langchain_art.errors import ConfigError
 from tests.support.live_server import REPO
 

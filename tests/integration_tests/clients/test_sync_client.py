@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from langchain_art.client.adapter_archive import unpack
 from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.client.endpoints import unpack
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import (
     REFUSALS,

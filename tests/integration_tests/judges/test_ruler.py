@@ -20,7 +20,7 @@ from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators import GroupEvaluator, Score, score_groups
 from langchain_art.evaluators.ruler import prompt
-from langchain_art.evaluators.ruler.cache import VerdictCache
+from langchain_art.evaluators.ruler.evaluator import VerdictCache
 from langchain_art.evaluators.ruler.prompt import Names
 from langchain_art.wire import TrajectoryGroup
 from tests.conformance.suite.scripts import script

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from langchain_art.cli.cloud.launch import AUTOSTOP_MINUTES, PORT, YAML
+from langchain_art.cli.launch import AUTOSTOP_MINUTES, PORT, YAML
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.config import VllmSettings, load_settings
 from tests.support.live_server import BASE_MODEL, REPO, TLS, free_port

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.cli.cloud.launch import AUTOSTOP_MINUTES, YAML, launch_argv
+from langchain_art.cli.launch import AUTOSTOP_MINUTES, YAML, launch_argv
 from tests.support.environments import skypilot_python
 from tests.support.live_server import REPO
 

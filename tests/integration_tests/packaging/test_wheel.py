@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.cli.cloud.launch import YAML
+from langchain_art.cli.launch import YAML
 from tests.support.environments import UV, uv_environment
 from tests.support.live_server import REPO
 

@@ -19,7 +19,7 @@ from langchain_art import ChatART
 from langchain_art.tracing.scope import capture
 from langchain_art.trackers.base import FitCard, TrackedRecord, TrackerRun
 from langchain_art.trackers.choice import KNOWN
-from langchain_art.trackers.fit_trackers import FitTrackers
+from langchain_art.trackers.tracker_thread import FitTrackers
 from langchain_art.trackers.wandb_tracker import WandbTracker
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import TrainConfig

@@ -7,7 +7,10 @@ same whichever engine samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 from random import Random
+from typing import Any
 
 from langchain_art.errors import PromptTooLong
 from langchain_art_server.backends.base import ChatDelta, ChatRequest, Sampling
@@ -151,3 +154,36 @@ class OutputProcessor:
         if not new and not last:
             return ChatDelta()
         return self.parser.feed(self._text.push(new, last=last), last=last)
+
+
+def token_texts(model: str, token_ids: Sequence[int]) -> list[str] | None:
+    """What each token adds to the text; special tokens by their names.
+
+    A character of several tokens stands with the last of them; the others add nothing.
+
+    Args:
+        model: a folder, or a name on the Hub whose files are in this machine's cache.
+        token_ids: of one reply.
+
+    Returns:
+        One text a token. None: the model has no ``tokenizer.json``, which alone is read.
+    """
+    tokenizer = _tokenizer(model)
+    if tokenizer is None:
+        return None
+    text = Detokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+    last = len(token_ids) - 1
+    return [text.push([one], last=at == last) for at, one in enumerate(token_ids)]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(model: str) -> Any:
+    # A server that nobody looks at needs neither.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+    from tokenizers import Tokenizer  # noqa: PLC0415
+
+    if Path(model).is_dir():
+        path: object = str(Path(model) / "tokenizer.json")
+    else:  # a path, None, or what stands for "known not to exist"
+        path = try_to_load_from_cache(model, "tokenizer.json")
+    return Tokenizer.from_file(path) if isinstance(path, str) and Path(path).is_file() else None

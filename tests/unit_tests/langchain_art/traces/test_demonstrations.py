@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art.client.conversations import read_conversations
-from langchain_art.traces.demonstrations import conversations
+from langchain_art.traces.importing import conversations
 from langchain_art.traces.stored import StoredCall, StoredTrace
 from langchain_art.wire import Trajectory
 

@@ -8,9 +8,9 @@ from threading import Event
 
 import pytest
 
-from langchain_art.trackers import fit_trackers
+from langchain_art.trackers import tracker_thread
 from langchain_art.trackers.base import AdapterFiles, FitCard, TrackedRecord, TrackerRun
-from langchain_art.trackers.fit_trackers import FitTrackers
+from langchain_art.trackers.tracker_thread import FitTrackers
 
 
 class Recording:
@@ -122,7 +122,7 @@ def test_a_tracker_that_never_starts_is_said_once_and_the_next_fit_sends_all(
 def test_a_tracker_that_hangs_holds_up_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit_trackers, "PATIENCE", 0.05)
+    monkeypatch.setattr(tracker_thread, "PATIENCE", 0.05)
     let_go = Event()
     tracker, beside, said = Recording(hang=let_go), Recording(), list[str]()
     both = [tracker, beside]

@@ -7,7 +7,7 @@ import gzip
 import httpx
 import pytest
 
-from langchain_art_server.page.files import FILES, PLACE, PageFiles
+from langchain_art_server.page.routes import FILES, PLACE, PageFiles
 
 
 @pytest.fixture

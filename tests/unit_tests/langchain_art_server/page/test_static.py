@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 
-from langchain_art_server.page.files import FILES
+from langchain_art_server.page.routes import FILES
 
 VENDOR = FILES / "vendor"
 

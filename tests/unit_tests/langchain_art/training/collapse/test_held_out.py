@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from langchain_art.training.collapse.held_out import AT_END, held_out_sign
+from langchain_art.training.collapse.recovery import AT_END, held_out_sign
 from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import TrainResult
 

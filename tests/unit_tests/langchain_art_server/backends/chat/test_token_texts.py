@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from langchain_art_server.backends.chat.token_texts import token_texts
+from langchain_art_server.backends.chat.output_processor import token_texts
 from tests.support.live_server import BASE_MODEL
 
 

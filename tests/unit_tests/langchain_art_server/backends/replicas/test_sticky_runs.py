@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from langchain_art_server.backends.replicas.sticky_runs import (
+from langchain_art_server.backends.replicas.sampler import (
     SPREAD_CALLS,
     SPREAD_FACTOR,
     StickyRuns,

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import CallTags, LoraConfig, TrainRequest, Trajectory
-from langchain_art_server.storage.data_dir import own
+from langchain_art_server.storage.database import lock_data_dir
 from langchain_art_server.storage.fleet import policy_leases
 from langchain_art_server.storage.fleet.call_order import begin_call
 from langchain_art_server.storage.fleet.policy_leases import LeaseLost
@@ -158,14 +158,14 @@ def test_a_server_without_the_setting_is_refused_and_the_reverse(url: str) -> No
 
 
 def test_so_is_one_on_the_same_directory(tmp_path: Path) -> None:
-    one, other = own(tmp_path, shared=True), own(tmp_path, shared=True)
+    one, other = lock_data_dir(tmp_path, shared=True), lock_data_dir(tmp_path, shared=True)
     with pytest.raises(ConfigError, match="Another server uses"):
-        own(tmp_path)
+        lock_data_dir(tmp_path)
     one.close()
     other.close()
-    alone = own(tmp_path)
+    alone = lock_data_dir(tmp_path)
     with pytest.raises(ConfigError, match="set fleet = true"):
-        own(tmp_path, shared=True)
+        lock_data_dir(tmp_path, shared=True)
     alone.close()
 
 

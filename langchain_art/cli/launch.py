@@ -120,7 +120,7 @@ def files_root() -> Path:
     Raises:
         ConfigError: this installation has neither.
     """
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[1]
     for root in (package.parent, package / "_box"):
         if (root / YAML).is_file():
             return root

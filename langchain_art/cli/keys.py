@@ -1,4 +1,4 @@
-"""`langchain-art keys`: API keys of a server that several people or programs use."""
+"""`langchain-art key` and `keys`: a server's own API key, and those of its tenants."""
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
@@ -29,6 +29,12 @@ app = typer.Typer(
     "  langchain-art keys create ci --scope infer --scope submit --expires 30d\n"
     "  langchain-art keys revoke key-0123456789abcdef",
 )
+server_key = typer.Typer(
+    no_args_is_help=True,
+    help="Make the server's own API key, its administrator's; `langchain-art keys` makes others."
+    "\n\n\b\nExample:\n"
+    "  export ART_API_KEY=$(langchain-art key new)",
+)
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 _limit = typer.Option(min=1, show_default="no limit")
 
@@ -41,6 +47,19 @@ def _ends(lasts: str | None) -> float | None:
             f"got --expires {lasts!r}, expected minutes, hours or days: 90m, 12h, 30d"
         )
     return time.time() + int(match[1]) * _UNITS[match[2]]
+
+
+@server_key.command()
+def new() -> None:
+    """Print a new key, of 32 random bytes.
+
+    \b
+    Example:
+      export ART_API_KEY=$(langchain-art key new)
+    """
+    from langchain_art.wire.api_keys import new_api_key
+
+    typer.echo(new_api_key())
 
 
 @app.command()
@@ -100,7 +119,7 @@ def create(
 @app.command("list")
 def list_keys(base_url: BaseUrl = None, as_json: AsJson = False) -> None:
     """All keys that were ever made, without the keys themselves."""
-    from langchain_art.cli.keys.tables import keys_table
+    from langchain_art.cli.tables import keys_table
 
     with client_of(base_url) as client:
         show(client.api_keys(), as_json, keys_table)
@@ -124,7 +143,7 @@ def log(
     as_json: AsJson = False,
 ) -> None:
     """Who trained, rolled back, deleted, reviewed, made and revoked keys."""
-    from langchain_art.cli.keys.tables import log_table
+    from langchain_art.cli.tables import log_table
 
     with client_of(base_url) as client:
         show(client.actions(limit), as_json, log_table)

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from langchain_art._version import __version__
-from langchain_art.cli.cloud.launch import YAML, files_root, launch_argv
+from langchain_art.cli.launch import YAML, files_root, launch_argv
 from langchain_art.cli.main import app
 from langchain_art.errors import ConfigError
 from langchain_art.wire.api_keys import key_problem, new_api_key

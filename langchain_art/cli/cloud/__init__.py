@@ -1,1 +1,0 @@
-"""Machines of clouds: SkyPilot's command is called, and never imported."""

@@ -1,1 +1,0 @@
-"""The repository's examples: their demos, and projects made from them."""
