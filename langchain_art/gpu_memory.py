@@ -196,7 +196,7 @@ class VllmShare(NamedTuple):
     """vLLM's part of a GPU."""
 
     gpu_memory: float
-    """Of all of the GPU's memory."""
+    """Fraction of all of the GPU's memory."""
     context: int
     """Tokens of the longest call that its cache holds and the learner can learn from."""
 

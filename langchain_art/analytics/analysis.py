@@ -118,7 +118,7 @@ def _version(
 
 
 def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
-    """Of the replies that the graph kept."""
+    """The actions of the replies that the graph kept."""
     counted = defaultdict[str, Counter[str]](Counter)
     for turn in turns:
         if turn.reply is not None and turn.excluded_because is None:

@@ -15,7 +15,7 @@ class VersionFigures(Record):
     """``email-agent@17``, or ``critic@2 + writer@3``; ``-`` for runs without a model call."""
     runs: int
     evaluated: int
-    """Of `runs`: those of evaluations on held-out scenarios; the others are of training or use."""
+    """Runs of evaluations on held-out scenarios; the others are of training or use."""
     scenarios: int
     """Different ones; a run without a scenario is one of its own."""
     failed: int
@@ -23,12 +23,12 @@ class VersionFigures(Record):
     """Runs that did not fail and have no reward. They are in neither rate nor mean."""
     successes: int
     success_rate: float | None
-    """Of the scored and the failed runs."""
+    """Share of the scored and the failed runs."""
     success_low: float | None
     success_high: float | None
     """Wilson's 95 % interval (`intervals.wilson`), over runs as if they were independent."""
     reward_mean: float | None
-    """Of the scored runs' total returns."""
+    """Mean of the scored runs' total returns."""
     reward_ci95: float | None
     """Half width, 1.96 · s/√n over scenarios, as `EvalResult.ci95`."""
     calls_mean: float
@@ -36,7 +36,7 @@ class VersionFigures(Record):
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None
-    """Of the calls whose price is known; None: of none."""
+    """Cost of the calls with a known price; None if no price is known."""
 
 
 class ActionFigures(Record):
@@ -47,7 +47,7 @@ class ActionFigures(Record):
     """The name of a tool; ``(answer)``: a reply that calls none."""
     count: int
     share: float
-    """Of the node's actions."""
+    """Fraction of the node's actions."""
 
 
 class ErrorPattern(Record):

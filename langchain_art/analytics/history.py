@@ -33,7 +33,7 @@ class FitFigures(Record):
     tokens: dict[str, int]
     """``prompt``, ``completion`` and ``trained``, of all steps and evaluations."""
     seconds: float
-    """Of all steps and evaluations."""
+    """Seconds of all steps and evaluations."""
     excluded: dict[str, int]
     nodes: dict[str, NodeReport]
     gpu_usd: float | None

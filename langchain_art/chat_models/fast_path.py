@@ -154,7 +154,7 @@ class RawReply:
 
     @property
     def headers(self) -> httpx.Headers:
-        """Of the answer."""
+        """The answer's headers."""
         return self.http_response.headers
 
     def parse(self) -> Any:

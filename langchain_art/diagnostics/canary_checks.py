@@ -72,7 +72,7 @@ class CanaryReport(Wire):
     left: str
     """The data that the canary leaves on the server."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Of the last training step."""
+    """Metrics of the last training step."""
 
     @property
     def passed(self) -> bool:

@@ -88,7 +88,7 @@ class MemoryFit(Wire):
     sampler_bytes: int
     """With a cache for one call; calls for which it has no room wait."""
     learner_bytes: int
-    """Of a step with one row of the asked context, with gradient checkpointing."""
+    """Needed by a step with one row of the asked context and gradient checkpointing."""
     placement: Placement | None
     """The first that fits, None if none does."""
 

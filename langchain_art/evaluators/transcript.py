@@ -201,7 +201,7 @@ def _ending(run: Trajectory, known: set[str]) -> list[Block]:
 
 
 def _outcomes(run: Trajectory) -> list[str]:
-    """Of a state with messages: the last message, and the other keys that the run changed."""
+    """The last message of a state with messages, and the other keys that the run changed."""
     output = run.output
     if output is None:
         return []

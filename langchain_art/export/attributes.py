@@ -59,7 +59,7 @@ class RunAttributes:
         self._common = _given(self._of_all())
 
     def root(self) -> Attributes:
-        """Of the span that is the run."""
+        """Attributes of the span that is the run."""
         run, labels = self._run.trajectory, self._run.labels
         given = self._json(brief(run.input))
         gave = self._json(brief(last_message(run.output)))
@@ -87,7 +87,7 @@ class RunAttributes:
         )
 
     def span(self, span: SpanRecord) -> Attributes:
-        """Of a node, a tool or a model call."""
+        """Attributes of a node, a tool or a model call."""
         found = dict(self._common)
         if operation := _OPERATIONS.get(span.kind):
             found["gen_ai.operation.name"] = operation

@@ -29,9 +29,9 @@ class SpanRecord(_Part):
     ended_at: float | None = None
     """None: it had not ended when the run did."""
     first_token_at: float | None = None
-    """Of a model call that was streamed."""
+    """Time of a streamed model call's first token."""
     turn: int | None = None
-    """Of a model call: the index of its turn."""
+    """Index of a model call's turn."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Sampling parameters of a model call (`attributes.PARAMETERS`)."""
     path: tuple[str, ...] = ()
@@ -57,14 +57,14 @@ class Labels(_Part):
     """What a run is known by where it is sent."""
 
     name: str
-    """Of the agent: of the trace and its root."""
+    """The agent's name, which the trace and its root get."""
     environment: Environment
     session: str | None = None
     """Runs that belong together: the group's, or a thread's."""
     user: str | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Of the root, beside the run's own."""
+    """The root's metadata, beside the run's own."""
     experiment: Experiment | None = None
 
 

@@ -26,7 +26,7 @@ class RunSource(ABC):
         self.retried = 0
         """Runs repeated because the server, or their worker, was unavailable."""
         self.first_error: str | None = None
-        """Of the first failed run since the latest `expect`."""
+        """Error of the first failed run since the latest `expect`."""
 
     @abstractmethod
     async def run(self, scenario: Any, name: str) -> Trajectory:

@@ -54,7 +54,7 @@ class WorkerCounts:
     finished: int
     """Completed with a trajectory."""
     failed: int
-    """Of these: runs that raised; and attempts that ended with an error of the program."""
+    """Runs that raised, and attempts that ended with an error of the program."""
     discarded: int
     """Runs whose lease had ended before they did."""
     handed_back: int

@@ -27,7 +27,7 @@ class Comparison(BaseModel):
     left_out: int
     """Scenarios that only one of them has runs of, where it is paired."""
     difference: float
-    """Of the mean rewards, after minus before, each scenario weighing the same."""
+    """Mean reward after minus before, each scenario weighing the same."""
     ci95: float | None
     p_value: float
     test: str

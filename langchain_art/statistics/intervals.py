@@ -36,7 +36,7 @@ class MeanOfScenarios(NamedTuple):
     """The mean reward of some scenarios, each of which was run once or more."""
 
     mean: float | None
-    """Of all rewards; None without one."""
+    """Mean of all rewards; None without one."""
     ci95: float | None
     """Half width of the 95 % interval, 1.96 · s/√n over the scenarios' means; None with fewer than
     two scenarios."""

@@ -85,7 +85,7 @@ class SampledReply:
 
     @classmethod
     def of(cls, reply: BaseMessage) -> SampledReply:
-        """Of a reply that has not been changed yet."""
+        """Copy a reply that has not been changed yet."""
         return cls(reply, _wire_copy(reply), _fields(reply))
 
     def edited(self) -> Message | None:

@@ -46,16 +46,16 @@ class Span:
     ended: int = 0
     """Logical time of the end; 0 while it runs."""
     name: str = ""
-    """Of the graph, node, chain or tool; empty for a model call."""
+    """Name of the graph, node, chain or tool; empty for a model call."""
     begun_at: float = field(default_factory=perf_counter)
     """Seconds of the monotonic clock, as `first_token_at` and `ended_at`."""
     first_token_at: float | None = None
-    """Of a model call that streams."""
+    """Time of a streamed model call's first token."""
     ended_at: float | None = None
     """None while it runs."""
     error: str | None = None
     alone: bool = True
-    """Of a model call: whether ``generate`` was asked for it alone, not for several prompts."""
+    """Whether ``generate`` was asked for this model call alone, not for several prompts."""
     looped: bool = False
     """Whether the error was that a graph had reached its recursion limit."""
     input: Any = None
@@ -63,7 +63,7 @@ class Span:
     Of a model call, the turn has both."""
     output: Any = None
     around: Surroundings | None = None
-    """Of a chain or tool with callbacks of its own, and of those in it: what its calls inherit."""
+    """Inherited by the calls of a chain or tool with callbacks of its own, and of those in it."""
 
     @property
     def task(self) -> Task:

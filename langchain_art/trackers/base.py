@@ -18,7 +18,7 @@ class FitCard:
     fit_id: str
     """Twelve hexadecimal digits, the same for a resumed fit and another for a fresh one."""
     name: str
-    """Of the fit's folder."""
+    """Name of the fit's folder."""
     folder: Path
     config: Mapping[str, str | float | int | bool | None]
     """Its config and settings, flat: ``{"config.learning_rate": 2e-5, "seed": 0}``."""
@@ -41,7 +41,7 @@ class TrackedRecord:
     """One line of a fit's ``history.jsonl``, a step or an evaluation, as trackers get it."""
 
     number: int
-    """Of the line, from 0: rises by one with every record, also after a resume."""
+    """Number of the line, from 0: rises by one with every record, also after a resume."""
     step: int
     """The training step, the x axis. An evaluation has the step after which it was made."""
     metrics: Mapping[str, float]
@@ -54,7 +54,7 @@ class AdapterFiles:
     """An adapter in PEFT's format, of the best version or of the last."""
 
     name: str
-    """Of the policy."""
+    """Name of the policy."""
     folder: Path
     """Deleted when the fit has ended."""
     aliases: tuple[str, ...]

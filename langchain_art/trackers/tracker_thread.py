@@ -164,7 +164,7 @@ class TrackerThread:
     # --- progress -------------------------------------------------------------------------------
 
     def _progress(self) -> TrackerProgress | None:
-        """That of this fit; None: of another one, or none that can be read."""
+        """Saved state of this fit; None if missing, unreadable or another fit's."""
         if not self._path.exists():
             return None
         try:

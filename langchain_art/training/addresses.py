@@ -1,4 +1,4 @@
-"""Of which policies a `Trainer` is, and where their server is."""
+"""Resolves a `Trainer`'s model to names of policies and the address of their server."""
 
 from __future__ import annotations
 

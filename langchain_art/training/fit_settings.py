@@ -29,7 +29,7 @@ _WORKERS = ("server", "ray")
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 """What a fit does when its policy has collapsed."""
 Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
-"""Of all policies, or each one's own."""
+"""One config for all policies, or each one's own."""
 _SHOWN = 40
 #: Of the numbers of a fit.
 _AT_LEAST = {

@@ -97,7 +97,7 @@ class FitState(Record):
     """The name of its folder, as far as a key can have it: in the names of jobs and curves."""
     identity: FitIdentity
     steps: int = 0
-    """That the latest call of `Trainer.fit` asked for."""
+    """Steps that the latest call of `Trainer.fit` asked for."""
     finished: int = 0
     """Steps of which the whole fit, with its last evaluation, is done; 0: it is not."""
     trainable: dict[str, bool] = Field(default_factory=dict)
@@ -105,8 +105,8 @@ class FitState(Record):
     began_with: dict[str, int] = Field(default_factory=dict)
     """policy -> the version that served when the fit began."""
     learning_rate: Rates = 0.0
-    """Of the first step, without its schedule: the config's own, or the one that was chosen; by
-    policy, where these have configs of their own. 0: no step has begun. Of later steps:
+    """Rate of the first step, without its schedule: the config's own, or the one that was chosen;
+    by policy, where these have configs of their own. 0: no step has begun. Rates of later steps:
     `History.rates`."""
     pinned: frozenset[str] = frozenset()
     """The best versions and the latest, as far as this fit pinned them."""
@@ -174,7 +174,7 @@ class PendingStep(Record):
 
 
 Line: TypeAlias = EvalResult | StepRecord | Rollback
-"""Of ``history.jsonl``."""
+"""A line of ``history.jsonl``."""
 _line: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="kind")])
 
 

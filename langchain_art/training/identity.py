@@ -39,7 +39,7 @@ class FitIdentity(Record):
     policies: tuple[str, ...]
     seed: int
     config: dict[str, Any]
-    """Of all policies; or policy -> its own, where they differ: None if it does not learn."""
+    """Config of all policies; or policy -> its own, where they differ; None: does not learn."""
     settings: dict[str, Any]
     models: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """policy -> the sampling settings of its chat model, where the trainer was given one."""

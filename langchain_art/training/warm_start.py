@@ -42,11 +42,11 @@ class WarmStart(Record):
     failed: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs a new idempotency key."""
     results: tuple[TrainResult, ...] = ()
-    """Of each step, in order."""
+    """Result of each step, in order."""
 
     @property
     def losses(self) -> list[float]:
-        """Of each step: the mean negative log-likelihood of its tokens before it, in nats."""
+        """Mean negative log-likelihood of each step's tokens before it, in nats."""
         return [result.metrics["loss"] for result in self.results if "loss" in result.metrics]
 
     @property

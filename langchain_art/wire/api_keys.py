@@ -46,11 +46,11 @@ class KeyLimits(Options):
     calls_per_minute: _AtLeastOne | None = None
     """Completions that begin: a request for ``n`` choices is ``n`` calls."""
     tokens_per_minute: _AtLeastOne | None = None
-    """Of prompts and replies. They are counted when a call ends, so calls at once may take more
-    than are left; what was taken too much is waited for."""
+    """Tokens of prompts and replies. They are counted when a call ends, so calls at once may take
+    more than are left; what was taken too much is waited for."""
     concurrent_calls: _AtLeastOne | None = None
     stored_bytes: _AtLeastOne | None = None
-    """Of the key's tenant, database and adapters. Beyond, the key adds nothing more to them."""
+    """Bytes of the tenant's database and adapters. Beyond, the key adds nothing more to them."""
 
 
 class KeySpec(Options):

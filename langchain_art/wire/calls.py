@@ -122,7 +122,7 @@ class Turn(Wire):
     is kept for review and never trained."""
     error: str | None = None
     reward: RewardValue | None = None
-    """Of this call alone, in addition to the trajectory's (`TrainConfig.credit`); None: none."""
+    """Reward of this call, in addition to the trajectory's (`TrainConfig.credit`); None: none."""
 
     @property
     def names(self) -> frozenset[str]:

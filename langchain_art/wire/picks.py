@@ -16,7 +16,7 @@ class Rankable(Protocol):
 
     @property
     def id(self) -> str:
-        """Of the run."""
+        """Id of the run."""
         ...
 
     @property

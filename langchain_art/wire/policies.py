@@ -144,7 +144,7 @@ class ServerStatus(Wire):
     sampler: str
     learner: str
     replicas: Several[ReplicaStatus] = ()
-    """Of the sampler, if ``[sampler] replicas`` is more than 1."""
+    """The sampler's replicas, if ``[sampler] replicas`` is more than 1."""
     losses: Several[str]
     """Names that `TrainConfig.loss` may have: the built-in ones and the operator's own."""
     policies: Several[PolicyStatus]
@@ -160,9 +160,9 @@ class ServerStatus(Wire):
     workers: Several[WorkerStatus] = ()
     """Processes that lease rollouts."""
     stored_bytes: int
-    """Of the database and the adapters, a few seconds ago."""
+    """Bytes of the database and the adapters, a few seconds ago."""
     free_bytes: int | None
-    """Of the disk that the data is on, a few seconds ago."""
+    """Free bytes of the data's disk, a few seconds ago."""
     min_free_bytes: int
     """With fewer, the server is not ready and adds nothing."""
     running_calls: int

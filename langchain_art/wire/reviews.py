@@ -38,9 +38,9 @@ class Review(Wire):
     """``reward``: what is trained on. ``score``: kept beside it, to read and to compare.
     ``correction``: the reply that the call should have given."""
     name: str = Field(min_length=1, max_length=256)
-    """Of the score: ``human_reward``."""
+    """Name of the score: ``human_reward``."""
     value: RewardValue | None = None
-    """Of a reward or a score; None with a reward: the reviewer takes it back."""
+    """Value of a reward or a score; None with a reward: the reviewer takes it back."""
     correction: Message | None = None
     """An assistant message in OpenAI's shape."""
     comment: str | None = Field(default=None, max_length=65_536)
@@ -184,9 +184,9 @@ class ReviewTraining(Wire):
     held_out_too: Several[str] = Field(default=(), max_length=4096)
     """Held-out scenarios, or runs of them, that are trained all the same."""
     config: TrainConfig = TrainConfig(credit="call")
-    """Of the step by rewards; its `credit` is ``call``."""
+    """Config of the step by rewards; its `credit` is ``call``."""
     preference: PreferenceConfig = PreferenceConfig()
-    """Of the preference steps on corrected replies."""
+    """Config of the preference steps on corrected replies."""
     correction_steps: int = Field(default=4, ge=1, le=100)
     """Preference steps on the same pairs, each a job."""
     plan: str | None = Field(default=None, max_length=64)

@@ -29,9 +29,9 @@ class StepSeconds(Wire):
     """How long the client took to make a step's batch; kept with the job's metrics, to be shown."""
 
     rollout: Finite = Field(ge=0)
-    """Of the runs, in seconds: ``rollout_seconds`` in `TrainResult.metrics`."""
+    """Seconds of the runs: ``rollout_seconds`` in `TrainResult.metrics`."""
     judge: Finite = Field(default=0.0, ge=0)
-    """Of the evaluator: ``judge_seconds``."""
+    """Seconds of the evaluator: ``judge_seconds``."""
 
 
 class TrainRequest(Wire):
@@ -181,7 +181,7 @@ class TurnAudit(Wire):
     prompt_tokens: int
     sampled_tokens: int
     trained_tokens: int
-    """Of `sampled_tokens`; each token of a run is trained by one turn."""
+    """Trained ones of `sampled_tokens`; each token of a run is trained by one turn."""
     excluded_because: str | None
     """Why none is trained; None if they are."""
     prefix: Literal["starts", "extends", "forks"] | None
@@ -207,12 +207,12 @@ class TrajectoryAudit(Wire):
 
     @property
     def sampled_tokens(self) -> int:
-        """Of all turns."""
+        """Sampled tokens of all turns."""
         return sum(turn.sampled_tokens for turn in self.turns)
 
     @property
     def trained_tokens(self) -> int:
-        """Of all turns."""
+        """Trained tokens of all turns."""
         return sum(turn.trained_tokens for turn in self.turns)
 
 

@@ -152,7 +152,7 @@ class RaySettings(_Table):
     """
 
     address: str = "auto"
-    """Of the head, ``10.0.0.1:6379``; ``auto``: the cluster that this machine is a node of."""
+    """Address of the head, ``10.0.0.1:6379``; ``auto``: of the cluster with this machine."""
     replica: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
     """What a replica of the sampler takes of one node, in Ray's resources; None: its `threads` (or
     else 1) of ``CPU``, and ``GPU`` as vLLM's options say, unless `device` is cpu."""
@@ -216,7 +216,7 @@ class Settings(_Table):
     data_dir: Path = Path("art-data")
     """Holds the database and the adapters."""
     database_url: str | None = None
-    """Of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
+    """URL of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
     fleet: bool = False
     """Several servers, all with this setting, share the database, which is PostgreSQL's then, and
     `data_dir`, which is on a file system that they share, or `adapters_url`. Each answers calls and
@@ -258,10 +258,10 @@ class Settings(_Table):
     max_queued_jobs: int = Field(default=256, ge=1)
     """Jobs that may wait or run; more get 429 with Retry-After."""
     max_stored_bytes: int = Field(default=64 << 30, ge=1 << 20)
-    """Of the database and the adapters. Once there are more, what would add to them (calls, runs,
-    policies, jobs) gets 429, until runs or policies are deleted."""
+    """Bytes of the database and the adapters. Once there are more, what would add to them (calls,
+    runs, policies, jobs) gets 429, until runs or policies are deleted."""
     min_free_bytes: int = Field(default=256 << 20, ge=1 << 20)
-    """Of the disk that the data is on. With fewer, the server is not ready, jobs wait, and what
+    """Free bytes of the data's disk. With fewer, the server is not ready, jobs wait, and what
     would add to the data gets 503 with Retry-After, until there is space again. Four times as much
     is warned of."""
     keep_checkpoints: int = Field(default=4, ge=1)

@@ -54,7 +54,7 @@ class Merged:
     left: float
     """To what was written."""
     dtype: str
-    """Of the weights that were written."""
+    """Dtype of the weights that were written."""
 
     @property
     def lost(self) -> float:

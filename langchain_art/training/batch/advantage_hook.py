@@ -24,7 +24,7 @@ entry for each of the run's `turns`: a number, None (not trained), or a list wit
 sampled token of the call. NumPy's arrays are lists.
 """
 RunAdvantages: TypeAlias = tuple[CallAdvantage | None, ...]
-"""Of each turn of a run."""
+"""Advantages of each turn of a run."""
 
 _CALL: TypeAdapter[CallAdvantage | None] = TypeAdapter(CallAdvantage | None)
 

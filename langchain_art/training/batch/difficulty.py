@@ -44,7 +44,7 @@ class DifficultyPools:
             self._rewards[one.scenario] = one.reward
 
     def share(self, name: str) -> float:
-        """Of the turns of a scenario, how many it is drawn at: `FLOOR` to 1."""
+        """Probability that a scenario is drawn when its turn comes: `FLOOR` to 1."""
         return max(FLOOR, 0.5 ** self._flat[name])
 
     def takes(self, place: int, name: str) -> bool:

@@ -171,7 +171,7 @@ class StepBatchBuilder:
     def _results(
         self, groups: Sequence[TrajectoryGroup], advantages: Mapping[str, RunAdvantages] | None
     ) -> Iterator[GroupResult]:
-        """Of the groups in which at least two runs have a reward: others tell no difficulty."""
+        """Results of groups with at least two rewards: others show no difficulty."""
         for group in groups:
             scenario = self._names.pop(group.id)
             worth = [run.total_return for run in group.trajectories]

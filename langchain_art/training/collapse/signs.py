@@ -181,7 +181,7 @@ def _reward(history: Sequence[StepRecord], ahead: int) -> Sign | None:
 
 
 def _lengths(history: Sequence[StepRecord]) -> list[int]:
-    """Of how many last steps together a fall is looked for: until they have `_FEWEST` groups."""
+    """Window lengths: numbers of last steps, up to the fewest that hold `_FEWEST` groups."""
     found, groups = list[int](), 0
     while len(found) < len(history) - 1 and groups < _FEWEST:
         found.append(len(found) + 1)

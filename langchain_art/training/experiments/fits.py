@@ -24,10 +24,10 @@ class Fit:
     """A fit that runs, was stopped or is finished."""
 
     name: str
-    """Of its folder, below the folder that was searched."""
+    """Name of its folder, below the folder that was searched."""
     state: FitState
     lines: list[Line]
-    """Of its ``history.jsonl``."""
+    """Lines of its ``history.jsonl``."""
     at: float
     """Seconds since the epoch: when its files were last written."""
     running: bool

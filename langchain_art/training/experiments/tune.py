@@ -226,7 +226,7 @@ class TunesRates(ABC):
 
     @abstractmethod
     def _client(self) -> AsyncArtClient:
-        """Of the policies' server."""
+        """A client of the policies' server."""
 
     async def tune(
         self,

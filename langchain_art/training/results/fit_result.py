@@ -77,13 +77,13 @@ class FitResult(Record):
 
     @property
     def seconds(self) -> float:
-        """Of all steps and evaluations."""
+        """Seconds of all steps and evaluations."""
         steps = sum(one.seconds.get("total", 0.0) for one in self.history)
         return steps + sum(one.seconds for one in self.evals)
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Of all steps and evaluations: ``prompt``, ``completion`` (sampled) and ``trained``."""
+        """Tokens of all steps and evaluations: ``prompt``, ``completion`` and ``trained``."""
         return _sums(one.tokens for one in (*self.history, *self.evals))
 
     @property

@@ -93,7 +93,7 @@ class StepRecord(Record):
     results: dict[str, TrainResult]
     """policy -> the result of its job, in the order of the trainer's policies."""
     reward_mean: float | None
-    """Of the runs' total returns: their own rewards and those of their calls."""
+    """Mean of the runs' total returns: their own rewards and those of their calls."""
     reward_std: float | None
     """Standard deviation over all runs of the step."""
     reward_ci95: float | None = None
@@ -102,7 +102,7 @@ class StepRecord(Record):
     """By node: the mean reward of its calls, over the runs in which they have one."""
     groups: int
     runs: int = 0
-    """That have a reward; 0 in what an earlier release has written."""
+    """Runs that have a reward (0 in records before this field)."""
     run_ids: tuple[tuple[str, ...], ...] = ()
     """Ids of all runs, group by group; empty in what an earlier release has written."""
     own_advantages: bool = False
@@ -117,7 +117,7 @@ class StepRecord(Record):
     """Places of the shuffled epochs that the fit is past at the end of this step: scenarios that it
     drew or passed over."""
     passed_over: int = 0
-    """Of these, the scenarios that difficulty pools passed over in this step."""
+    """Scenarios among these that difficulty pools passed over in this step."""
     pools: dict[str, int] = Field(default_factory=dict)
     """Scenarios by difficulty pool when the step was drawn: ``new``, ``mixed``, ``easy``, ``hard``;
     empty without `Trainer(difficulty_pools=True)`, as `group_results`."""
@@ -183,7 +183,7 @@ class Rollback(Record):
     versions: dict[str, int]
     """By policy: the version that serves from then on."""
     learning_rate: Rates
-    """Of the steps that follow; by policy, where these have configs of their own."""
+    """Rate of the steps that follow; by policy, where these have configs of their own."""
     why: str
 
 

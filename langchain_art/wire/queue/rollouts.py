@@ -92,7 +92,7 @@ class RolloutLease(Wire):
     attempt: int
     """From 1."""
     trajectory_id: Id
-    """Of this attempt alone: what renews and completes it. Calls tagged with it become the
+    """Id of this attempt, which renews and completes it. Calls tagged with it become the
     trajectory of a rollout that is completed without one."""
 
 
@@ -101,9 +101,9 @@ class Leases(Wire):
 
     leases: Several[RolloutLease]
     lost: Several[Id] = ()
-    """Of `holds`: leases that have ended. Stop their runs; they are not taken any more."""
+    """Leases of `holds` that have ended. Stop their runs; they are not taken any more."""
     others: Several[RolloutName] = ()
-    """Of other rollouts there are some to lease: is this worker the right one?"""
+    """Other rollouts that could be leased: a hint that this worker serves the wrong one."""
 
 
 class LeasesHeld(Wire):
@@ -133,12 +133,12 @@ class AttemptOutcome(Wire):
     """How an attempt ended: with a trajectory, with a reward for its tagged calls, or an error."""
 
     trajectory_id: Id
-    """Of the lease."""
+    """Id of the lease."""
     trajectory: Trajectory | None = None
     """What happened, failed runs included. Left out, without an error: it is assembled from the
     calls that were tagged with `trajectory_id`."""
     reward: RewardValue | None = None
-    """Of the assembled trajectory; a trajectory that is sent has its own."""
+    """Reward of the assembled trajectory; a trajectory that is sent has its own."""
     error: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")] | None = None
     """Why there is none. The rollout is given out again, unless this was its last attempt."""
     fatal: bool = False
@@ -164,7 +164,7 @@ class FinishedRollout(Wire):
     """The attempt that finished it."""
     trajectory: Trajectory | None = None
     error: str | None = None
-    """Of the last attempt, if there is no trajectory."""
+    """Error of the last attempt, if there is no trajectory."""
     fatal: bool = False
 
 
@@ -192,7 +192,7 @@ class BatchStatus(Wire):
     late: int
     """Attempts that were completed after their lease had gone elsewhere, and so discarded."""
     workers: int
-    """That lease this rollout, and were heard in the last 45 s."""
+    """Workers that lease this rollout and sent a request in the last 45 s."""
 
 
 class TakenRollouts(Wire):
@@ -213,7 +213,7 @@ class WorkerStatus(Wire):
     finished: int
     """Rollouts that it completed with a trajectory."""
     failed: int
-    """Of these, failed runs; and attempts that it completed with an error."""
+    """Failed runs among these, and attempts that it completed with an error."""
     expired: int
     """Leases of it that ended because they were not renewed."""
     heard_seconds: float

@@ -56,7 +56,7 @@ class Side(BaseModel):
     counted: int
     """The newest runs, of whose calls the nodes' figures are."""
     cost_usd: float | None
-    """Of these runs, as far as it is known."""
+    """Cost of these runs, as far as it is known."""
 
 
 class ComparedScenario(BaseModel):

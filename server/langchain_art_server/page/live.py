@@ -41,7 +41,7 @@ class Happened(BaseModel):
     """One event: what changed, and what runs now."""
 
     changed: list[str]
-    """Of ``runs``, ``calls``, ``reviews``, ``jobs``, ``event`` (a job's log), ``workers`` and
+    """Some of ``runs``, ``calls``, ``reviews``, ``jobs``, ``event`` (a job's log), ``workers`` and
     ``health``."""
     running_calls: int
     job: str | None

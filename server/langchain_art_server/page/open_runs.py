@@ -23,7 +23,7 @@ class OpenRun(BaseModel):
     id: str
     scenario: str | None
     node: str | None
-    """Of its last call."""
+    """Node of its last call."""
     calls: int
     tokens: int
     """Sampled."""

@@ -25,7 +25,7 @@ class Step(BaseModel):
 
     job: str
     step: int
-    """Of its fit, from 1; without a fit, of the policy's jobs that are shown."""
+    """Step of its fit, from 1; without a fit, of the policy's jobs that are shown."""
     base: int | None
     """The version that it started from."""
     version: int

@@ -58,7 +58,7 @@ class RunView(BaseModel):
     judged: dict[str, str]
     """By evaluator: the explanation of its score."""
     reviews: list[wire.Review]
-    """Of the run and its calls; the first `MAX_PAGE`."""
+    """Reviews of the run and its calls; the first `MAX_PAGE`."""
     base_model: str
     """The name of the model that is no policy."""
     stored: bool
@@ -98,7 +98,7 @@ class ReviewQueue(BaseModel):
     among: int
     """How many runs without a review were looked at: the newest."""
     not_ordered: int
-    """Of these, how many lack what the pick needs (two scores; a reward)."""
+    """Number of these that lack what the pick needs (two scores; a reward)."""
     foreseen: dict[str, wire.VerdictFate]
     """By run: what a verdict on it would do (`foreseen`); ``disagreement``: it would decide."""
     alpha: float | None

@@ -26,7 +26,7 @@ class SiblingTurn(BaseModel):
     reply: str
     """The first `MAX_REPLY` characters of what it said, tool calls included."""
     characters: int
-    """Of the whole reply."""
+    """Characters of the whole reply."""
     excluded_because: str | None
     reward: float | None
 

@@ -171,7 +171,7 @@ class AdapterObjects:
             self._store.delete(self._name(_DELETED, policy, str(one)) for _, one in sorted(notes))
 
     def deleted(self) -> dict[str, int]:
-        """Of each policy, the highest number of a version that was deleted."""
+        """The highest deleted version of each policy."""
         return dict(sorted(self._notes()))
 
     def _notes(self, policy: str = "") -> set[tuple[str, int]]:

@@ -37,7 +37,7 @@ ORIGIN = ".origin"
 
 @dataclass
 class _Turn:
-    """Of those who want a copy of one version. Who waited while it failed hears the same."""
+    """A shared wait for a copy of one version. All who wait get the same failure."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     failed_at: float = -math.inf

@@ -23,7 +23,7 @@ class Evaluation:
     ci95: float | None
     """Half width, over scenarios (`mean_of_scenarios`)."""
     runs: int
-    """That have a reward."""
+    """Runs that have a reward."""
     scenarios: int
 
 

@@ -241,7 +241,7 @@ class JobStore:
         return request, scored, row.target_version
 
     async def parents(self, policy: str) -> dict[int, int]:
-        """Of each version that a job made, deleted ones included, the version it started from."""
+        """Version -> the version that its job started from; deleted ones included."""
         made = (JOBS.c.policy == policy) & (JOBS.c.state == "succeeded")
         made &= JOBS.c.target_version.is_not(None)
         query = sa.select(JOBS.c.target_version, JOBS.c.base_version).where(made)

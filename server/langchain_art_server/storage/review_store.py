@@ -44,9 +44,9 @@ class VerdictMark:
     """Source and id of each."""
     job: str = ""
     state: str = ""
-    """Of the job."""
+    """State of the job."""
     version: int | None = None
-    """That the job makes, or made."""
+    """Version that the job makes, or made."""
 
     @property
     def subject(self) -> tuple[str, str, str, str]:

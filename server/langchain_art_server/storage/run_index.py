@@ -134,7 +134,7 @@ class RunIndex:
 
     @classmethod
     def of(cls, run: Trajectory) -> RunIndex:
-        """Of a run as it is now."""
+        """The index of a run as it is now."""
         return cls(run.id, _facts(run), list(_marks(run)), " ".join(_words(run)))
 
 

@@ -48,10 +48,10 @@ class RunFilter(BaseModel):
     node: _Text | None = None
     status: Status | None = None
     reward_min: _Bound | None = None
-    """Of the total return, as `reward_max`."""
+    """Bound of the total return, as `reward_max`."""
     reward_max: _Bound | None = None
     score: _Text | None = None
-    """That has a score of this name, within the bounds."""
+    """Name of a score that a run must have, within the bounds."""
     score_min: _Bound | None = None
     score_max: _Bound | None = None
     text: _Text | None = None

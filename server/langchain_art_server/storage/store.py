@@ -288,7 +288,7 @@ class Store(Database):
         return await self.read(read)
 
     async def served(self) -> tuple[dict[str, int], set[tuple[str, int]]]:
-        """Of each policy the version that serves, and all versions that are kept."""
+        """The version that serves, of each policy, and all versions that are kept."""
 
         def read(connection: sa.Connection) -> tuple[dict[str, int], set[tuple[str, int]]]:
             serving = {row.name: intact(POLICIES, row).version for row in connection.execute(all_)}

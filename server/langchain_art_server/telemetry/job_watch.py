@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class JobWatch:
-    """Of one tenant's jobs, of which one runs at a time."""
+    """Watches one tenant's jobs, of which one runs at a time."""
 
     def __init__(
         self,

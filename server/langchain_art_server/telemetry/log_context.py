@@ -22,7 +22,7 @@ _OF_PATHS = {
 
 @dataclass(slots=True)
 class LogContext:
-    """Of one request, or of one job while it runs. None: it has none, or it is not known yet."""
+    """The facts of one request, or of one job while it runs. None: absent, or not known yet."""
 
     request_id: str | None = None
     tenant: str | None = None
@@ -37,13 +37,13 @@ class LogContext:
     model: str | None = None
     """What answered: a version, or the base model."""
     input_tokens: int = 0
-    """Of the prompt of a call."""
+    """Tokens of a call's prompt."""
     output_tokens: int = 0
-    """Of all its choices' replies."""
+    """Tokens of all its choices' replies."""
     finish_reasons: tuple[str, ...] = ()
     """Why they ended."""
     path_params: Mapping[str, Any] | None = None
-    """Of the route that answers."""
+    """Parameters of the route that answers."""
 
     def fields(self) -> dict[str, str]:
         """What is known, for a record."""

@@ -158,7 +158,7 @@ class Metrics:
         self._routes: dict[tuple[str, str, int], Histogram] = {}
 
     def calls_of(self, tenant: str, model: str) -> CallSeries:
-        """Of calls to a policy, or to the base model by its name."""
+        """Series of calls to a policy, or to the base model by its name."""
         series = self._calls.get((tenant, model))
         if series is None:
             series = self._calls[tenant, model] = CallSeries(self, tenant, model)

@@ -140,7 +140,7 @@ class SetColumn:
     sets: Sequence[bytes]
 
     def at(self, places: Ints | slice) -> SetColumn:
-        """That of some of the tokens."""
+        """The column of some of the tokens."""
         return SetColumn(self.numbers_M[places], self.sets)
 
     def forbidden(self, part: slice, size: int) -> Mask | None:

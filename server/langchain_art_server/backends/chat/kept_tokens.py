@@ -86,7 +86,7 @@ class KeptTokens:
 
 
 def _digest(tenant: str) -> blake2b:
-    """Of equal texts of two tenants, the digests differ."""
+    """A digest that differs between two tenants for equal texts."""
     return blake2b(digest_size=16, key=tenant.encode())
 
 

@@ -83,6 +83,6 @@ class CrashSuspects:
 
 
 def _digest(request: ChatRequest) -> bytes:
-    """Of what the client sent: a retry has another id, and may be routed to a newer version."""
+    """Digest of what the client sent: a retry has another id, and may get a newer version."""
     same = vars(request) | {"id": None, "adapter": None, "client": None, "run": None}
     return blake2b(to_json(same, inf_nan_mode="constants"), digest_size=16).digest()

@@ -21,7 +21,7 @@ _SILENT_AT_START = 150
 
 
 class Pulse:
-    """Of one process. It hangs if calls run and its loop makes no turn for `hang_seconds`."""
+    """Watches one process. It hangs if calls run and its loop makes no turn for `hang_seconds`."""
 
     def __init__(self, hang_seconds: float) -> None:
         self._hang_seconds = hang_seconds

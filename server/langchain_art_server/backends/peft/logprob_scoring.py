@@ -36,7 +36,7 @@ LOGIT_SHARE = 0.25
 
 
 def number_dtype(base: PreTrainedModel) -> torch.dtype:
-    """Of logprobs, temperatures and learned weights: float64 on a float64 model, else float32."""
+    """Dtype of logprobs, temperatures and LoRA: float64 on a float64 model, else float32."""
     return torch.float64 if base.dtype == torch.float64 else torch.float32
 
 

@@ -59,7 +59,7 @@ class ReplicatedSampler:
 
     @property
     def restarts(self) -> int:
-        """Of all replicas together."""
+        """Restarts of all replicas together."""
         return sum(one.sampler.restarts for one in self._replicas)
 
     @property

@@ -96,7 +96,7 @@ class Meter:
             )
 
     def state(self, stored_bytes: int) -> list[tuple[str, float, float]]:
-        """Of each limit: its name, how much it is, and how much of that is left.
+        """Each limit's name, how much it is, and how much of that is left.
 
         `stored_bytes` are those of the key's tenant.
         """

@@ -92,7 +92,7 @@ class TenantEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the engine."""
+        """The engine's model."""
         return self.engine.info
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
@@ -122,7 +122,7 @@ class TenantSampler(TenantEngine):
 
     @property
     def replicas(self) -> tuple[ReplicaStatus, ...]:
-        """Of the sampler."""
+        """The sampler's replicas."""
         return self.engine.replicas
 
     async def ready(self) -> None:
@@ -131,12 +131,12 @@ class TenantSampler(TenantEngine):
 
     @property
     def restarts(self) -> int:
-        """Of the sampler."""
+        """The sampler's restarts."""
         return self.engine.restarts
 
     @property
     def problem(self) -> str | None:
-        """Of the sampler."""
+        """The sampler's problem."""
         return self.engine.problem
 
     async def start(self) -> None:
@@ -146,7 +146,7 @@ class TenantSampler(TenantEngine):
         """Nothing, as `start`."""
 
     async def state(self) -> SamplerState | None:
-        """Of the sampler."""
+        """The sampler's state."""
         return await self.engine.state()
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
@@ -190,7 +190,7 @@ class Tenants:
         return app
 
     def stored_bytes_of(self, tenant: str) -> int:
-        """Of its database and adapters, when they were last probed."""
+        """Bytes of its database and adapters, when they were last probed."""
         return self._services[tenant].stored_bytes
 
     async def start(self) -> None:
