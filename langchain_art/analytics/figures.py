@@ -40,7 +40,7 @@ class VersionFigures(Record):
 
 
 class ActionFigures(Record):
-    """How often a node did something."""
+    """Number of times a node did something."""
 
     node: str
     action: str

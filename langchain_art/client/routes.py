@@ -87,7 +87,7 @@ def deleted(content: bytes) -> str:
 
 
 def stored_of(content: bytes) -> int:
-    """How many trajectories an answer says are new."""
+    """Number of trajectories that an answer says are new."""
     return int(json.loads(content)["stored"])
 
 

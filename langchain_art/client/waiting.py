@@ -65,7 +65,7 @@ class Waiting:
 
 
 def reason(failure: BaseException) -> str:
-    """Why there was no answer, in a few words: ``connection refused``."""
+    """Reason why there was no answer, in a few words: ``connection refused``."""
     if isinstance(failure, RequestRefused):
         return str(failure)
     if isinstance(failure, httpx.ConnectTimeout):

@@ -57,7 +57,7 @@ def experiment_id(fit: str, step: int | None, versions: str) -> str:
 
 
 def trace_url(base_url: str, project: str, run: str) -> str:
-    """Where Langfuse shows a run's trace.
+    """Address at which Langfuse shows a run's trace.
 
     Args:
         base_url: of the server, such as ``https://cloud.langfuse.com``.

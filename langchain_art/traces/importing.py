@@ -168,7 +168,7 @@ def _scenario(
 
 
 def _why_not_imitated(trace: StoredTrace, good: float) -> str | None:
-    """Why a trace is not to be imitated; None: it is."""
+    """Reason why a trace is not to be imitated; None: it is."""
     if trace.failed:
         return "failed"
     if trace.score is None:

@@ -219,7 +219,7 @@ class SpanTree:
         return found
 
     def exclusion(self, span: Span, superseded: bool) -> str | None:
-        """Why the graph discarded a model call; None if the call counts.
+        """Reason why the graph discarded a model call; None if the call counts.
 
         A call counts if it belongs to the last attempt of its task, unless a span around it failed
         and the run recovered (a chain with retries or fallbacks, a caught exception, a node's error

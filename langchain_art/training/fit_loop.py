@@ -133,7 +133,7 @@ class FitLoop:
         return await self._recovery.look(at_end=ends)
 
     def _no_gain(self) -> str | None:
-        """Why to stop early, if the fit would go on; None: nothing says so."""
+        """Reason to stop early, if the fit would go on; None: nothing says so."""
         patience = self.schedule.stop_early
         if patience is None or not self._goes_on:
             return None

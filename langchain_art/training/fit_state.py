@@ -111,7 +111,7 @@ class FitState(Record):
     pinned: frozenset[str] = frozenset()
     """The best versions and the latest, as far as this fit pinned them."""
     stopped: str = ""
-    """Why the fit ended before its steps did."""
+    """Reason why the fit ended before its steps did."""
     failed_jobs: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs new idempotency keys."""
 
@@ -296,7 +296,7 @@ class History:
         return self.steps[-1].versions if self.steps else {}
 
     def why_finished(self, steps: int) -> str | None:
-        """Why nothing is left of a fit of so many steps, in words; None: something is."""
+        """Reason why nothing is left of a fit of so many steps, in words; None: something is."""
         state = self.state
         if state.finished == 0 or (steps > self.done and not state.stopped):
             return None

@@ -112,7 +112,7 @@ def new_tenant_key() -> str:
 
 
 def key_problem(key: str) -> str | None:
-    """Why a key is refused, in words; None if it may be of 32 random bytes.
+    """Reason why a key is refused, in words; None if it may be of 32 random bytes.
 
     What compresses to fewer bytes than that was made of fewer.
     """

@@ -121,7 +121,7 @@ class ReplicaStatus(Wire):
     name: str
     """Its number from 0, which its log and its GPUs go by."""
     problem: str | None
-    """Why it is given no calls now; None: it is."""
+    """Reason why it is given no calls now; None: it is."""
     running_calls: int
     restarts: int
     missing: int

@@ -9,7 +9,7 @@ S = TypeVar("S", bound=Sequence[object])
 
 
 def common_prefix_length(one: S, other: S) -> int:
-    """How many items two sequences have in common from the start.
+    """Number of items that two sequences have in common from the start.
 
     Slices are compared by bisection, so that equal stretches are compared in C. For numbers packed
     into bytes, divide the result by their width (rounding down).

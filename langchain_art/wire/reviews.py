@@ -255,7 +255,7 @@ class ReviewPlan(Wire):
     """Names this plan in `ReviewTraining.plan`."""
 
     def counted(self, kind: Literal["reward", "correction"]) -> Counter[VerdictFate]:
-        """How many verdicts of a kind have which fate."""
+        """Number of verdicts of each kind, by fate."""
         return Counter(one.fate for one in self.verdicts if one.kind == kind)
 
 

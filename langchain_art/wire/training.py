@@ -183,7 +183,7 @@ class TurnAudit(Wire):
     trained_tokens: int
     """Trained ones of `sampled_tokens`; each token of a run is trained by one turn."""
     excluded_because: str | None
-    """Why none is trained; None if they are."""
+    """Reason why none is trained; None if they are."""
     prefix: Literal["starts", "extends", "forks"] | None
     """Its prompt shares no token with the turns before it (``starts``), begins with all of one's
     prompt and reply (``extends``), or with a part of them (``forks``). None: tokens lost."""

@@ -194,7 +194,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def _port_problem(host: str, port: int) -> OSError | None:
-    """Why nobody can listen there; None if one address of several (IPv4, IPv6) is free.
+    """Reason why nobody can listen there; None if one address of several (IPv4, IPv6) is free.
 
     One that is in use is a problem whatever the others are.
     """

@@ -129,7 +129,7 @@ class Recovery:
         )
 
     async def _newest_good(self, most: int) -> tuple[int, dict[str, int]]:
-        """How many steps to keep, `most` at most, so that their versions are on the server."""
+        """Number of steps to keep, `most` at most, so that their versions are on the server."""
         history = self.history
         kept_there = {
             policy: {one.version for one in await self.client.checkpoints(policy)}
@@ -148,7 +148,7 @@ class Recovery:
 
 
 def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
-    """Why to stop early: the last `patience` evaluations gained nothing; None: go on.
+    """Reason to stop early: the last `patience` evaluations gained nothing; None: go on.
 
     An evaluation is a gain if its mean is above that of the last gain (at first the first
     evaluation) by more than the 95 % interval of the difference of two independent means,

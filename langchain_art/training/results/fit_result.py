@@ -36,7 +36,7 @@ class FitResult(Record):
     evals: tuple[EvalResult, ...] = ()
     rollbacks: tuple[Rollback, ...] = ()
     stopped: str = ""
-    """Why the fit ended before its steps did; empty: it did not."""
+    """Reason why the fit ended before its steps did; empty: it did not."""
 
     def __repr__(self) -> str:
         """In a line, for a notebook or a print: the history alone is kilobytes."""

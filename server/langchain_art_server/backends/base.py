@@ -165,12 +165,12 @@ class Engine(Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often the engine's process was started again after it died."""
+        """Number of times the engine's process was started again after it died."""
         ...
 
     @property
     def problem(self) -> str | None:
-        """Why it does not answer calls now, in words for anyone to read; None: it does."""
+        """Reason why it does not answer calls now, in words for anyone to read; None: it does."""
         ...
 
     async def start(self) -> None:

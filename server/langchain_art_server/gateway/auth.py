@@ -262,7 +262,7 @@ def _require(rule: Rule, method: str, path: str, access: Access) -> None:
 
 
 def _from_elsewhere(scope: Scope, headers: dict[bytes, bytes]) -> AuthenticationFailed | None:
-    """Why a server without a key refuses a request; None if it does not."""
+    """Reason why a server without a key refuses a request; None if it does not."""
     host = headers.get(b"host", b"").decode("latin-1")
     if host and not _is_local(host):
         return AuthenticationFailed(

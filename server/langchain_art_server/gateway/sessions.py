@@ -74,7 +74,7 @@ class Sessions:
         return found.key if found is not None and found.ends > time.monotonic() else None
 
     def refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:
-        """Why a request without an Authorization header is refused; None if it is not."""
+        """Reason why a request without an Authorization header is refused; None if it is not."""
         method, path = scope["method"], scope["path"]
         if (wrong := _other_origin(headers)) is not None:
             return wrong

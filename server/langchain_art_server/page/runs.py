@@ -88,7 +88,7 @@ class CallTokens(BaseModel):
     restricted: bool
     """Whether a grammar, `top_k` or `top_p` left only a part of the vocabulary."""
     excluded_because: str | None
-    """Why no step can learn from it, by how it was sampled."""
+    """Reason why no step can learn from it, by how it was sampled."""
 
 
 class ReviewQueue(BaseModel):
@@ -96,7 +96,7 @@ class ReviewQueue(BaseModel):
 
     runs: list[RunSummary]
     among: int
-    """How many runs without a review were looked at: the newest."""
+    """Number of the newest runs without a review that were looked at."""
     not_ordered: int
     """Number of these that lack what the pick needs (two scores; a reward)."""
     foreseen: dict[str, wire.VerdictFate]

@@ -37,7 +37,7 @@ class Parting(BaseModel):
     turn: int
     """The first call that differs, counted from 0: in node or reply, or one has no such call."""
     characters: int
-    """How many characters of the two replies are equal."""
+    """Number of characters that the two replies share."""
 
 
 class Sibling(BaseModel):

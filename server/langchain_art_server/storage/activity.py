@@ -28,7 +28,7 @@ class Activity:
 
 
 class RowCount:
-    """How many rows a table has: counted once, and from then on only those that came later.
+    """Number of rows a table has: counted once, and from then on only those that came later.
 
     Rows become visible in the order of their numbers. `recount` is to be called when some were
     deleted. Where other servers write, too (`shared`), neither holds: it counts each time.

@@ -41,7 +41,7 @@ class LogContext:
     output_tokens: int = 0
     """Tokens of all its choices' replies."""
     finish_reasons: tuple[str, ...] = ()
-    """Why they ended."""
+    """Finish reasons of the choices."""
     path_params: Mapping[str, Any] | None = None
     """Parameters of the route that answers."""
 

@@ -109,7 +109,7 @@ class GrammarCheck(_Child):
         self._outcomes: OrderedDict[bytes, str] = OrderedDict()
 
     def problem(self, grammar: str) -> str:
-        """Why the grammar cannot be compiled within the limits; empty if it can be.
+        """Reason why the grammar cannot be compiled within the limits; empty if it can be.
 
         Raises:
             ArtError: the child process cannot be started.

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _problem(matcher: LLMatcher) -> bytes:
-    """Why a grammar cannot be used; empty if it can."""
+    """Reason why a grammar cannot be used; empty if it can."""
     if not matcher.is_error():
         matcher.compute_bitmask()  # the first step of the engine's
     return matcher.get_error().encode()

@@ -54,7 +54,7 @@ class GrammarLogitsProcessor:
 
     @property
     def error(self) -> str:
-        """Why no token is allowed next; empty if one is."""
+        """Reason why no token is allowed next; empty if one is."""
         return self._matcher.get_error() if self._matcher.is_error() else ""
 
 

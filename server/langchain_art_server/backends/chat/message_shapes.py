@@ -132,7 +132,7 @@ class MessageShapes:
         return shown
 
     def _why_lost(self, shown: dict[str, Any], index: int, tools: bool) -> str:
-        """Why the template does not show a message; empty if it does."""
+        """Reason why the template does not show a message; empty if it does."""
         role = str(shown.get("role"))
         first = role not in _FIRST or index == 0
         if (role, tools, first) not in self._lost:

@@ -23,7 +23,7 @@ _INCOMPLETE = "\ufffd"
 
 
 def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
-    """How many tokens a reply to a prompt of `prompt` tokens may have, at least 1.
+    """Number of tokens a reply to a prompt of `prompt` tokens may have, at least 1.
 
     Raises:
         PromptTooLong: the context has no room for a reply.
@@ -47,7 +47,7 @@ def truncates(sampling: Sampling) -> bool:
 def why_excluded(
     request: ChatRequest, problem: str, *, grammar: bool, logprobs: Sequence[float]
 ) -> str | None:
-    """Why the learner cannot learn from a reply by how it is sampled, if it cannot.
+    """Reason why the learner cannot learn from a reply by how it is sampled, if it cannot.
 
     Args:
         request: of the reply.

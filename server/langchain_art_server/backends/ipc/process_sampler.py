@@ -95,7 +95,7 @@ class ProcessSampler:
 
     @property
     def restarts(self) -> int:
-        """How often the engine's process was started again after it died."""
+        """Number of times the engine's process was started again after it died."""
         return self.worker.restarts
 
     @property

@@ -37,7 +37,7 @@ class Pulse:
 
     @property
     def problem(self) -> str | None:
-        """Why calls may not be answered now; None: they are."""
+        """Reason why calls may not be answered now; None: they are."""
         if self._unanswered < _SLOW:
             return None
         return f"its process has not answered for {self._unanswered * TICK_SECONDS:.0f} s"

@@ -125,7 +125,7 @@ class Worker:
 
     @property
     def problem(self) -> str | None:
-        """Why calls are not answered now, for anyone to read; None: they are."""
+        """Reason why calls are not answered now, for anyone to read; None: they are."""
         if self.ready.is_set():
             return self._pulse.problem
         if (problem := self.place.problem) is not None:

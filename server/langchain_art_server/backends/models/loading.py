@@ -145,7 +145,7 @@ def _max_len(settings: Settings, config: Any) -> int:
 
 
 def _rows(model: Any) -> int:
-    """How many tokens both embedding and head know."""
+    """Number of tokens that both embedding and head know."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return min(len(next(end.parameters())) for end in ends)
 

@@ -71,7 +71,7 @@ class Replica:
 
     @property
     def problem(self) -> str | None:
-        """Why it gets no calls now; None: it does."""
+        """Reason why it gets no calls now; None: it does."""
         if (problem := self.sampler.problem) is not None:
             return problem
         if self._caught_up_at != self.sampler.restarts:

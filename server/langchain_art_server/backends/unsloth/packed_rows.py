@@ -104,7 +104,7 @@ class UnslothPacker(Packer):
         return packing
 
     def _mixed(self) -> str | None:
-        """Why rows in one sequence are not as each to itself, if they are not."""
+        """Reason why rows in one sequence are not as each to itself, if they are not."""
         base = self._scorer.base
         if why := excluded_by_config(base):
             return why

@@ -64,7 +64,7 @@ class VllmSampler(ProcessSampler):
 
 
 def gpus_of_replica(args: tuple[str, ...]) -> int:
-    """How many GPUs one vLLM with these options takes. Raises as `parallel_sizes`."""
+    """Number of GPUs that one vLLM with these options takes. Raises as `parallel_sizes`."""
     parts, copies = parallel_sizes(args)
     return parts * copies
 

@@ -96,7 +96,7 @@ class TenantEngine:
         return self.engine.info
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
-        """As the engine's."""
+        """Delegates to the engine's method."""
         adapter = None if request.adapter is None else f"{self.tenant}/{request.adapter}"
         run = request.run and f"{self.tenant}/{request.run}"
         return self.engine.chat(replace(request, adapter=adapter, run=run, tenant=self.tenant))
@@ -117,7 +117,7 @@ class TenantSampler(TenantEngine):
 
     @property
     def engines(self) -> tuple[TenantEngine, ...]:
-        """As the sampler's."""
+        """Delegates to the sampler's method."""
         return tuple(TenantEngine(one, self.tenant) for one in self.engine.engines)
 
     @property
@@ -126,7 +126,7 @@ class TenantSampler(TenantEngine):
         return self.engine.replicas
 
     async def ready(self) -> None:
-        """As the sampler's."""
+        """Delegates to the sampler's method."""
         await self.engine.ready()
 
     @property
@@ -150,19 +150,19 @@ class TenantSampler(TenantEngine):
         return await self.engine.state()
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
-        """As the sampler's."""
+        """Delegates to the sampler's method."""
         await self.engine.load_adapter(self._name(name), path, probe=probe)
 
     async def unload_adapter(self, name: str) -> None:
-        """As the sampler's."""
+        """Delegates to the sampler's method."""
         await self.engine.unload_adapter(self._name(name))
 
     async def sleep(self) -> None:
-        """As the sampler's."""
+        """Delegates to the sampler's method."""
         await self.engine.sleep()
 
     async def wake(self) -> None:
-        """As the sampler's."""
+        """Delegates to the sampler's method."""
         await self.engine.wake()
 
 

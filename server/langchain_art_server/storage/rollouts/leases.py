@@ -191,7 +191,7 @@ def delete_batch(connection: sa.Connection, batch: str) -> None:
 
 
 def live_workers(connection: sa.Connection, rollout: str) -> int:
-    """How many workers lease a rollout and were heard lately."""
+    """Number of workers that lease a rollout and sent a request lately."""
     live = WORKERS.c.heard_at >= now_of(connection) - LIVE_SECONDS
     mine = sa.select(sa.func.count()).select_from(WORKERS).where(WORKERS.c.rollout == rollout, live)
     return connection.execute(mine).scalar_one()

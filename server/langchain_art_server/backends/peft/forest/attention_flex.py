@@ -133,7 +133,7 @@ def _bounds(values: Ints) -> tuple[Ints, Ints]:
 
 
 def _indices(blocks_QB: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries visits, and all blocks, the visited first."""
+    """Numbers of key blocks that each query block visits, and all blocks, the visited first."""
     order = np.argsort(~blocks_QB, axis=1, kind="stable").astype(np.int32)
     counts = blocks_QB.sum(1).astype(np.int32)
     counts_11Q, order_11QB = (torch.from_numpy(x)[None, None].to(device) for x in (counts, order))
