@@ -205,13 +205,17 @@ LEAST_LINES = 60
 #: Modules that are shorter, since something is added beside them or they run apart.
 SHORT_MODULES = {
     "langchain_art.evaluators.integrations.by_name": "a line for each library",
-    "langchain_art_server.algorithms.credit.loss_weights": "arithmetic without an engine",
+    "langchain_art.credit.loss_weights": "arithmetic without an engine",
     "langchain_art_server.algorithms.loss.lr_schedule": "arithmetic without torch, by a contract",
     "langchain_art_server.backends.embedded.slot_moves": "arithmetic that needs no cache",
     "langchain_art_server.backends.unsloth.learner": "an engine, no torch",
     "langchain_art_server.backends.vllm.forked_start": "a program of its own",
     "langchain_art_server.gateway.keys.routes": "routes, beside their topic",
 }
+
+
+#: A file for each of what a registry finds by its name.
+EXTENSIONS = ("langchain_art.credit.schemes.",)
 
 
 def test_no_module_is_a_splinter_of_its_only_importer() -> None:
