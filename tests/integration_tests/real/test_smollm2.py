@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from examples.frozen_lake.environment import MAX_MOVES
+from examples.frozen_lake.train import DEMO as FROZEN_LAKE
 from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
+from tests.support.examples import short_fit
 from tests.support.live_server import LiveServer
 from tests.support.real_models import gemma3, smollm2
 from tests.support.soak import share
@@ -100,6 +103,17 @@ def test_three_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None
     learns(server, "said", "called")
     log = server.log.read_text()
     assert "deprecated" not in log and "Failed to load" not in log, log
+
+
+def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) -> None:
+    found = short_fit(FROZEN_LAKE, server.base_url, tmp_path, steps=1, group_size=4, held_out=4)
+    [policy] = FROZEN_LAKE.policies
+    assert found["adapter"].startswith(f"{policy}@") and "reached" in found["measures"]
+    with ArtClient(server.base_url) as client:
+        runs = [run for part in ("train", "test") for run in client.trajectories(50, f"{part}-0-0")]
+    assert {1} != {len(run.turns) for run in runs} <= set(range(1, MAX_MOVES + 1))
+    for run in runs:
+        assert 0 <= run.reward <= 1 and run.scores["reached"] == (run.reward == 1)
 
 
 @whole

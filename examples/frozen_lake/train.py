@@ -1,0 +1,64 @@
+"""Train the agent on TextArena's Frozen Lake: ``python -m examples.frozen_lake.train``.
+
+The base model is a pretrained one, SmolLM2-135M-Instruct, and nothing of the fit is set: the rate,
+the bound on a step and the sizes are the defaults of `Trainer` and `TrainConfig`. A run is a walk
+of up to eight calls of the model, and has one reward, that of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import typer
+
+from examples.frozen_lake.agent import build_agent
+from examples.frozen_lake.environment import Lake, Walk, lakes
+from examples.support.command import train_command
+from examples.support.demo import Demo, Fit, Setup
+from langchain_art import ChatART, Run, TrainConfig, capture
+
+Rollout = Callable[[Lake], Awaitable[Run]]
+
+
+def make_rollout(model: ChatART) -> Rollout:
+    """The user's part: walk over a lake, and pass on the environment's reward."""
+    agent = build_agent(model)
+
+    async def rollout(lake: Lake) -> Run:
+        walk = Walk(lake.seed)
+        async with capture(scenario=lake.id) as run:
+            await agent.ainvoke({"walk": walk})
+            run.reward = walk.reward
+            run.scores["reached"] = float(walk.reward == 1)
+        return run
+
+    return rollout
+
+
+def build_fit(setup: Setup) -> Fit:
+    """Lakes of the setup's seed."""
+    model = setup.chat()
+    return Fit(
+        trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
+        rollout=make_rollout(model),
+        train=lakes("train", setup.train_scenarios, setup.seed),
+        held_out=lakes("test", setup.demo.held_out, setup.seed),
+    )
+
+
+DEMO = Demo(
+    name="frozen-lake",
+    title="Frozen Lake",
+    base_model="smollm2-135m",
+    policies=("frozen-lake",),
+    build=build_fit,
+    steps=30,
+    groups_per_step=4,
+    held_out=96,
+    learning_rate=None,
+)
+
+main = train_command(DEMO, "Train a pretrained model on an environment of TextArena.")
+
+if __name__ == "__main__":
+    typer.run(main)
