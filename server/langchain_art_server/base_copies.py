@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,20 +26,6 @@ def chosen_dtype(dtype: str | None, device: torch.device, about: str) -> str:
     if chosen not in DTYPES:
         raise ConfigError(f"got dtype={dtype!r} with {about}, expected one of {sorted(DTYPES)}")
     return chosen
-
-
-def made_once(out: Path, write: Callable[[Path], None]) -> Path:
-    """The folder `out`, which `write` makes if it is not there: complete, or absent."""
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="making-", dir=out.parent) as made:
-            write(Path(made, "base"))
-            try:
-                Path(made, "base").rename(out)
-            except OSError:
-                if not out.exists():  # else another process has made it meanwhile
-                    raise
-    return out
 
 
 def run_copy(name: str, make: Callable[[str, Path, str | None, str | None], Path]) -> None:

