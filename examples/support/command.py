@@ -142,15 +142,20 @@ def evaluate_command(demo: Demo, help: str) -> Callable[..., None]:
         seed: Annotated[int, typer.Option(help="Of the scenarios")] = 1000,
         n: Annotated[int, typer.Option(help="Held-out scenarios")] = demo.held_out,
         greedy: Annotated[bool, typer.Option(help="Temperature 0 instead of 1")] = False,
+        few_shot: Annotated[
+            int, typer.Option(min=0, help="Solved training scenarios in each prompt")
+        ] = 0,
         max_tokens: MaxTokens = demo.max_tokens,
     ) -> None:
         names = tuple(models or demo.policies)
         if len(names) != len(demo.policies):
             raise typer.BadParameter(f"got {names}, expected one for each of {demo.policies}")
+        if few_shot and demo.solved is None:
+            raise typer.BadParameter(f"{demo.name} has no solved scenarios to show (--few-shot)")
         chosen = replace(demo, policies=names, held_out=n, max_tokens=max_tokens)
         with tempfile.TemporaryDirectory() as folder:
             temperature = 0.0 if greedy else None
-            setup = Setup(chosen, base_url, Path(folder), 1, seed, temperature=temperature)
+            setup = Setup(chosen, base_url, Path(folder), 1, seed, None, temperature, few_shot)
             fit = chosen.build(setup)
             done: list[Run] = []
 

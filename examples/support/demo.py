@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from langchain_core.messages import BaseMessage
 from rich.console import Console
 
 from examples.support.control import shuffled
@@ -62,6 +63,8 @@ class Demo:
         max_tokens: Of one reply of the small model (``--max-tokens``).
         files: What `build` leaves in the folder and ``--fresh`` has to erase.
         folder: Below ``out/``. "": ``demo-`` and the name.
+        serve_options: More options of ``langchain-art serve`` for the base model.
+        solved: A scenario with the reply that is wanted, as messages. None: nobody knows it.
     """
 
     name: str
@@ -77,6 +80,8 @@ class Demo:
     max_tokens: int = 48
     files: tuple[str, ...] = ()
     folder: str = ""
+    serve_options: tuple[str, ...] = ()
+    solved: Callable[[Any], Sequence[BaseMessage]] | None = None
 
 
 def base_model_of(folder: Path | str) -> Path | str:
@@ -110,6 +115,7 @@ class Setup:
         seed: Of the scenarios and of their order.
         evaluator: Scores training runs. None: they bring their rewards.
         temperature: Of the chat models. None: 1.
+        few_shot: Solved training scenarios that stand in each prompt.
     """
 
     demo: Demo
@@ -119,6 +125,13 @@ class Setup:
     seed: int = 0
     evaluator: Any = None
     temperature: float | None = None
+    few_shot: int = 0
+
+    def shots(self, train: Sequence[Any]) -> list[BaseMessage]:
+        """The first `few_shot` of the training scenarios, solved."""
+        if not (solved := self.demo.solved):
+            return []
+        return [message for one in train[: self.few_shot] for message in solved(one)]
 
     @property
     def train_scenarios(self) -> int:
@@ -280,7 +293,12 @@ def run(
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     base_model = demo.base_model if base_url else base_model_of(demo.base_model)
-    local = LocalServer(base_model, policies=demo.policies, data_dir=out / "server")
+    local = LocalServer(
+        base_model,
+        policies=demo.policies,
+        data_dir=out / "server",
+        options=demo.serve_options,
+    )
     try:
         scores = evaluator() if evaluator else None
         if control:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from pydantic import BaseModel, Field
@@ -30,16 +32,18 @@ class State(TypedDict):
     department: NotRequired[Department]
 
 
-def build_agent(model: BaseChatModel) -> CompiledStateGraph:
+def build_agent(model: BaseChatModel, shots: Sequence[BaseMessage] = ()) -> CompiledStateGraph:
     """Build the agent: ``await agent.ainvoke({"message": text})`` has the `department`.
 
     Args:
         model: any chat model with structured output.
+        shots: routed messages that each prompt begins with.
     """
     router = model.with_structured_output(Route)
 
     async def route(state: State) -> dict[str, Department]:
-        found = await router.ainvoke([("system", ROUTER_PROMPT), ("user", state["message"])])
+        message = HumanMessage(state["message"])
+        found = await router.ainvoke([SystemMessage(ROUTER_PROMPT), *shots, message])
         assert isinstance(found, Route)
         return {"department": found.department}
 

@@ -6,13 +6,14 @@ the bound on a step and the sizes are the defaults of `Trainer` and `TrainConfig
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import typer
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from examples.support.command import train_command
 from examples.support.demo import Demo, Fit, Setup
-from examples.triage.agent import build_agent
+from examples.triage.agent import Route, build_agent
 from examples.triage.tickets import Ticket, tickets
 from langchain_art import ChatART, Run, TrainConfig, capture
 
@@ -21,9 +22,9 @@ Rollout = Callable[[Ticket], Awaitable[Run]]
 MESSAGES = 288
 
 
-def make_rollout(model: ChatART) -> Rollout:
+def make_rollout(model: ChatART, shots: Sequence[BaseMessage] = ()) -> Rollout:
     """The user's part: run the graph on a message, say whether the right department has it."""
-    agent = build_agent(model)
+    agent = build_agent(model, shots)
 
     async def rollout(ticket: Ticket) -> Run:
         async with capture(scenario=ticket.id) as run:
@@ -34,13 +35,19 @@ def make_rollout(model: ChatART) -> Rollout:
     return rollout
 
 
+def solved(ticket: Ticket) -> list[BaseMessage]:
+    """A message and the reply that it should get."""
+    reply = Route(department=ticket.department).model_dump_json()
+    return [HumanMessage(ticket.message), AIMessage(reply)]
+
+
 def build_fit(setup: Setup) -> Fit:
     """Messages of the setup's seed; held-out ones tell other problems."""
-    model = setup.chat()
+    model, train = setup.chat(), tickets("train", MESSAGES, setup.seed)
     return Fit(
         trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
-        rollout=make_rollout(model),
-        train=tickets("train", MESSAGES, setup.seed),
+        rollout=make_rollout(model, setup.shots(train)),
+        train=train,
         held_out=tickets("test", setup.demo.held_out, setup.seed),
     )
 
@@ -55,6 +62,7 @@ DEMO = Demo(
     groups_per_step=4,
     held_out=96,
     learning_rate=None,
+    solved=solved,
 )
 
 main = train_command(DEMO, "Train a pretrained model to route the messages of customers.")

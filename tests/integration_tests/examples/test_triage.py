@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from examples.email_search.train import BASE_MODEL
+from examples.support.demo import Setup
 from examples.triage.agent import ROUTER_PROMPT, build_agent
 from examples.triage.evaluate import main
+from examples.triage.tickets import DEPARTMENTS, tickets
 from examples.triage.train import DEMO
+from langchain_art import ArtClient
 from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
 
 
@@ -25,18 +28,25 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         assert 0 <= found["before"]["mean"] <= 1
         state = json.loads((tmp_path / "out" / "fit.json").read_text())
         assert state["identity"]["config"]["learning_rate"] is None and state["learning_rate"] > 0
-        assert "triage@" in evaluation(main, "--base-url", server.base_url, "--n", "8")
+        asked = ("--base-url", server.base_url, "--n", "8", "--few-shot", "1")
+        assert "triage@" in evaluation(main, *asked)
+        with ArtClient(server.base_url) as client:
+            told = [len(one.turns[0].messages) for one in client.trajectories(200)]
+        assert told.count(4) == 8 and told.count(2) == len(told) - 8
 
 
-async def test_the_agent_runs_on_a_hosted_model() -> None:
+async def test_the_agent_runs_on_a_hosted_model(tmp_path: Path) -> None:
     def router(body: dict[str, Any]) -> dict[str, Any]:
-        system, user = body["messages"]
+        system, *earlier, user = body["messages"]
         assert system["content"] == ROUTER_PROMPT
+        assert [one["role"] for one in earlier] == ["user", "assistant"] * 4
+        assert {json.loads(one["content"])["department"] for one in earlier[1::2]} == {*DEPARTMENTS}
         is_parcel = "parcel" in user["content"]
         return {"content": json.dumps({"department": "shipping" if is_parcel else "billing"})}
 
     with HostedModel(router) as hosted:
-        agent = build_agent(hosted.chat)
+        shots = Setup(DEMO, "", tmp_path, 1, few_shot=4).shots(tickets("train", 8))
+        agent = build_agent(hosted.chat, shots)
         found = await agent.ainvoke({"message": "Where is my parcel?"})
         assert found["department"] == "shipping"
 

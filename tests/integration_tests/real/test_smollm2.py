@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 
 from examples.frozen_lake.environment import MAX_MOVES
 from examples.frozen_lake.train import DEMO as FROZEN_LAKE
+from examples.function_calling.evaluate import main
+from examples.function_calling.train import DEMO
 from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
-from tests.support.examples import short_fit
+from tests.support.examples import evaluation, short_fit
 from tests.support.live_server import LiveServer
-from tests.support.real_models import gemma3, smollm2
+from tests.support.real_models import gemma3, leaderboard, smollm2
 from tests.support.soak import share
 from tests.support.tiny_models import CLOCK, WEATHER
 
@@ -114,6 +117,16 @@ def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) 
     assert {1} != {len(run.turns) for run in runs} <= set(range(1, MAX_MOVES + 1))
     for run in runs:
         assert 0 <= run.reward <= 1 and run.scores["reached"] == (run.reward == 1)
+
+
+def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
+    leaderboard()
+    sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
+    found = short_fit(replace(DEMO, max_tokens=48), server.base_url, tmp_path, steps=1, **sizes)
+    assert set(found["measures"]) == {"correct"}
+    assert "**caller**:" in (tmp_path / "transcripts.md").read_text()
+    asked = ["caller@1", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
+    assert "correct: " in evaluation(main, *asked)
 
 
 @whole
