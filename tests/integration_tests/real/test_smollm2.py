@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from examples.documentation.train import DEMO as DOCUMENTATION
 from examples.frozen_lake.environment import MAX_MOVES
 from examples.frozen_lake.train import DEMO as FROZEN_LAKE
 from examples.function_calling.evaluate import main
-from examples.function_calling.train import DEMO
+from examples.function_calling.train import DEMO as FUNCTION_CALLING
 from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
@@ -122,11 +123,25 @@ def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) 
 def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
     leaderboard()
     sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
-    found = short_fit(replace(DEMO, max_tokens=48), server.base_url, tmp_path, steps=1, **sizes)
+    found = short_fit(
+        replace(FUNCTION_CALLING, max_tokens=48), server.base_url, tmp_path, steps=1, **sizes
+    )
     assert set(found["measures"]) == {"correct"}
     assert "**caller**:" in (tmp_path / "transcripts.md").read_text()
     asked = ["caller@1", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
     assert "correct: " in evaluation(main, *asked)
+
+
+def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path) -> None:
+    """Two questions of four runs each, and two held-out ones before and after."""
+    small = replace(DOCUMENTATION, policies=(server.policy,))
+    sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
+    found = short_fit(small, server.base_url, tmp_path, 1, **sizes)
+    assert found["excluded"].keys() <= {"groups.zero_variance"}, found
+    for when in ("before", "after"):
+        shares = [found["measures"][name][when]["mean"] for name in ("found", "opened", "answered")]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) / 3 == pytest.approx(found[when]["mean"])
 
 
 @whole

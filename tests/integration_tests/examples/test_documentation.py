@@ -1,0 +1,37 @@
+"""The documentation example's agent on a hosted model; with SmolLM2, see the real models' tests."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from examples.documentation.agent import build_agent
+from examples.documentation.train import DEMO
+from tests.support.examples import HostedModel, settings_of
+
+
+async def test_the_agent_runs_on_a_hosted_model() -> None:
+    """Each call is shown the ones before it, and may only choose among what is there."""
+    wanted = {"search": "paragraph", "open": "textwrap.wrap", "answer": "70"}
+    told: list[list[dict[str, Any]]] = []
+
+    def replies(body: dict[str, Any]) -> dict[str, Any]:
+        schema = body["response_format"]["json_schema"]["schema"]
+        [name] = schema["required"]
+        assert wanted[name] in schema["properties"][name]["enum"]
+        told.append(body["messages"])
+        return {"content": json.dumps({name: wanted[name]})}
+
+    with HostedModel(replies) as hosted:
+        does = "Wrap a single paragraph of text, returning a list of wrapped lines"
+        found = await build_agent(hosted.chat).ainvoke({"does": does, "parameter": "width"})
+    assert (found["opened"], found["answer"]) == ("textwrap.wrap", "70")
+    assert [len(messages) for messages in told] == [2, 4, 6]
+    for before, after in pairwise(told):
+        assert after[: len(before)] == before
+    assert "width=70" in told[-1][-1]["content"]
+
+
+def test_its_settings_are_of_a_server() -> None:
+    assert settings_of("documentation").policies == DEMO.policies
