@@ -27,9 +27,9 @@ _LEFT_OUT = {
     "test", "this", "tkinter", "turtle", "turtledemo",
 }  # fmt: skip
 #: Pages that a search finds at most.
-HITS = 4
+HITS = 3
 #: Characters of a page, of what a hit shows of it, and of an answer.
-_PAGE, _HIT, _ANSWER = 320, 72, 12
+_PAGE, _HIT, _ANSWER = 200, 56, 12
 #: Words of what a function does, for a question about it.
 _WORDS = range(4, 19)
 #: Most questions that have the same answer.

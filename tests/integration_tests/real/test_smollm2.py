@@ -133,9 +133,9 @@ def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Pat
 
 
 def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path) -> None:
-    """Two questions of four runs each, and two held-out ones before and after."""
+    """One question in four runs, and two held-out ones before and after."""
     small = replace(DOCUMENTATION, policies=(server.policy,))
-    sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
+    sizes = {"groups_per_step": 1, "group_size": 4, "held_out": 2}
     found = short_fit(small, server.base_url, tmp_path, 1, **sizes)
     assert found["excluded"].keys() <= {"groups.zero_variance"}, found
     for when in ("before", "after"):

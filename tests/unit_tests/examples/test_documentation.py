@@ -33,7 +33,7 @@ def test_an_answer_is_on_its_page_among_others_and_the_page_can_be_found() -> No
         hits = [index.search(word) for word in words(one.does)]
         assert all(0 < len(found) <= HITS for found in hits)
         reachable += any(page in found for found in hits)
-    assert reachable > 0.9 * len(asked)
+    assert reachable > 0.85 * len(asked)
     answers = Counter(one.answer for one in asked)
     assert max(answers.values()) < len(asked) / 4, answers
 
