@@ -143,6 +143,12 @@ class TrainConfig(_Optimizer):
         return self.distillation is None or self.distillation.rewards
 
     @property
+    def reward_settings(self) -> list[str]:
+        """Settings that turn rewards into advantages, as far as they are not the defaults."""
+        fields, names = type(self).model_fields, ("advantage", "credit", "overlong")
+        return [name for name in names if getattr(self, name) != fields[name].default]
+
+    @property
     def divergence(self) -> KLPenalty | None:
         """The penalty on the distance to the reference, or to the teacher."""
         if (found := self.distillation) is None:
@@ -156,12 +162,7 @@ class TrainConfig(_Optimizer):
                 "got kl and distillation, expected one of them: a step has one reference, and the "
                 "teacher is it"
             )
-        unread = (self.advantage, self.credit, self.overlong) != (
-            Standardized(),
-            SimpleCredit(),
-            None,
-        )
-        if not self.reads_rewards and unread:
+        if not self.reads_rewards and self.reward_settings:
             raise ValueError(
                 "got advantage, credit or overlong with distillation.rewards=False, where no "
                 "reward is read; leave them out"

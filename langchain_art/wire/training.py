@@ -18,11 +18,8 @@ JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
 def settings_of_rewards(config: TrainConfig) -> str:
     """Names of settings that turn rewards into advantages and are not left at their defaults."""
-    names, plain = ("advantage", "credit", "overlong"), TrainConfig()
-    found = [name for name in names if getattr(config, name) != getattr(plain, name)]
-    if not config.reads_rewards:
-        found.append("distillation.rewards")
-    return ", ".join(found)
+    found = config.reward_settings
+    return ", ".join(found if config.reads_rewards else [*found, "distillation.rewards"])
 
 
 class StepSeconds(Wire):

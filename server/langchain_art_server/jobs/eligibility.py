@@ -67,7 +67,10 @@ def check_eligibility(
     learning = set() if learning is None else learning
     for turn in run.turns:
         record = records.get(turn.call_id or "")
-        excluded_because = _why_excluded(turn, record, policy, trainable, imitates)
+        sampled_by = None if record is None else record.policy or ""
+        excluded_because = why_excluded(
+            turn, sampled_by, policy, trainable, imitates=imitates
+        ) or _why_excluded(record)
         if excluded_because is None and record is not None:
             if record.id in trained:
                 excluded_because = "already_trained"
@@ -109,16 +112,8 @@ def _learned(judged: Sequence[CallEligibility]) -> list[tuple[list[int], list[in
     ]
 
 
-def _why_excluded(
-    turn: Turn,
-    record: CallRecord | None,
-    policy: str | None,
-    trainable: Mapping[str, bool],
-    imitates: bool,
-) -> str | None:
-    sampled_by = None if record is None else record.policy or ""
-    if why := why_excluded(turn, sampled_by, policy, trainable, imitates=imitates):
-        return why
+def _why_excluded(record: CallRecord | None) -> str | None:
+    """Why a call's tokens cannot be trained."""
     if record is None:
         return "lost"
     if record.excluded_because is not None:
