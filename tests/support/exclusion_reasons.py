@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import TypeGuard
 
 from tests.support.live_server import REPO
@@ -15,7 +16,8 @@ _WORD = re.compile(r"[a-z]+(_[a-z]+)*_?")
 _DECIDES = {"why_excluded", "_why_excluded", "why_too_long"}
 
 
-def sent_reasons() -> set[str]:
+@cache
+def sent_reasons() -> frozenset[str]:
     """Keys that `TrainResult.excluded` may have, with the unit in front."""
     found = {"groups.unjudged"}  # the client's own
     for path in (path for room in ROOMS for path in room.rglob("*.py")):
@@ -24,7 +26,8 @@ def sent_reasons() -> set[str]:
                 found |= {node.value} if _WHOLE.fullmatch(node.value) else set()
             found |= {f"calls.{word}" for word in _of_calls(node)}
     assert "calls.superseded_" in found
-    return found - {"calls.superseded_"} | {f"calls.superseded_{why}" for why in _by_the_graph()}
+    found |= {f"calls.superseded_{why}" for why in _by_the_graph()}
+    return frozenset(found - {"calls.superseded_"})
 
 
 def _of_calls(node: ast.AST) -> Iterator[str]:
@@ -48,7 +51,8 @@ def _of_calls(node: ast.AST) -> Iterator[str]:
 def _sets_reason(node: ast.AST) -> TypeGuard[ast.keyword | ast.Assign]:
     if isinstance(node, ast.keyword):
         return node.arg == "excluded_because"
-    return isinstance(node, ast.Assign) and "excluded_because" in map(ast.unparse, node.targets)
+    targets = node.targets if isinstance(node, ast.Assign) else ()
+    return any(isinstance(one, ast.Name) and one.id == "excluded_because" for one in targets)
 
 
 def _by_the_graph() -> list[str]:

@@ -38,6 +38,8 @@ class MlflowServer:
         # Its own packages alone, and no word to anybody.
         self._env = {name: one for name, one in os.environ.items() if name != "PYTHONPATH"}
         self._env |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+        # Else it starts a process for each kind of its jobs, which all import MLflow once more.
+        self._env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
 
     @property
     def environment(self) -> dict[str, str]:

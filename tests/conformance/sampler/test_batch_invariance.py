@@ -58,10 +58,11 @@ def _bits(replies: list[ChatReply]) -> list[tuple[list[int], list[float]]]:
     return [(list(reply.token_ids), list(reply.logprobs)) for reply in replies]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", _KINDS)
 def test_calls_do_not_depend_on_their_batch(kind: str, tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", kind)
-    calls = _calls(200 if kind == "qwen3" else 32)
+    calls = _calls(count(40, 200) if kind == "qwen3" else count(16, 32))
     alone = _bits(_replies(model, calls, 1))
     for width in (8, 32):
         assert _bits(_replies(model, calls, width)) == alone

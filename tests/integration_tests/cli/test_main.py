@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from langchain_art.tracing.run import Run
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.trajectories import EVALUATION
+from langchain_art_server.__main__ import cli as server_cli
 from tests.support.fits import write_fit
 from tests.support.live_server import BASE_MODEL, REPO, LiveServer
 from tests.support.tiny_models import save_model
@@ -63,6 +65,7 @@ def test_help_teaches() -> None:
         assert word in shown
 
 
+@cache
 def served(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`langchain-art serve`, which the server's own parser answers in the same process."""
     command = [sys.executable, "-m", "langchain_art.cli.main", "serve", *arguments]
@@ -106,8 +109,8 @@ def test_the_servers_options_are_shown() -> None:
     shown = served("--help").stdout
     for option in ("--policy", "--data-dir", "--lora-rank", "--database-url"):
         assert option in shown
-    wrong = served("base", "--prot", "9")
-    assert wrong.returncode == 2 and "--prot" in wrong.stderr
+    wrong = CliRunner().invoke(server_cli, ["base", "--prot", "9"])
+    assert wrong.exit_code == 2 and "--prot" in wrong.stderr
 
 
 def test_serve_without_its_dependencies_says_what_to_install(

@@ -47,6 +47,7 @@ from langchain_art_server.storage.seals import insert, intact, sealed
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CALLS, META, RUN_CALLS, SCHEMA, CallRecord
 from tests.support.postgres import Postgres
+from tests.support.soak import count
 
 
 @pytest.fixture
@@ -201,8 +202,9 @@ VALUES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("table", [t for t in META.sorted_tables if t is not SCHEMA], ids=str)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(15, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_row_that_the_disk_did_not_change_is_whole(
     store: Store, table: sa.Table, data: st.DataObject

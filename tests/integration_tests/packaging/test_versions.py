@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.environments import environment
 from tests.support.live_server import REPO, RuleServer
+from tests.support.soak import count
 
 SUITES = (
     "tests/unit_tests/langchain_art/chat_models/test_standard.py",
@@ -51,9 +52,10 @@ def corners() -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("corner", list(corners()))
+@pytest.mark.parametrize("corner", list(corners())[: count(2, 3)])
 def test_the_standard_suites_pass(corner: str, rule_server: RuleServer, tmp_path: Path) -> None:
     chosen = corners()[corner]
     named = {line.split("=")[0].split(">")[0] for line in chosen}

@@ -16,6 +16,7 @@ from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord, StoredRun
 from tests.support.call_records import record
 from tests.support.call_trees import common, trees_of_calls
+from tests.support.soak import count
 
 
 def stored(*turns: Turn) -> StoredRun:
@@ -127,7 +128,8 @@ def tokens_of(turns: list[Turn], records: dict[str, CallRecord]) -> Counter[tupl
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(100, 2000), deadline=None)
 @given(runs("a"), runs("b"), CHOICES)
 def test_audit_and_training_agree_on_any_run(
     one: Runs, other: Runs, trainable: dict[str, bool]
@@ -172,7 +174,8 @@ def test_audit_and_training_agree_on_any_run(
     assert laid == tokens_of(learning, records)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(100, 2000), deadline=None)
 @given(runs("a"))
 def test_prefixes_are_those_of_a_naive_comparison(run: Runs) -> None:
     turns, records = run

@@ -14,6 +14,7 @@ from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_t
 from langchain_art.training.collapse.signs import Sign, new_signs
 from langchain_art.training.results.records import StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
+from tests.support.soak import count
 
 Step = tuple[float | None, float | None]
 
@@ -167,17 +168,21 @@ def healthy(
     return made
 
 
+HEALTHY = count(8, 200)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("shape", ["still", "learns", "seldom", "solved", "normal"])
 @pytest.mark.parametrize(("groups", "size"), [(16, 8), (4, 4), (2, 8)])
 def test_a_healthy_noisy_fit_raises_no_alarm(shape: str, groups: int, size: int) -> None:
-    """20 fits of 60 steps: at 1e-5 a step, 0.2 false alarms are expected in all 15 cases."""
+    """Fits of 60 steps: at 1e-5 a step, 0.01 false alarms of a fit are expected in all 15 cases."""
     seed = 7
     draw, false = random.Random(f"{seed}{shape}{groups}"), list[Sign]()
-    for _ in range(20):
+    for _ in range(HEALTHY):
         history = healthy(draw, 60, groups, size, shape)
         for n in range(2, len(history) + 1):
             false += [one for one in new_signs(history[:n]) if one.keep is not None]
-    assert not false, f"{seed=}: false alarms in 1200 steps: {false}"
+    assert not false, f"{seed=}: false alarms in {60 * HEALTHY} steps: {false}"
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])

@@ -88,13 +88,13 @@ def test_a_beginning_is_shared_where_that_saves_more_than_it_costs(
     assert len(grow(rows, token_cost).token_ids_N) == tokens
 
 
-def test_ten_thousand_rows_and_a_deep_trie_take_no_recursion() -> None:
-    deep = [[1] * n + [2] for n in range(1, 1500)]
+def test_thousands_of_rows_and_a_deep_trie_take_no_recursion() -> None:
+    deep = [[1] * n + [2] for n in range(1, 1100)]
     forest = grow(deep)
-    assert len(forest.token_ids_N) == 1499 + 1499
+    assert len(forest.token_ids_N) == 1099 + 1099
     assert len(split(forest, 100)) > 10
-    wide = grow([[1, 2, n] for n in range(10_000)])
-    assert len(wide.token_ids_N) == 10_002
+    wide = grow([[1, 2, n] for n in range(3000)])
+    assert len(wide.token_ids_N) == 3002
 
 
 @settings(max_examples=300)

@@ -19,6 +19,7 @@ from langchain_art_server.algorithms.sequences.training_rows import (
     rows_of_run,
 )
 from tests.support.call_trees import trees_of_calls
+from tests.support.soak import count
 
 
 def call(call_id: str, prompt: list[int], reply: list[int], **changes: Any) -> SampledCall:
@@ -173,7 +174,8 @@ def parts_of_trees(draw: st.DrawFn) -> list[SampledCall]:
     return [c for c in draw(trees_of_calls()) if draw(st.integers(0, 3))]
 
 
-@settings(max_examples=400)
+@pytest.mark.soak
+@settings(max_examples=count(150, 4000))
 @given(parts_of_trees())
 @example([call(f"{n}{k}", [0] * n, [0], advantage=0.25) for n in (1, 2) for k in (1, 2)])
 def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
@@ -197,7 +199,8 @@ def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
     assert got == wanted
 
 
-@settings(max_examples=200)
+@pytest.mark.soak
+@settings(max_examples=count(100, 2000))
 @given(parts_of_trees())
 def test_rows_are_only_opened_when_no_row_fits(calls: list[SampledCall]) -> None:
     """A chain is one row: rows never outnumber the calls that extend no earlier sequence."""

@@ -25,6 +25,7 @@ from langchain_art import wire
 from langchain_art.errors import Conflict
 from langchain_art_server.storage.rollouts import leases
 from langchain_art_server.storage.store import Store
+from tests.support.soak import count
 
 WORKERS = st.sampled_from(("a", "b", "c"))
 SECONDS, MOST = 10.0, 2
@@ -178,4 +179,5 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestQueue.pytestmark = [pytest.mark.soak]
+TestQueue.settings = settings(max_examples=count(12, 500), stateful_step_count=25, deadline=None)
