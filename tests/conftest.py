@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -36,6 +37,17 @@ LANGFUSE_PROJECT = "https://langfuse.example/project/mails"
 #: Seconds. pytest's own limit (`timeout` in pyproject.toml) is for tests that take seconds; a fit
 #: that takes 100 s on an idle machine took 600 s beside ten busy processes on two cores.
 SLOW_TIMEOUT = 1800
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported for all tests stays: the collector of cycles does not pass over it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
