@@ -38,7 +38,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stored_step import RATE, stored
 
-BACKUPS = count(4, 100)
+BACKUPS = count(2, 100)
 TENANTS = ("default", "ana")
 #: Of the operations before which a command is killed.
 STRIDE = 8 // count(1, 8)

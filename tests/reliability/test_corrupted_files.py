@@ -25,7 +25,7 @@ from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
-FLIPS = count(40, 300)
+FLIPS = count(20, 300)
 #: Not data: a lock, and SQLite's index of its log, which is shared memory that is made anew.
 _NOT_DATA = (".lock", "lock", "-shm")
 WEIGHTS = "adapter_model.safetensors"

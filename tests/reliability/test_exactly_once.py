@@ -24,7 +24,7 @@ from tests.support.storms import Killer, Patient
 from tests.support.stub_engines import StubServer
 
 GROUPS, KILLS = count(30, 500), count(3, 50)
-CHANGED = count(60, 1000)
+CHANGED = count(20, 1000)
 LATEST = count(6, 20)
 #: Groups of a step, runs of a group, and clients that send at once.
 STEP, RUNS, SENDERS = 10, 4, 16

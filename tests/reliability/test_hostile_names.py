@@ -78,7 +78,7 @@ SINGLE = [
 ]
 UPWARDS = ["".join((up * n, t)) for up, n, t in itertools.product(UP, range(1, 10), TARGETS)]
 NAMES = [*dict.fromkeys([*SINGLE, *UPWARDS])]
-TRIED = count(30, len(NAMES))
+TRIED = count(15, len(NAMES))
 #: Fields of which each would have the engine read, fetch, compile, or hold too much.
 FORBIDDEN: dict[str, Any] = {
     "chat_template": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",

@@ -21,6 +21,7 @@ from langchain_art.wire import (
 from langchain_art.wire.choices.credit import CreditKind
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
+from tests.support.soak import count
 
 CONFIGS: list[dict[str, Any]] = [
     {},
@@ -78,8 +79,9 @@ def is_excluded(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str
     return any(batch.excluded[f"groups.{why}"] for why in ("zero_variance", "single", "empty"))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda n: str(CONFIGS[n]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=count(50, 1500), deadline=None)
 @given(group=groups(), trainable=st.sampled_from([{}, {"critic": False}]))
 def test_what_is_called_flat_is_excluded(
     number: int, group: TrajectoryGroup, trainable: dict[str, bool]
