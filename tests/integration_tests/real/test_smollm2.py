@@ -120,6 +120,7 @@ def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) 
         assert 0 <= run.reward <= 1 and run.scores["reached"] == (run.reward == 1)
 
 
+@whole
 def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
     leaderboard()
     sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
@@ -128,7 +129,7 @@ def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Pat
     )
     assert set(found["measures"]) == {"correct"}
     assert "**caller**:" in (tmp_path / "transcripts.md").read_text()
-    asked = ["caller@1", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
+    asked = ["caller", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
     assert "correct: " in evaluation(main, *asked)
 
 
