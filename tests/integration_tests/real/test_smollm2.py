@@ -121,6 +121,8 @@ def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) 
 
 
 @whole
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
     leaderboard()
     sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
