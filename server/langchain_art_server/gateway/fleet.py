@@ -1,7 +1,7 @@
 """What the other servers of a fleet publish, roll back and delete: routed to within a second.
 
 The database says which version serves. A server looks at it twice a second, and at once when
-another one has written (`storage.fleet.news`), loads a version into its own sampler, and then
+another one has written (`fleet.notifications`), loads a version into its own sampler, and then
 routes to it. A call is routed by what the database said at most `STALE_SECONDS` before: a server
 that was asleep, cannot reach the database or is still loading has the call wait.
 """
@@ -24,8 +24,8 @@ from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
 log = logging.getLogger(__name__)
-#: Seconds between two looks without news; after which what was seen is not relied on; for which a
-#: call waits for a look; and between two looks at least.
+#: Seconds between two looks without a notification; after which what was seen is not relied on; for
+#: which a call waits for a look; and between two looks at least.
 LOOK_SECONDS, STALE_SECONDS, WAIT_SECONDS, _PAUSE = 0.4, 1.0, 30.0, 0.02
 #: Runs whose calls this server's sampler knows the tokens of.
 _MAX_RUNS = 10_000

@@ -38,7 +38,7 @@ from langchain_art_server.policies.adapter_store import make_directory
 from langchain_art_server.policies.mirrored_store import open_adapters
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
-from langchain_art_server.storage.fleet.news import listen
+from langchain_art_server.storage.fleet.notifications import listen
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch
 from langchain_art_server.telemetry.metrics import Metrics

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, Operational
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.fleet.call_order import raise_above
-from langchain_art_server.storage.fleet.news import tell
+from langchain_art_server.storage.fleet.notifications import notify
 from langchain_art_server.storage.schema.opening import (
     connect,
     own,
@@ -105,7 +105,7 @@ class Database:
             work: what it reads stays as it is until it has ended: where several servers share the
                 database, one of them writes at a time.
             in_turn: False: `work` does without that.
-            tells: the other servers are to look at what was written (`fleet.news`).
+            tells: the other servers are to look at what was written (`fleet.notifications`).
 
         Raises:
             EngineUnavailable: the database cannot be written to; nothing was written.
@@ -116,7 +116,7 @@ class Database:
                 take_turn(connection)
             done = work(connection)
             if tells:
-                tell(connection)
+                notify(connection)
             return done
 
         loop, whole = asyncio.get_running_loop(), do if self.shared else work

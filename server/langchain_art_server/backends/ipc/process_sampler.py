@@ -25,8 +25,8 @@ from langchain_art_server.backends.base import (
 )
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.child_process import EnginePlace
-from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.poison_requests import PoisonRequests
 from langchain_art_server.backends.ipc.worker import Worker
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,
@@ -80,7 +80,7 @@ class ProcessSampler:
             imports=self.imports,
             place=place,
         )
-        self._suspects = CrashSuspects()
+        self._suspects = PoisonRequests()
         self._info: ModelInfo | None = None
         self._adapters: dict[str, tuple[Path, Identity]] = {}
         # Adapters that a restart did not load again, because the disk had changed them.

@@ -9,8 +9,8 @@ reads end-of-file.
     parent -> child   [id, "call", {"method": …, "params": …}]    [id, "cancel", null]
     child  -> parent  [id, "event", …]*   then   [id, "result", …]   or   [id, "error", {…}]
 
-A child that was stopped, or that hangs, is ended and started again: `pulse` has the rules. Between
-them go ``[0, "ping", null]`` and ``[0, "pong", turns of the child's loop]``.
+A child that was stopped, or that hangs, is ended and started again: `heartbeat` has the rules.
+Between them go ``[0, "ping", null]`` and ``[0, "pong", turns of the child's loop]``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from langchain_art_server.backends.ipc.child_process import (
     Here,
     NoPlace,
 )
+from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS, Heartbeat
 from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
-from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
 
 log = logging.getLogger(__name__)
 #: Starts in a row that may fail before calls are refused instead of waiting; it is tried on.
@@ -109,7 +109,7 @@ class Worker:
         self._process: ChildProcess | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._hang_seconds, self._pulse = hang_seconds, Pulse(hang_seconds)
+        self._hang_seconds, self._heartbeat = hang_seconds, Heartbeat(hang_seconds)
         self._closing = False
         self._broken: ArtError | None = None
         self.ready = asyncio.Event()
@@ -127,7 +127,7 @@ class Worker:
     def problem(self) -> str | None:
         """Reason why calls are not answered now, for anyone to read; None: they are."""
         if self.ready.is_set():
-            return self._pulse.problem
+            return self._heartbeat.problem
         if (problem := self.place.problem) is not None:
             return problem
         if self._broken and not isinstance(self._broken, NoPlace):
@@ -269,7 +269,7 @@ class Worker:
 
     async def _launch(self) -> None:
         self._process, ours = await self.place.launch(self._program)
-        self._pulse = Pulse(self._hang_seconds)
+        self._heartbeat = Heartbeat(self._hang_seconds)
         loop = asyncio.get_running_loop()
         _, self._socket = await loop.create_connection(
             lambda: EngineSocket(self._take, self._lost), sock=ours
@@ -281,7 +281,7 @@ class Worker:
         if pending := self._pending.get(call_id):
             pending.receive(kind, revive(payload) if kind == "error" else payload)
         elif call_id == PING:
-            self._pulse.answered(payload)
+            self._heartbeat.answered(payload)
 
     def _lost(self) -> None:
         self.ready.clear()
@@ -299,8 +299,8 @@ class Worker:
             await asyncio.sleep(TICK_SECONDS)
             if self._process is None:
                 continue
-            answers, busy = self._pulse.answers, any(p.sent for p in self._pending.values())
-            if why := self._pulse.tick(ready=self.ready.is_set(), busy=busy):
+            answers, busy = self._heartbeat.answers, any(p.sent for p in self._pending.values())
+            if why := self._heartbeat.tick(ready=self.ready.is_set(), busy=busy):
                 log.error("The engine %s %s; it is ended.", self._program.target, why)
                 self.end()
             elif answers:
@@ -336,11 +336,11 @@ class Worker:
                 continue
             pending.deaths += 1
             pending.sent = False
-            if pending.resend and pending.deaths <= 2 and not self._pulse.hangs:
+            if pending.resend and pending.deaths <= 2 and not self._heartbeat.hangs:
                 continue
             del self._pending[call_id]
             kind, what = WorkerDied, "The engine's process ended during this call"
-            if self._pulse.hangs:
+            if self._heartbeat.hangs:
                 kind, what = WorkerHung, f"The engine did nothing for {self._hang_seconds:g} s"
             message = f"{what} and is being started again. Nothing was recorded; send it again."
             pending.fail(kind(message, retry_after=2))

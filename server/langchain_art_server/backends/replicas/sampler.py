@@ -28,8 +28,8 @@ from langchain_art_server.backends.base import (
     Sampler,
     SamplerState,
 )
-from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.poison_requests import PoisonRequests
 from langchain_art_server.backends.replicas.replica import Replica, WantedAdapter
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ReplicatedSampler:
         self._wanted: dict[str, WantedAdapter] = {}
         self._replicas = [Replica(n, one, self._wanted) for n, one in enumerate(samplers)]
         self._generations = itertools.count(1)
-        self._runs, self._suspects = StickyRuns(), CrashSuspects()
+        self._runs, self._suspects = StickyRuns(), PoisonRequests()
         self._followers: list[asyncio.Task[None]] = []
         self._closing = False
 

@@ -1,1 +1,1 @@
-"""What the servers of one database agree on: leases of policies, news, the order of calls."""
+"""Agreement between the servers of one database: leases of policies, notifications, call order."""

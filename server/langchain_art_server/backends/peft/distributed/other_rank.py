@@ -1,7 +1,7 @@
 """Between rank 0 and another rank: messages to it, and its beats. Child side only.
 
 A message is a line of JSON, ``[method, params, files]``, and then the bytes of the files, which a
-rank on another machine lacks. A beat is one byte at each tick of a pulse.
+rank on another machine lacks. A beat is one byte at each tick of a heartbeat.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from langchain_art_server.backends.ipc.pulse import TICK_SECONDS, Pulse
+from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS, Heartbeat
 from langchain_art_server.backends.peft.distributed.process_group import LOST
 
 log = logging.getLogger(__name__)
@@ -84,13 +84,13 @@ class OtherRank:
         threading.Thread(target=self._watch, args=(is_ready,), daemon=True).start()
 
     def _watch(self, is_ready: Callable[[], bool]) -> NoReturn:
-        pulse = Pulse(math.inf)
+        heartbeat = Heartbeat(math.inf)
         while True:
             if select.select([self._connection], [], [], TICK_SECONDS)[0]:
                 if not self._beats():
                     break
-                pulse.answered(0)
-            elif why := pulse.tick(ready=is_ready(), busy=False):
+                heartbeat.answered(0)
+            elif why := heartbeat.tick(ready=is_ready(), busy=False):
                 log.error("Rank %d of the learner %s; all ranks are started again.", self.rank, why)
                 if self._process is not None:
                     self._process.kill()

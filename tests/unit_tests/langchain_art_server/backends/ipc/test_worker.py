@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, PromptTooLong
-from langchain_art_server.backends.ipc import pulse
+from langchain_art_server.backends.ipc import heartbeat
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import pack
 from langchain_art_server.backends.ipc.fork_server import can_fork
@@ -279,7 +279,7 @@ async def test_starts_that_work_again_end_the_refusal(
 @pytest.fixture
 def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent child is noticed in a second."""
-    for module in (worker_module, pulse):
+    for module in (worker_module, heartbeat):
         monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
 
 

@@ -34,7 +34,7 @@ class _Death:
     running: set[bytes] = field(default_factory=set[bytes])
 
 
-class CrashSuspects:
+class PoisonRequests:
     """The requests of one sampler that were running at a death of its process, by digest."""
 
     def __init__(self) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest, Sampling
-from langchain_art_server.backends.ipc import crash_suspects
-from langchain_art_server.backends.ipc.crash_suspects import CrashSuspects
+from langchain_art_server.backends.ipc import poison_requests
+from langchain_art_server.backends.ipc.poison_requests import PoisonRequests
 
 POISON = ChatRequest(id="a", messages=[{"role": "user", "content": "x"}], adapter="p@1")
 
 
 def test_a_request_is_refused_after_two_deaths_under_any_id_and_version() -> None:
-    suspects = CrashSuspects()
+    suspects = PoisonRequests()
     assert not suspects
     suspects.add(POISON, 1)
     assert suspects
@@ -27,14 +27,14 @@ def test_a_request_is_refused_after_two_deaths_under_any_id_and_version() -> Non
 
 
 def test_the_choices_of_one_request_die_one_death() -> None:
-    suspects = CrashSuspects()
+    suspects = PoisonRequests()
     for index in range(16):
         suspects.add(replace(POISON, id=f"a:{index}"), 1)
     suspects.check(POISON)
 
 
 def test_what_is_answered_is_forgotten() -> None:
-    suspects = CrashSuspects()
+    suspects = PoisonRequests()
     suspects.add(POISON, 1)
     suspects.answered(POISON)
     assert not suspects
@@ -43,7 +43,7 @@ def test_what_is_answered_is_forgotten() -> None:
 
 
 def test_a_request_that_ran_beside_others_is_refused_only_when_they_are_cleared() -> None:
-    suspects = CrashSuspects()
+    suspects = PoisonRequests()
     others = [replace(POISON, sampling=Sampling(seed=index)) for index in range(4)]
     for death in (1, 2, 3):
         for request in (POISON, *others):
@@ -58,11 +58,11 @@ def test_a_request_that_ran_beside_others_is_refused_only_when_they_are_cleared(
 
 
 def test_suspects_are_few_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_suspects, "_MAX_KNOWN", 3)
-    suspects = CrashSuspects()
+    monkeypatch.setattr(poison_requests, "_MAX_KNOWN", 3)
+    suspects = PoisonRequests()
     for death in range(8):
         suspects.add(POISON, death)
     assert len(suspects._deaths) == 3
-    monkeypatch.setattr(crash_suspects, "_REMEMBERED", -1.0)
+    monkeypatch.setattr(poison_requests, "_REMEMBERED", -1.0)
     assert not suspects
     assert not suspects._deaths

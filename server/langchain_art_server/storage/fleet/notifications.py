@@ -1,7 +1,7 @@
-"""News between the servers of one PostgreSQL: who writes tells, and the others look (NOTIFY).
+"""Notifications between the servers of one PostgreSQL (LISTEN and NOTIFY).
 
-News say only that there is something to be read. They are told when the transaction is committed,
-and may be lost: who waits for them looks now and then without any, too.
+A notification says only that there is something to be read. It is sent when the transaction is
+committed, and may be lost: a server that listens also looks now and then without one.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _CHANNEL = "langchain_art"
 _RETRY_SECONDS = 1.0
 
 
-def tell(connection: sa.Connection) -> None:
+def notify(connection: sa.Connection) -> None:
     """Have the other servers look when this transaction is committed."""
     connection.execute(sa.text(f"SELECT pg_notify('{_CHANNEL}', '')"))
 
 
 async def listen(engine: sa.Engine, look: Callable[[], None]) -> None:
-    """Call `look` at each news, for ever."""
+    """Call `look` at each notification, for ever."""
     psycopg: Any = engine.dialect.dbapi
     args, options = engine.dialect.create_connect_args(engine.url)
     while True:
@@ -37,5 +37,5 @@ async def listen(engine: sa.Engine, look: Callable[[], None]) -> None:
                 async for _ in connection.notifies():
                     look()
         except (psycopg.Error, OSError) as error:
-            log.warning("No news from the database (%s); it is asked all the same.", error)
+            log.warning("No notifications from the database (%s); it is polled meanwhile.", error)
         await asyncio.sleep(_RETRY_SECONDS)

@@ -20,7 +20,7 @@ _SLOW, _SILENT = 3, 10
 _SILENT_AT_START = 150
 
 
-class Pulse:
+class Heartbeat:
     """Watches one process. It hangs if calls run and its loop makes no turn for `hang_seconds`."""
 
     def __init__(self, hang_seconds: float) -> None:
