@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 from langchain_core.language_models import BaseChatModel
@@ -21,6 +29,7 @@ from langchain_art.tracing.handler import CaptureHandler
 from tests.conformance.suite.outcomes import CannotBeChecked
 from tests.conformance.suite.scripts import script
 
+T = TypeVar("T")
 Mode = Literal["invoke", "ainvoke", "stream", "astream"]
 MODES: tuple[Mode, ...] = ("invoke", "ainvoke", "stream", "astream")
 TWO_MODES: tuple[Mode, ...] = ("invoke", "astream")
@@ -257,3 +266,12 @@ def _state(parts: Sequence[Any], is_graph: bool) -> Any:
         return parts
     values = [value for namespace, mode, value in parts if mode == "values" and not namespace]
     return values[-1] if values else None
+
+
+def without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise ConfigError("a synchronous program waited for something")

@@ -1,4 +1,9 @@
-"""Nodes that call the model several times, written once for synchronous and asynchronous runs."""
+"""Nodes that call the model, written once for synchronous and asynchronous runs.
+
+They are generators: of the state (or what a hook or tool is given), which yield prompts, are sent
+each reply, and return the update. They may also yield a pair of another runnable, or of a hook's
+handler, and what it is given, or a `Rendezvous`.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,15 @@ import asyncio
 import operator
 import threading
 from collections.abc import Callable, Generator
-from typing import Annotated, Any, TypeAlias, TypedDict
+from functools import wraps
+from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import Runnable
 from langgraph.graph import START, StateGraph
 from langgraph.types import RetryPolicy
 
-from tests.conformance.suite.harness import Kit
-
-Body: TypeAlias = "Callable[[Any], Generator[Any, AIMessage, Any]]"
-"""Takes the state, yields prompts, is sent each reply, returns the update.
-
-It may also yield a pair of another runnable and its prompt, or a `Rendezvous`.
-"""
+from tests.conformance.suite.harness import Kit, without_loop
 
 RETRY = RetryPolicy(initial_interval=0.001, jitter=False, retry_on=ConnectionError)
 """Two further attempts."""
@@ -39,37 +39,39 @@ class Rendezvous:
         self.tasks = asyncio.Barrier(branches)
 
 
-def talk(kit: Kit, body: Body, model: Runnable[Any, Any] | None = None) -> Any:
-    """A node out of a generator."""
+def talk(kit: Kit, body: Callable[..., Any], model: Runnable[Any, Any] | None = None) -> Any:
+    """A node, hook or tool out of a generator; the errors of what it asks are raised in it."""
     asked = model or kit.model
 
-    def node(state: Any) -> Any:
-        steps = body(state)
-        answer: Any = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                return end.value
-            if isinstance(step, Rendezvous):
-                step.threads.wait()
-            else:
-                runnable, prompt = step if isinstance(step, tuple) else (asked, step)
-                answer = runnable.invoke(prompt)
+    def begin(step: Any) -> Any:
+        if isinstance(step, Rendezvous):
+            return step.tasks.wait() if kit.asynchronous else step.threads.wait()
+        what, given = step if isinstance(step, tuple) else (asked, step)
+        if not hasattr(what, "invoke"):
+            return what(given)
+        return what.ainvoke(given) if kit.asynchronous else what.invoke(given)
 
-    async def anode(state: Any) -> Any:
-        steps = body(state)
-        answer: Any = None
+    async def played(steps: Generator[Any, Any, Any]) -> Any:
+        """What the generator returns. Awaits nothing in synchronous programs."""
+        proceed, value = steps.send, None
         while True:
             try:
-                step = steps.send(answer)
+                step = proceed(value)
             except StopIteration as end:
                 return end.value
-            if isinstance(step, Rendezvous):
-                await step.tasks.wait()
-            else:
-                runnable, prompt = step if isinstance(step, tuple) else (asked, step)
-                answer = await runnable.ainvoke(prompt)
+            try:
+                answer = begin(step)
+                proceed, value = steps.send, await answer if kit.asynchronous else answer
+            except Exception as error:  # noqa: BLE001 - the generator may expect it
+                proceed, value = steps.throw, error
+
+    @wraps(body)
+    def node(*given: Any, **named: Any) -> Any:
+        return without_loop(played(body(*given, **named)))
+
+    @wraps(body)
+    async def anode(*given: Any, **named: Any) -> Any:
+        return await played(body(*given, **named))
 
     return anode if kit.asynchronous else node
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ArtError, NotFound
+from langchain_art.errors import NotFound
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.wire import Trajectory
-from tests.conformance.suite.harness import Kit, Mode, Program, RunStep, Served, Topology
+from tests.conformance.suite.harness import (
+    Kit,
+    Mode,
+    Program,
+    RunStep,
+    Served,
+    Topology,
+    without_loop,
+)
 from tests.conformance.suite.outcomes import NotHeld, holds, leaves
 from tests.conformance.suite.witness import Witness, Witnessed
-
-T = TypeVar("T")
 
 
 async def _drive(program: Program) -> None:
@@ -51,15 +57,6 @@ async def _run(case: Topology, kit: Kit) -> Run:
     with ends, capture(scenario=case.name, id=kit.handler.run.id) as run:
         await _drive(case.program(kit))
     return run
-
-
-def _without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that waits for nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise ArtError("a synchronous program waited for something")
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def perform(
     kit = Kit(served, mode, number, threaded=case.threaded)
     witness.calls()  # those before this run
     running = _run(case, kit)
-    run = asyncio.run(running) if kit.asynchronous else _without_loop(running)
+    run = asyncio.run(running) if kit.asynchronous else without_loop(running)
     if case.heard == "server":
         trajectory = client.reward(run.id, float(number))
     else:

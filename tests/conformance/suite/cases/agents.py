@@ -15,6 +15,7 @@ from langgraph.prebuilt import ToolNode, create_react_agent
 from pydantic import BaseModel
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.outcomes import same
 from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, weigh
 
@@ -59,12 +60,12 @@ def every_form(kit: Kit) -> Program:
     ]
 
     def node(state: Any) -> Any:
-        return {"messages": [kit.model.invoke(form) for form in forms]}
+        said: list[Any] = []
+        for form in forms:
+            said.append((yield form))
+        return {"messages": said}
 
-    async def anode(state: Any) -> Any:
-        return {"messages": [await kit.model.ainvoke(form) for form in forms]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), {"messages": []})
+    yield kit.run(alone(talk(kit, node)), {"messages": []})
 
 
 @topology("a node that streams", Expect("answer", "hello there", step=1))
@@ -267,14 +268,10 @@ def structured_node(kit: Kit) -> Program:
     shaped = kit.model.with_structured_output(Safety)
 
     def node(state: Any) -> Any:
-        verdict = shaped.invoke(state["messages"])
-        return {"messages": [kit.model.invoke(kit.says("so it is") + str(verdict.safe))]}
+        verdict = yield shaped, state["messages"]
+        return {"messages": [(yield kit.says("so it is") + str(verdict.safe))]}
 
-    async def anode(state: Any) -> Any:
-        verdict = await shaped.ainvoke(state["messages"])
-        return {"messages": [await kit.model.ainvoke(kit.says("so it is") + str(verdict.safe))]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), kit.ask(SAFETY))
+    yield kit.run(alone(talk(kit, node)), kit.ask(SAFETY))
 
 
 @topology(
@@ -321,16 +318,13 @@ def several_choices(kit: Kit) -> Program:
 )
 def best_of_three(kit: Kit) -> Program:
     def node(state: Any) -> Any:
-        drafts = [kit.model.invoke(state["messages"]) for _ in range(3)]
-        kit.model.invoke(kit.says("the second"))
-        return {"messages": [drafts[1]]}
+        yield state["messages"]
+        second = yield state["messages"]
+        yield state["messages"]
+        yield kit.says("the second")
+        return {"messages": [second]}
 
-    async def anode(state: Any) -> Any:
-        drafts = [await kit.model.ainvoke(state["messages"]) for _ in range(3)]
-        await kit.model.ainvoke(kit.says("the second"))
-        return {"messages": [drafts[1]]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), kit.ask("hello"))
+    yield kit.run(alone(talk(kit, node)), kit.ask("hello"))
 
 
 @topology(
@@ -340,11 +334,9 @@ def best_of_three(kit: Kit) -> Program:
 )
 def votes(kit: Kit) -> Program:
     def node(state: Any) -> Any:
-        heard = [kit.model.invoke(state["messages"]).text for _ in range(3)]
+        heard: list[str] = []
+        for _ in range(3):
+            heard.append((yield state["messages"]).text)
         return {"messages": [("ai", max(set(heard), key=heard.count))]}
 
-    async def anode(state: Any) -> Any:
-        heard = [(await kit.model.ainvoke(state["messages"])).text for _ in range(3)]
-        return {"messages": [("ai", max(set(heard), key=heard.count))]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), kit.ask("hello"))
+    yield kit.run(alone(talk(kit, node)), kit.ask("hello"))

@@ -25,6 +25,7 @@ from langchain.agents.middleware import (
 from langchain_core.messages import HumanMessage, ToolMessage
 
 from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, weigh
 
 
@@ -133,24 +134,13 @@ def refusing(kit: Kit) -> Program:
     modes=TWO_MODES,
 )
 def around_agent(kit: Kit) -> Program:
-    node = kit.node()
-    if kit.asynchronous:
+    def opening(state: Any, runtime: Any) -> Any:
+        return {"messages": [(yield state["messages"])]}
 
-        async def opening(state: Any, runtime: Any) -> Any:
-            return await node(state)
+    def closing(state: Any, runtime: Any) -> Any:
+        return {"messages": [(yield state["messages"])]}
 
-        async def closing(state: Any, runtime: Any) -> Any:
-            return await node(state)
-
-    else:
-
-        def opening(state: Any, runtime: Any) -> Any:
-            return node(state)
-
-        def closing(state: Any, runtime: Any) -> Any:
-            return node(state)
-
-    middleware = [before_agent(opening), after_agent(closing)]
+    middleware = [before_agent(talk(kit, opening)), after_agent(talk(kit, closing))]
     agent = create_agent(kit.model, [look], middleware=middleware)
     yield kit.run(agent, kit.ask("a plan", "a door", "well done"))
 
@@ -198,18 +188,11 @@ def ended(kit: Kit) -> Program:
 def other_model(kit: Kit) -> Program:
     rival = kit.chat(kit.rival)
 
-    def chosen(request: Any) -> Any:
-        return request.override(model=rival) if len(request.messages) > 1 else request
-
-    @wrap_model_call
     def choose(request: Any, handler: Any) -> Any:
-        return handler(chosen(request))
+        later = len(request.messages) > 1
+        return (yield handler, request.override(model=rival) if later else request)
 
-    @wrap_model_call
-    async def achoose(request: Any, handler: Any) -> Any:
-        return await handler(chosen(request))
-
-    middleware = [achoose if kit.asynchronous else choose]
+    middleware = [wrap_model_call(talk(kit, choose))]
     yield kit.run(create_agent(kit.model, [look], middleware=middleware), kit.ask(LOOK, "a door"))
 
 
@@ -224,15 +207,9 @@ def other_model(kit: Kit) -> Program:
 def checked_tool(kit: Kit) -> Program:
     prompt = kit.says("not allowed")
 
-    @wrap_tool_call
     def check(request: Any, handler: Any) -> Any:
-        said = kit.model.invoke(prompt).text
-        return ToolMessage(said, tool_call_id=request.tool_call["id"])
+        said = yield prompt
+        return ToolMessage(said.text, tool_call_id=request.tool_call["id"])
 
-    @wrap_tool_call
-    async def acheck(request: Any, handler: Any) -> Any:
-        said = (await kit.model.ainvoke(prompt)).text
-        return ToolMessage(said, tool_call_id=request.tool_call["id"])
-
-    agent = create_agent(kit.model, [look], middleware=[acheck if kit.asynchronous else check])
+    agent = create_agent(kit.model, [look], middleware=[wrap_tool_call(talk(kit, check))])
     yield kit.run(agent, kit.ask(LOOK, "a pity"))

@@ -139,17 +139,11 @@ def own_callbacks_caught(kit: Kit) -> Program:
 
     def node(state: Any) -> Any:
         try:
-            return {"messages": [parsed.invoke(kit.says("try 1"))]}
+            return {"messages": [(yield parsed, kit.says("try 1"))]}
         except ValueError:
-            return {"messages": [kit.model.invoke(kit.says("plainly"))]}
+            return {"messages": [(yield kit.says("plainly"))]}
 
-    async def anode(state: Any) -> Any:
-        try:
-            return {"messages": [await parsed.ainvoke(kit.says("try 1"))]}
-        except ValueError:
-            return {"messages": [await kit.model.ainvoke(kit.says("plainly"))]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), kit.ask())
+    yield kit.run(alone(talk(kit, node)), kit.ask())
 
 
 @topology(
@@ -161,13 +155,9 @@ def own_callbacks_graph(kit: Kit) -> Program:
     team = OwnCallbacks(line(MessagesState, early=kit.node(), late=kit.node()).compile())
 
     def node(state: Any) -> Any:
-        return team.invoke(state)
+        return (yield team, state)
 
-    async def anode(state: Any) -> Any:
-        return await team.ainvoke(state)
-
-    graph = line(MessagesState, team=anode if kit.asynchronous else node)
-    yield kit.run(graph.compile(), kit.ask("e", "l"))
+    yield kit.run(line(MessagesState, team=talk(kit, node)).compile(), kit.ask("e", "l"))
 
 
 @topology(

@@ -155,13 +155,10 @@ def inner_waits(kit: Kit) -> Program:
     thread: Any = {"configurable": {"thread_id": kit.thread}}
 
     def asks(state: Any) -> Any:
-        inner.invoke(state, thread)
+        yield inner.with_config(thread), state
 
-    async def aasks(state: Any) -> Any:
-        await inner.ainvoke(state, thread)
-
-    asking = aasks if kit.asynchronous else asks
-    yield kit.run(line(MessagesState, asks=asking, goes_on=kit.node()).compile(), kit.ask("fine"))
+    graph = line(MessagesState, asks=talk(kit, asks), goes_on=kit.node())
+    yield kit.run(graph.compile(), kit.ask("fine"))
 
 
 def _flow(kit: Kit) -> Any:

@@ -18,7 +18,7 @@ from langgraph.types import CachePolicy, Command, RetryPolicy, TimeoutPolicy
 
 from tests.conformance.suite.cases.interrupts import careful
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line
+from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line, talk
 from tests.conformance.suite.outcomes import leaves, same
 
 ASYNC = "LangGraph's time limits are for asynchronous nodes"
@@ -36,13 +36,9 @@ def _handler(kit: Kit, *replies: str, then: Any = None) -> Any:
 
     def handler(state: Said, error: NodeError) -> Any:
         same("the node that failed", error.node, "shaky")
-        return asks(state)
+        return (yield asks, state)
 
-    async def ahandler(state: Said, error: NodeError) -> Any:
-        same("the node that failed", error.node, "shaky")
-        return await asks(state)
-
-    return ahandler if kit.asynchronous else handler
+    return talk(kit, handler)
 
 
 def _handled(kit: Kit, handler: Any, failures: int = 1, **options: Any) -> Any:
@@ -263,31 +259,18 @@ def durable_at_exit(kit: Kit) -> Program:
 def loops(kit: Kit) -> Program:
     thinks = StateGraph(MessagesState).add_node("think", kit.node())
     sub = thinks.add_edge(START, "think").add_edge("think", "think").compile()
-    given: Any = ({"messages": [HumanMessage(kit.says("hm", "hm", "hm"))]}, {"recursion_limit": 2})
+    given: Any = {"messages": [HumanMessage(kit.says("hm", "hm", "hm"))]}
+    limited = sub.with_config(recursion_limit=2)
 
-    if kit.asynchronous:
+    def delve() -> Any:
+        """Delve."""
+        try:
+            return (yield limited, given)["messages"][-1].text
+        except GraphRecursionError:
+            return "It was too much."
 
-        @tool
-        async def delve() -> str:
-            """Delve."""
-            try:
-                return (await sub.ainvoke(*given))["messages"][-1].text
-            except GraphRecursionError:
-                return "It was too much."
-
-    else:
-
-        @tool
-        def delve() -> str:
-            """Delve."""
-            try:
-                return sub.invoke(*given)["messages"][-1].text
-            except GraphRecursionError:
-                return "It was too much."
-
-    yield kit.run(
-        create_agent(kit.model, [delve]), kit.ask({"call": "delve", "args": {}}, "so be it")
-    )
+    agent = create_agent(kit.model, [tool(talk(kit, delve))])
+    yield kit.run(agent, kit.ask({"call": "delve", "args": {}}, "so be it"))
 
 
 @topology(

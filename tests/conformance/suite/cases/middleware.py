@@ -25,7 +25,7 @@ from langgraph.types import Command
 
 from langchain_art import ChatART
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import Failing
+from tests.conformance.suite.nodes import Failing, talk
 from tests.conformance.suite.scripts import script
 from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
 
@@ -61,19 +61,12 @@ def summarising(kit: Kit) -> Program:
     remark="the trimmed prompt starts a new row",
 )
 def trimming(kit: Kit) -> Program:
-    def trimmed(request: Any) -> Any:
-        first, *rest = request.messages
-        return request.override(messages=[first, *rest[-2:]])
-
-    @wrap_model_call
     def trim(request: Any, handler: Any) -> Any:
-        return handler(trimmed(request))
+        first, *rest = request.messages
+        return (yield handler, request.override(messages=[first, *rest[-2:]]))
 
-    @wrap_model_call
-    async def atrim(request: Any, handler: Any) -> Any:
-        return await handler(trimmed(request))
-
-    agent = create_agent(kit.model, [look, weigh], middleware=[atrim if kit.asynchronous else trim])
+    middleware = [wrap_model_call(talk(kit, trim))]
+    agent = create_agent(kit.model, [look, weigh], middleware=middleware)
     last = {"call": "weigh", "args": {"what": script("a heavy door")}}  # the result leads on
     yield kit.run(agent, kit.ask(LOOK, last))
 
@@ -163,17 +156,11 @@ def model_retry(kit: Kit) -> Program:
     remark="the node returns the last reply only",
 )
 def asking_again(kit: Kit) -> Program:
-    @wrap_model_call
     def again(request: Any, handler: Any) -> Any:
-        handler(request)
-        return handler(request)
+        yield handler, request
+        return (yield handler, request)
 
-    @wrap_model_call
-    async def aagain(request: Any, handler: Any) -> Any:
-        await handler(request)
-        return await handler(request)
-
-    agent = create_agent(kit.model, [look], middleware=[aagain if kit.asynchronous else again])
+    agent = create_agent(kit.model, [look], middleware=[wrap_model_call(talk(kit, again))])
     yield kit.run(agent, kit.ask(LOOK, "a door"))
 
 

@@ -26,6 +26,7 @@ from langchain_core.tools import tool
 from tests.conformance.suite.cases.agents import alone
 from tests.conformance.suite.cases.nesting import chain
 from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import LOOK, look
 
 
@@ -68,15 +69,11 @@ def foreign_agent(kit: Kit) -> Program:
 def text_model(kit: Kit) -> Program:
     text = FakeListLLM(responses=["text"])
 
-    def node(state: dict[str, object]) -> object:
-        text.invoke("Once")
-        return {"messages": [kit.model.invoke(kit.says("hello"))]}
+    def node(state: Any) -> Any:
+        yield text, "Once"
+        return {"messages": [(yield kit.says("hello"))]}
 
-    async def anode(state: dict[str, object]) -> object:
-        await text.ainvoke("Once")
-        return {"messages": [await kit.model.ainvoke(kit.says("hello"))]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), {"messages": []})
+    yield kit.run(alone(talk(kit, node)), {"messages": []})
 
 
 @topology(
@@ -219,15 +216,11 @@ def decision(kit: Kit) -> Program:
     decider = Decider(chat=kit.model, prompt=kit.says("0.2"))
     asked: Any = {"state": "Once", "questions": {"urgent": Noul(instructions="Is it urgent?")}}
 
-    def node(state: dict[str, object]) -> object:
-        decider.invoke(asked)
-        return {"messages": [kit.model.invoke(kit.says("hello"))]}
+    def node(state: Any) -> Any:
+        yield decider, asked
+        return {"messages": [(yield kit.says("hello"))]}
 
-    async def anode(state: dict[str, object]) -> object:
-        await decider.ainvoke(asked)
-        return {"messages": [await kit.model.ainvoke(kit.says("hello"))]}
-
-    yield kit.run(alone(anode if kit.asynchronous else node), {"messages": []})
+    yield kit.run(alone(talk(kit, node)), {"messages": []})
 
 
 @topology(

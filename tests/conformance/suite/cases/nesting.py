@@ -11,6 +11,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import create_react_agent
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
 
 
@@ -46,10 +47,10 @@ def subgraph_nodes(kit: Kit) -> Program:
 )
 def subgraph_calls(kit: Kit) -> Program:
     def calling(graph: Any) -> Any:
-        async def anode(state: Any) -> Any:
-            return await graph.ainvoke(state)
+        def node(state: Any) -> Any:
+            return (yield graph, state)
 
-        return anode if kit.asynchronous else graph.invoke
+        return talk(kit, node)
 
     pair = chain(work=kit.node()).compile()
     team = chain(pair=calling(pair), check=kit.node()).compile()
@@ -64,18 +65,12 @@ def subgraph_calls(kit: Kit) -> Program:
     Expect("model", "it is blue", step=3),
 )
 def model_in_tool(kit: Kit) -> Program:
-    side = kit.says("blue")
-
-    def ask() -> str:
+    def ask() -> Any:
         """Ask."""
-        return kit.model.invoke(side).text
+        return (yield kit.says("blue")).text
 
-    async def aask() -> str:
-        """Ask."""
-        return (await kit.model.ainvoke(side)).text
-
-    asks = tool("ask")(aask if kit.asynchronous else ask)
-    yield kit.run(create_agent(kit.model, [asks]), kit.ask({"call": "ask"}, "it is blue"))
+    agent = create_agent(kit.model, [tool(talk(kit, ask))])
+    yield kit.run(agent, kit.ask({"call": "ask"}, "it is blue"))
 
 
 @topology(
@@ -88,16 +83,11 @@ def model_in_tool(kit: Kit) -> Program:
 def graph_in_tool(kit: Kit) -> Program:
     inner = create_agent(kit.model, [look])
 
-    def delegate() -> str:
+    def delegate() -> Any:
         """Delegate."""
-        return inner.invoke(kit.ask(LOOK, "a door"))["messages"][-1].text
+        return (yield inner, kit.ask(LOOK, "a door"))["messages"][-1].text
 
-    async def adelegate() -> str:
-        """Delegate."""
-        return (await inner.ainvoke(kit.ask(LOOK, "a door")))["messages"][-1].text
-
-    delegates = tool("delegate")(adelegate if kit.asynchronous else delegate)
-    agent = create_agent(kit.model, [delegates])
+    agent = create_agent(kit.model, [tool(talk(kit, delegate))])
     yield kit.run(agent, kit.ask({"call": "delegate"}, "it is a door"))
 
 
@@ -116,17 +106,13 @@ def agents_in_parallel_tools(kit: Kit) -> Program:
     inner = create_agent(kit.model, [look, weigh])
     asks = {"left": kit.ask(LOOK, "left"), "right": kit.ask(WEIGH, "right")}
 
-    def delegate(side: str) -> str:
+    def delegate(side: str) -> Any:
         """Delegate."""
-        return inner.invoke(asks[side])["messages"][-1].text
+        return (yield inner, asks[side])["messages"][-1].text
 
-    async def adelegate(side: str) -> str:
-        """Delegate."""
-        return (await inner.ainvoke(asks[side]))["messages"][-1].text
-
-    delegates = tool("delegate")(adelegate if kit.asynchronous else delegate)
     both = [{"call": "delegate", "args": {"side": side}} for side in asks]
-    yield kit.run(create_agent(kit.model, [delegates]), kit.ask({"calls": both}, "both"))
+    agent = create_agent(kit.model, [tool(talk(kit, delegate))])
+    yield kit.run(agent, kit.ask({"calls": both}, "both"))
 
 
 @topology(

@@ -136,13 +136,11 @@ class Who:
 )
 def contextual(kit: Kit) -> Program:
     def answer(state: MessagesState, runtime: Runtime[Who]) -> Any:
-        return {"messages": [kit.chat(runtime.context.name).invoke(state["messages"])]}
-
-    async def aanswer(state: MessagesState, runtime: Runtime[Who]) -> Any:
-        return {"messages": [await kit.chat(runtime.context.name).ainvoke(state["messages"])]}
+        reply = yield kit.chat(runtime.context.name), state["messages"]
+        return {"messages": [reply]}
 
     graph = StateGraph(MessagesState, context_schema=Who)
-    graph.add_node("answer", aanswer if kit.asynchronous else answer)
+    graph.add_node("answer", talk(kit, answer))
     graph.add_node("check", kit.node()).add_edge(START, "answer").add_edge("answer", "check")
     yield kit.run(graph.compile(), kit.ask("hello", "fine"), context=Who(kit.rival))
 

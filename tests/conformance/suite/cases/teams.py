@@ -12,7 +12,7 @@ from langgraph.func import entrypoint, task
 from langgraph.types import CachePolicy
 
 from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line
+from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line, talk
 from tests.conformance.suite.tools import look
 
 
@@ -87,21 +87,12 @@ def swarm_thread(kit: Kit) -> Program:
 
 def _task(kit: Kit, words: str, then: Any = None, **options: Any) -> Any:
     """A task of the functional API that asks the model."""
-    if kit.asynchronous:
 
-        @task(**options)
-        async def part(name: str) -> Any:
-            reply = (await kit.model.ainvoke(kit.says(words + name))).text
-            return then(reply) if then else reply
+    def part(name: str) -> Any:
+        reply = (yield kit.says(words + name)).text
+        return then(reply) if then else reply
 
-    else:
-
-        @task(**options)
-        def part(name: str) -> Any:
-            reply = kit.model.invoke(kit.says(words + name)).text
-            return then(reply) if then else reply
-
-    return part
+    return task(talk(kit, part), **options)
 
 
 def _flow(kit: Kit, part: Any, names: str, **options: Any) -> Any:
@@ -167,25 +158,12 @@ def cached_task(kit: Kit) -> Program:
     remark="`previous` and `entrypoint.final`",
 )
 def entrypoint_memory(kit: Kit) -> Program:
-    def prompt(text: str, previous: Any) -> Any:
-        return [*(previous or []), HumanMessage(text)]
+    def chat(text: str, *, previous: Any = None) -> Any:
+        asked = [*(previous or []), HumanMessage(text)]
+        reply = yield asked
+        return entrypoint.final(value=reply, save=[*asked, reply])
 
-    if kit.asynchronous:
-
-        @entrypoint(checkpointer=InMemorySaver())
-        async def chat(text: str, *, previous: Any = None) -> Any:
-            asked = prompt(text, previous)
-            reply = await kit.model.ainvoke(asked)
-            return entrypoint.final(value=reply, save=[*asked, reply])
-
-    else:
-
-        @entrypoint(checkpointer=InMemorySaver())
-        def chat(text: str, *, previous: Any = None) -> Any:
-            asked = prompt(text, previous)
-            reply = kit.model.invoke(asked)
-            return entrypoint.final(value=reply, save=[*asked, reply])
-
+    chat = entrypoint(checkpointer=InMemorySaver())(talk(kit, chat))
     yield kit.run(chat, kit.says("one", "two"))
     yield kit.run(chat, "And?")
 

@@ -14,7 +14,7 @@ from langgraph.prebuilt import InjectedState, ToolNode, tools_condition
 from langgraph.types import Command, Send, interrupt
 
 from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import line
+from tests.conformance.suite.nodes import line, talk
 from tests.conformance.suite.tools import LOOK, look
 
 
@@ -78,24 +78,12 @@ def steering_tool(kit: Kit) -> Program:
     remark="`InjectedState`",
 )
 def state_tool(kit: Kit) -> Program:
-    def prompt(state: Any) -> str:
-        return kit.says("one message") + str(len(state["messages"]))
+    def count(state: Annotated[Any, InjectedState]) -> Any:
+        """Count."""
+        return (yield kit.says("one message") + str(len(state["messages"]))).text
 
-    if kit.asynchronous:
-
-        @tool
-        async def count(state: Annotated[Any, InjectedState]) -> str:
-            """Count."""
-            return (await kit.model.ainvoke(prompt(state))).text
-
-    else:
-
-        @tool
-        def count(state: Annotated[Any, InjectedState]) -> str:
-            """Count."""
-            return kit.model.invoke(prompt(state)).text
-
-    yield kit.run(create_agent(kit.model, [count]), kit.ask({"call": "count"}, "so many"))
+    agent = create_agent(kit.model, [tool(talk(kit, count))])
+    yield kit.run(agent, kit.ask({"call": "count"}, "so many"))
 
 
 @topology(
@@ -144,15 +132,10 @@ def subgraph_forgets(kit: Kit) -> Program:
     team = line(MessagesState, work=kit.node()).compile(checkpointer=False)
 
     def node(state: Any) -> Any:
-        said = team.invoke(state)
+        said = yield team, state
         return {"messages": [said["messages"][-1], HumanMessage(interrupt("sure?"))]}
 
-    async def anode(state: Any) -> Any:
-        said = await team.ainvoke(state)
-        return {"messages": [said["messages"][-1], HumanMessage(interrupt("sure?"))]}
-
-    graph = line(MessagesState, team=anode if kit.asynchronous else node)
-    agent = graph.compile(checkpointer=InMemorySaver())
+    agent = line(MessagesState, team=talk(kit, node)).compile(checkpointer=InMemorySaver())
     yield kit.run(agent, kit.ask("one"))
     yield kit.run(agent, Command(resume="yes"))
 
