@@ -110,7 +110,8 @@ def test_three_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None
 
 
 def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) -> None:
-    found = short_fit(FROZEN_LAKE, server.base_url, tmp_path, steps=1, group_size=4, held_out=4)
+    small = {"groups_per_step": 2, "held_out": 2}
+    found = short_fit(FROZEN_LAKE, server.base_url, tmp_path, steps=1, **small)
     [policy] = FROZEN_LAKE.policies
     assert found["adapter"].startswith(f"{policy}@") and "reached" in found["measures"]
     with ArtClient(server.base_url) as client:
