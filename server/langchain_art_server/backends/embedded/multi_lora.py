@@ -1,7 +1,8 @@
 """Multi-LoRA: several adapters beside the base weights, each row of a batch routed to its own.
 
-``y = W x + (alpha / r) · B (A x)``, unmerged, in the order and the dtype (`lora_dtype`) in which
-the learner computes it by PEFT, so that the sampler's logprobs equal the learner's.
+``y = W x + B' (A x)`` with ``B' = (alpha / r) · B``, unmerged, in the dtype (`lora_dtype`) in which
+the learner computes it by PEFT. Where ``alpha / r`` is a power of two, as it is by default, these
+are PEFT's own roundings, so that the sampler's logprobs equal the learner's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from langchain_art_server.backends.models.adapter_reader import (
 class RoutedAdapter(LoadedAdapter):
     """An adapter whose weights are in the layers `modules`, with its `root` in the prefix cache."""
 
-    scaling: float
     root: int
     modules: tuple[str, ...]
 
@@ -58,11 +58,11 @@ class LoraLinear(nn.Module):
             down, up = pair
             mine = x if rows is None else x[rows]
             flat = flat_rows(mine.to(down.dtype), self.fewest)
-            delta = shaped_rows(flat @ down @ up, mine) * adapter.scaling
+            delta = shaped_rows(flat @ down @ up, mine)
             if rows is None:
-                y = (y + delta).to(y.dtype)
+                y += delta
             else:
-                y[rows] = (y[rows] + delta).to(y.dtype)
+                y[rows] += delta
         return y
 
 
@@ -79,9 +79,7 @@ class AdapterBank:
         """Load an adapter's directory. Raises ConfigError, see `read_adapter`."""
         weights = read_adapter(path, self._linears)
         modules = tuple(weights.pairs)
-        adapter = RoutedAdapter(
-            name=name, path=path, scaling=weights.scaling, root=root, modules=modules
-        )
+        adapter = RoutedAdapter(name=name, path=path, root=root, modules=modules)
         for module, (down, up) in weights.pairs.items():
             layer = self._wrapped.get(module) or self._wrap(module)
             dtype = lora_dtype(self._dtype, down.dtype)
@@ -90,7 +88,8 @@ class AdapterBank:
                     torch.cat([part, torch.zeros_like(part)], i)
                     for i, part in enumerate((down, up))
                 )
-            # Transposed once: y = x @ A^T @ B^T.
+            # Scaled and transposed once: y = x @ A^T @ B'^T.
+            up = weights.scaling * up
             down, up = (part.to(self._device, dtype).t() for part in (down, up))
             layer.pairs[adapter] = (down, up)
         return adapter
