@@ -128,4 +128,4 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
     figures |= {f"{kind}_over_generate": ratio for kind, ratio in worst.items()}
     figures["real_over_generate"] = min(worst.values())
     about = {"model": MODEL, "prompt": PROMPT, "shared": SHARED["shared"], "turns": TURNS}
-    return figures, about | {"adapter": "rank 16, all linear layers"}
+    return figures, {**about, "adapter": "rank 16, all linear layers"}

@@ -81,25 +81,29 @@ class TokenSampler:
         logprobs = logits.div_(self._scales).log_softmax(-1)
         weights = logprobs.exp()
         if self._cut is not None:
-            left = weights[self._cut] = self._truncate(weights[self._cut])
-            kept = left > 0
-            logprobs[self._cut] = (
-                logits[self._cut].masked_fill_(~kept, float("-inf")).log_softmax(-1)
-            )
+            kept = self._truncate(weights[self._cut]) > 0
+            left = logits[self._cut].masked_fill_(~kept, float("-inf")).log_softmax(-1)
+            logprobs[self._cut], weights[self._cut] = left, left.exp()
             for state, one in zip(self._cut_states, kept.cpu().numpy(), strict=True):
                 state.drawn_from.add(of_mask(one))
-        ids = self._invert(weights)
+        ids, total = self._invert(weights)
+        # Not quite 0: the softmax adds up a large vocabulary in float32.
+        log_total = total.log()
         if self._greedy is not None:
             ids = torch.where(self._greedy, logits.argmax(-1), ids)
-        picked = logprobs.gather(1, ids.unsqueeze(1)).squeeze(1)
-        tokens, values = torch.stack([ids.to(self._wide), picked.to(self._wide)]).tolist()
+        picked = (
+            (logprobs.gather(1, ids.unsqueeze(1)).to(self._wide) - log_total)
+            .squeeze(1)
+            .clamp_(max=0.0)
+        )
+        tokens, values = torch.stack([ids.to(self._wide), picked]).tolist()
         sampled = SampledTokens([int(token) for token in tokens], values, ids)
         if self._top:
-            self._add_top(sampled, logprobs)
+            self._add_top(sampled, logprobs, log_total)
         return sampled
 
-    def _invert(self, weights: Tensor) -> Tensor:
-        """The first token at which the summed probability exceeds a uniform number."""
+    def _invert(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The first token at which the summed weight exceeds a uniform number; the whole sum."""
         uniforms = torch.tensor(
             [rng.random() for rng in self._rngs], dtype=self._wide, device=self._device
         )
@@ -110,7 +114,7 @@ class TokenSampler:
             uniforms.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total))
         )
         found = torch.searchsorted(sums, target, right=True).squeeze(1)
-        return found.clamp_(max=weights.shape[1] - 1)
+        return found.clamp_(max=weights.shape[1] - 1), total
 
     def _truncate(self, weights: Tensor) -> Tensor:
         """Zero what `top_k`, and then `top_p` of the rest, leaves out."""
@@ -123,10 +127,11 @@ class TokenSampler:
         keep[:, 0] = True
         return torch.zeros_like(weights).scatter_(1, order, ordered * keep)
 
-    def _add_top(self, sampled: SampledTokens, logprobs: Tensor) -> None:
+    def _add_top(self, sampled: SampledTokens, logprobs: Tensor, log_total: Tensor) -> None:
         rows = [row for row, _ in self._top]
         most = min(max(n for _, n in self._top), logprobs.shape[1])
         values, ids = logprobs[rows].topk(most, dim=-1)
+        values = (values.to(self._wide) - log_total[rows]).clamp_(max=0.0)
         for (row, n), value, token in zip(self._top, values.tolist(), ids.tolist(), strict=True):
             pairs = list(zip(token[:n], value[:n], strict=True))
             sampled.top[row] = [(t, v) for t, v in pairs if v > float("-inf")]
