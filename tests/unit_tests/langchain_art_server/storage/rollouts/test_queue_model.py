@@ -179,5 +179,5 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueue = QueueMachine.TestCase
-TestQueue.pytestmark = [pytest.mark.soak]
+pytest.mark.soak(TestQueue)
 TestQueue.settings = settings(max_examples=count(12, 500), stateful_step_count=25, deadline=None)
