@@ -151,7 +151,7 @@ async def test_a_crash_at_any_operation_of_a_step(
         truth = await undisturbed(made)
         assert len(truth.operations) > 20
         for at in range(1, len(truth.operations) + 2):
-            modes = [LEFT[(at + more) % len(LEFT)] for more in range(MODES)]
+            modes: list[Mode] = [LEFT[(at + more) % len(LEFT)] for more in range(MODES)]
             places: dict[Mode, Path] = {mode: made.free_place() for mode in modes}
             await crash(made, at, places)
             for mode, place in places.items():
