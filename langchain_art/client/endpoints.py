@@ -299,13 +299,15 @@ def downloading(path: str, dest: Path) -> Flow[Path]:
 def unpack(archive: Path, directory: Path) -> None:
     """Extract the plain files at the top of a tar archive.
 
-    Raises ArtError if it is broken, or has anything else: links, devices, folders or paths.
+    Raises ArtError if it is broken, compressed (its size says nothing of what comes out of it), or
+    has anything else: links, devices, folders, paths or files with holes.
     """
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:
             for member in tar:
-                plain = Path(member.name.removeprefix("./")).name
-                if not member.isfile() or plain != member.name.removeprefix("./"):
+                name = member.name.removeprefix("./")
+                plain = Path(name).name
+                if not member.isfile() or member.issparse() or plain != name:
                     raise ArtError(
                         f"The adapter's archive holds {member.name!r}, expected plain files only; "
                         "nothing was extracted"
@@ -314,5 +316,5 @@ def unpack(archive: Path, directory: Path) -> None:
                 assert source is not None  # isfile() holds
                 with source, (directory / plain).open("xb") as target:
                     shutil.copyfileobj(source, target)
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise ArtError(f"The adapter's archive cannot be read: {error}") from error

@@ -22,8 +22,8 @@ from starlette.types import Scope
 from langchain_art.errors import AuthenticationFailed
 from langchain_art_server.gateway.keys.scopes import OPEN
 
-#: Seconds until a person logs in again, and sessions at once; one more ends the oldest.
-SESSION_SECONDS, MAX_SESSIONS = 12 * 3600, 1024
+#: Seconds until a person logs in again, and sessions of one key at once; one more ends its oldest.
+SESSION_SECONDS, MAX_SESSIONS = 12 * 3600, 64
 TOKEN_HEADER = b"x-art-token"
 #: What a browser without a session may have: the page itself, and the way in and out.
 _OPEN = OPEN - {("GET", path) for path in ("/healthz", "/readyz")}
@@ -51,8 +51,9 @@ class Sessions:
         """Open a session by a key, given by its hash; the value of its cookie."""
         now = time.monotonic()
         self._open = {name: one for name, one in self._open.items() if one.ends > now}
-        while len(self._open) >= MAX_SESSIONS:
-            del self._open[next(iter(self._open))]
+        mine = [name for name, one in self._open.items() if one.key == key]
+        for oldest in mine[: max(0, len(mine) + 1 - MAX_SESSIONS)]:
+            del self._open[oldest]
         value = secrets.token_urlsafe(32)
         self._open[value] = _Session(secrets.token_hex(32), now + SESSION_SECONDS, key)
         return value

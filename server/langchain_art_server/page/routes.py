@@ -57,6 +57,9 @@ class PageFiles:
     """An ASGI application: GET of a file below `FILES`, or of `index.html` where it is mounted."""
 
     def __init__(self) -> None:
+        self._paths = {
+            path.relative_to(FILES).as_posix(): path for path in FILES.rglob("*") if path.is_file()
+        }
         self._known: dict[str, _File] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,14 +82,14 @@ class PageFiles:
         return Response(file.body, 200, file.headers)
 
     def _read(self, name: str) -> _File | None:
-        path, known = FILES / name, self._known.get(name)
-        if known is None and not path.resolve().is_relative_to(FILES.resolve()):
+        path, known = self._paths.get(name), self._known.get(name)
+        if path is None:
             return None
         try:
             written = path.stat().st_mtime_ns
             if known is None or known.written != written:
                 known = self._known[name] = _file(path, written)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except FileNotFoundError:
             return None
         return known
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import bz2
 import contextlib
+import gzip
 import io
 import json
+import lzma
 import socket
 import tarfile
 import threading
@@ -352,6 +355,34 @@ def test_unpack_keeps_names_with_a_leading_dot_slash(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     unpack(packed, tmp_path / "out")
     assert (tmp_path / "out" / "adapter_config.json").read_bytes() == b"{}"
+
+
+def _bombs() -> Iterator[tuple[str, bytes]]:
+    """Archives from which comes more than they are, or whose names no file may have."""
+    plain = archive({"adapter_config.json": b"{}" * 4096})
+    for pack in (gzip.compress, bz2.compress, lzma.compress):
+        yield pack.__module__, pack(plain)
+    pax = io.BytesIO()
+    with tarfile.open(fileobj=pax, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a")
+        member.pax_headers = {"path": "a\0b"}
+        tar.addfile(member)
+    yield "a NUL in a name", pax.getvalue()
+    sparse = io.BytesIO()
+    with tarfile.open(fileobj=sparse, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a")
+        member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)}
+        tar.addfile(member)
+    yield "holes", sparse.getvalue()
+
+
+@pytest.mark.parametrize("packed", [pytest.param(one, id=name) for name, one in _bombs()])
+def test_an_archive_that_grows_or_names_no_file_is_refused(tmp_path: Path, packed: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(packed)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ArtError, match="archive"):
+        unpack(tmp_path / "a.tar", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
 
 
 # --- against the real server ------------------------------------------------------------------

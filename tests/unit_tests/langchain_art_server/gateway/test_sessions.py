@@ -52,3 +52,12 @@ def test_two_sessions_have_two_tokens_and_the_oldest_of_too_many_ends() -> None:
     tokens = [mine.token(one) for one in cookies]
     assert tokens[0] is None and None not in tokens[1:]
     assert len(set(tokens)) == len(tokens)
+
+
+def test_the_sessions_of_one_key_end_none_of_another() -> None:
+    mine = Sessions(KEY)
+    kept = [sent(mine, mine.new(key)) for key in (b"administrator", b"tenant")]
+    for count in range(1, 3 * MAX_SESSIONS):
+        newest = mine.new(b"tenant")
+        assert mine.token(sent(mine, newest)) and mine.token(kept[0])
+        assert (mine.token(kept[1]) is not None) is (count < MAX_SESSIONS)

@@ -35,7 +35,11 @@ async def test_a_file_is_what_is_written_and_is_sent_once(
 
 
 @pytest.mark.parametrize(
-    "path", ["nothing.js", "views", "../files.py", "%2e%2e/files.py", "/etc/passwd", "main.js/x"]
+    "path",
+    [
+        *("nothing.js", "views", "../files.py", "%2e%2e/files.py", "/etc/passwd", "main.js/x"),
+        *("x" * 300, "x/" * 4096, "main.js%00", "%ed%a0%80"),
+    ],
 )
 async def test_what_is_no_file_of_the_page_is_not_there(http: httpx.AsyncClient, path: str) -> None:
     assert (await http.get(f"{PLACE}/{path}")).status_code == 404

@@ -31,10 +31,10 @@ function Sibling({ run, of }) {
     </p>
     ${Object.entries(summary.scores).map(
       ([name, value]) =>
-        html`<p key=${name}>${name} ${number(value)}${run.judged[name] && html`: <span class="soft">${run.judged[name]}</span>`}</p>`,
+        html`<p key=${name}>${name} ${number(value)}${Object.hasOwn(run.judged, name) && html`: <span class="soft">${run.judged[name]}</span>`}</p>`,
     )}
     ${Object.entries(run.judged)
-      .filter(([name]) => !(name in summary.scores))
+      .filter(([name]) => !Object.hasOwn(summary.scores, name))
       .map(([name, why]) => html`<p key=${name} class="soft">${name}: ${why}</p>`)}
     ${parts === null && summary.id !== of && html`<p class="hint">It said the same, call by call.</p>`}
     <ol>
