@@ -48,15 +48,15 @@ class RuleSampler(token_sampler.TokenSampler):
                 left[row, token] = weights[row, token]
         return left
 
-    def _invert(self, weights: Tensor) -> Tensor:
-        ids = super()._invert(weights)
+    def _invert(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        ids, total = super()._invert(weights)
         for row, draw in self._led:
             token = draw.tokens[draw.drawn]
             if draw.logits_processor is not None and not weights[row, token] > 0:
                 raise RuntimeError(f"the rule breaks the grammar at token {draw.drawn}: {draw}")
             ids[row] = token
             draw.drawn += 1
-        return ids
+        return ids, total
 
 
 class RuleHost(process.TransformersHost):
