@@ -29,6 +29,7 @@ from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
 from langchain_art_server.jobs.retention import Retention
+from langchain_art_server.jobs.review_plan import require_untrained
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import (
@@ -119,6 +120,9 @@ class JobRunner(JobQueue):
         serving = (await self._store.served())[0][policy]
         if base is None or target is None:
             base = serving
+            if request.retrain or isinstance(request.config, PreferenceConfig):  # by reviews?
+                lineage = steps_since(await self._store.jobs.parents(policy), base)
+                require_untrained(job.id, await self._store.reviews.marks(policy), lineage)
             target = await self._adapters.off_loop(self._adapters.unused, policy)
             await self._store.jobs.begin(job.id, base, target, self.lease)
         await self.retention.sweep(policy, target)

@@ -15,6 +15,7 @@ from math import fsum
 from pydantic_core import to_json
 
 from langchain_art.credit.advantages import has_zero_variance
+from langchain_art.errors import Conflict
 from langchain_art.statistics.agreement import verdicts
 from langchain_art.wire import (
     Message,
@@ -200,6 +201,38 @@ def plan_reviews(
         [_marked(mark, pair[1].id) for (mark, *_), pair in zip(corrected, pairs, strict=True)],
         [run for pair in pairs for run in pair],
     )
+
+
+def require_untrained(job: str, marks: Sequence[VerdictMark], lineage: Collection[int]) -> None:
+    """Refuse a job whose order was overtaken: its base has been trained on what it is to train.
+
+    Args:
+        job: id of a job that is to begin.
+        marks: of the policy's jobs (`ReviewStore.marks`).
+        lineage: the versions that the job's base descends from, and the base.
+
+    Raises:
+        Conflict: the base was trained on one of the job's verdicts, with its value.
+    """
+    last: dict[tuple[str, str, str, str], VerdictMark] = {}
+    for mark in marks:
+        if mark.state == "succeeded" and mark.version in lineage:
+            last[mark.subject] = mark
+    again = [
+        found
+        for mark in marks
+        if mark.job == job
+        and (found := last.get(mark.subject)) is not None
+        and found.said == mark.said
+        and found.order != mark.order
+    ]
+    if again:
+        raise Conflict(
+            f"got {len(again)} verdicts that version {again[0].version} was trained on already, "
+            "with these values: since the order, a rollback made it the one to go on from, or a "
+            "step in between trained nothing. Order the step by reviews again: it trains what is "
+            "left."
+        )
 
 
 def _nodes(

@@ -47,6 +47,8 @@ class VerdictMark:
     """State of the job."""
     version: int | None = None
     """Version that the job makes, or made."""
+    order: str = ""
+    """Key of the order; its jobs may train the same verdict, each once."""
 
     @property
     def subject(self) -> tuple[str, str, str, str]:
@@ -89,7 +91,8 @@ def settle_marks(connection: sa.Connection, job_id: str, taught: Iterable[str]) 
 
 
 def _marks() -> sa.Select[*tuple[Any, ...]]:
-    query = sa.select(TRAINED_VERDICTS, JOBS.c.state, JOBS.c.target_version.label("made"))
+    about = JOBS.c.state, JOBS.c.target_version.label("made"), JOBS.c.key
+    query = sa.select(TRAINED_VERDICTS, *about)
     query = query.join(JOBS, JOBS.c.id == TRAINED_VERDICTS.c.job_id).order_by(JOBS.c.number)
     return query.where(JOBS.c.state.in_(("queued", "running", "succeeded")))
 
@@ -98,7 +101,8 @@ def _mark_of(row: sa.Row[Any]) -> VerdictMark:
     intact(TRAINED_VERDICTS, row)
     reviews = [(source, name) for source, name in from_json(row.reviews)]
     about = row.trajectory_id, row.call_id, row.kind, row.name, row.said, row.taught_by
-    return VerdictMark(*about, reviews, row.job_id, row.state, row.made)
+    order = row.key.partition("#")[0]
+    return VerdictMark(*about, reviews, row.job_id, row.state, row.made, order)
 
 
 class ReviewStore:

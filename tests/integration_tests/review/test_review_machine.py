@@ -44,6 +44,7 @@ from langchain_art_server.gateway.review_routes import order, planned
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.job_groups import read_group
 from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.jobs.review_plan import require_untrained
 from langchain_art_server.storage.store import Store
 from tests.support.call_records import record
 from tests.support.langfuse_server import LangfuseServer
@@ -52,6 +53,8 @@ from tests.support.langfuse_server.spans import Span
 from tests.support.soak import count
 
 SEQUENCES, STEPS = count(20, 10_000), 40
+#: Sequences that share a database: in one of all of them, each would take longer than the last.
+SEQUENCES_OF_ONE = 50
 T = TypeVar("T")
 #: A verdict's run, and the kind of it: the whole run, its call, or the correction of its call.
 Subject = tuple[str, str]
@@ -154,8 +157,6 @@ class Twin:
         """The versions that learned from a verdict, each with its value; in this order."""
         self.ordered: defaultdict[Subject, list[Any]] = defaultdict(list)
         """The values that jobs which have not ended train, in their order."""
-        self.dropped: defaultdict[Subject, list[Any]] = defaultdict(list)
-        """The values of jobs that ended without training them, since the last that was trained."""
         self.parents: dict[int, int] = {}
         self.serving = 0
 
@@ -204,6 +205,7 @@ class Twin:
 
 class ReviewMachine(RuleBasedStateMachine):
     folder: ClassVar[Path]
+    database: ClassVar[str]
     store: ClassVar[Store]
     numbers: ClassVar[Iterator[int]] = itertools.count()
     counts: ClassVar[defaultdict[str, int]] = defaultdict(int)
@@ -212,6 +214,8 @@ class ReviewMachine(RuleBasedStateMachine):
     @initialize(target=runs)
     def begin(self) -> Any:
         self.policy = f"p-{next(self.numbers)}"
+        if ReviewMachine.counts["sequences"] % SEQUENCES_OF_ONE == 0:
+            self.crash(new=True)
         self.twin = Twin()
         self.langfuse = LangfuseServer()
         self.api, self.client = api_of(self.langfuse), StoreClient(self.store, self.policy)
@@ -382,10 +386,25 @@ class ReviewMachine(RuleBasedStateMachine):
                 self._ended(request, None, set())
                 continue
             base, target = twin.serving, max([0, *twin.parents]) + 1
+            parents = done(self.store.jobs.parents(self.policy))
+            marks = done(self.store.reviews.marks(self.policy))
+            again = any(
+                [value for version, value in twin.trained[subject] if version in twin.lineage][-1:]
+                == [said]
+                for subject, said in self._taught(request).items()
+            )
+            try:
+                require_untrained(job.id, marks, steps_since(parents, base))
+            except Conflict as error:
+                assert again
+                done(self.store.jobs.finish(job.id, None, str(error)))
+                self._ended(request, None, set())
+                ReviewMachine.counts["overtaken by a rollback"] += 1
+                continue
+            assert not again
             done(self.store.jobs.begin(job.id, base, target))
             if next(self.numbers) % 4 == 0:
                 self.crash()
-            parents = done(self.store.jobs.parents(self.policy))
             batch = Batch(request, base, parents)
             preference = isinstance(request.config, wire.PreferenceConfig)
             if not preference:
@@ -419,6 +438,19 @@ class ReviewMachine(RuleBasedStateMachine):
 
     def _ended(self, request: wire.TrainRequest, made: int | None, trained: set[str]) -> None:
         """Write down what a job has trained, by its request and the runs that it has trained."""
+        for subject, value in self._taught(request).items():
+            assert self.twin.ordered[subject].pop(0) == value
+            if made is None or (subject[1] != "correction" and subject[0] not in trained):
+                continue
+            past = [
+                each for version, each in self.twin.trained[subject] if version in self.twin.lineage
+            ]
+            assert not past or past[-1] != value, (subject, past, value)
+            self.twin.trained[subject].append((made, value))
+            ReviewMachine.counts["verdicts trained"] += 1
+
+    def _taught(self, request: wire.TrainRequest) -> dict[Subject, Any]:
+        """The verdicts of a job's request."""
         taught: dict[Subject, Any] = {}
         if isinstance(request.config, wire.PreferenceConfig):
             for chosen, _ in request.groups:
@@ -428,22 +460,7 @@ class ReviewMachine(RuleBasedStateMachine):
         else:
             taught |= {(run, "run"): value for run, value in request.rewards.items()}
             taught |= {(c.removesuffix("-c"), "call"): v for c, v in request.turns.items()}
-        for subject, value in taught.items():
-            assert self.twin.ordered[subject].pop(0) == value
-            dropped = self.twin.dropped[subject]
-            if made is None or (subject[1] != "correction" and subject[0] not in trained):
-                dropped.append(value)
-                continue
-            past = [
-                each for version, each in self.twin.trained[subject] if version in self.twin.lineage
-            ]
-            # A value that was revised and set again is another revision: it is trained once more
-            # where the step by the one between them failed, or came too late.
-            back = any(one != value for one in dropped)
-            assert not past or past[-1] != value or back, (subject, past, value)
-            dropped.clear()
-            self.twin.trained[subject].append((made, value))
-            ReviewMachine.counts["verdicts trained"] += 1
+        return taught
 
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
@@ -467,10 +484,12 @@ class ReviewMachine(RuleBasedStateMachine):
             self.scores.pop(subject, None)
 
     @rule()
-    def crash(self) -> None:
-        """The server is killed; what the database has is all that it knows."""
+    def crash(self, *, new: bool = False) -> None:
+        """The server is killed; what the database has, or a `new` one, is all that it knows."""
         type(self).store.close()
-        type(self).store = Store(f"sqlite:///{self.folder / 'art.sqlite3'}")
+        if new:
+            type(self).database = f"sqlite:///{self.folder}/{next(self.numbers)}.sqlite3"
+        type(self).store = Store(self.database)
         self.client = StoreClient(self.store, self.policy)
 
     # --- what is ---------------------------------------------------------------------------------
@@ -517,7 +536,8 @@ def test_each_verdict_is_trained_once_with_its_last_value(
     kept = functools.lru_cache(None)(typing_extensions.get_type_hints)
     monkeypatch.setattr(typing_extensions, "get_type_hints", kept)
     ReviewMachine.folder = tmp_path
-    ReviewMachine.store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+    ReviewMachine.database = f"sqlite:///{tmp_path / 'art.sqlite3'}"
+    ReviewMachine.store = Store(ReviewMachine.database)
     try:
         run_state_machine_as_test(
             seed(38)(ReviewMachine),
