@@ -28,7 +28,7 @@ def test_a_server_that_dies_is_started_again_and_that_is_said(
     with LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data") as server:
         first = server.pid
         assert first is not None
-        with ArtClient(server.base_url, patience=60) as client:
+        with ArtClient(server.base_url, patience=300) as client:
             assert client.policy("mine").version == 0
             os.kill(first, signal.SIGKILL)
             while server.restarts == 0:
