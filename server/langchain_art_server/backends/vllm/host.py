@@ -277,7 +277,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         """The tokens that each token could be drawn from, which vLLM does not say."""
         sampling = chat.request.sampling
         if truncates(sampling):
-            return DrawnFrom("vLLM does not say which tokens it kept")
+            return DrawnFrom("the server does not ask vLLM which tokens it kept")
         if chat.grammar is None or sampling.temperature == 0.0:
             return DrawnFrom()
         replay = functools.partial(self._replay, chat.grammar, done)
