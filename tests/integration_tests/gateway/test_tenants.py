@@ -1,7 +1,7 @@
 """No request crosses from one tenant to another: every route with every kind of key.
 
 The routes are those of the OpenAPI document, and of the page; what each scope may is the table of
-docs/server.md.
+docs/team.md.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def filled(template: str, **values: str) -> str:
 
 
 def documented() -> dict[tuple[str, str], set[str]]:
-    """The table of docs/server.md: who may use each route."""
-    text = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
+    """The table of docs/team.md: who may use each route."""
+    text = (Path(__file__).parents[3] / "docs" / "team.md").read_text()
     rows = re.findall(r"^\| `(\w+) (/\S*)` \| (.*) \|$", text, re.MULTILINE)
     return {(method, path): set(who.split(", ")) for method, path, who in rows}
 
