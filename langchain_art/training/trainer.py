@@ -102,9 +102,9 @@ class Trainer(TunesRates):
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
-        difficulty_pools: draw scenarios seldom whose latest groups had zero variance, being always
-            or never solved: at 2^-n of their turns after n such groups in a row, and at least a
-            tenth.
+        difficulty_pools: experimental; draw scenarios seldom whose latest groups had zero variance,
+            being always or never solved: at 2^-n of their turns after n such groups in a row, and
+            at least a tenth.
         advantages: a function of each group, in place of the server's advantages
             (`batch.advantage_hook.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.

@@ -139,7 +139,7 @@ class KLPenalty(Group):
 
 
 class Distillation(Group):
-    """Learning on the policy's own runs from a teacher that scores their tokens.
+    """Learning on the policy's own runs from a teacher that scores their tokens. Experimental.
 
     The loss of each sampled token gets ``coefficient (log π - log teacher)²/2``, outside of the
     clipped ratio: `KLPenalty`'s ``k2``. Its gradient is that of an advantage of
