@@ -41,7 +41,7 @@ TenantName = Annotated[str, AfterValidator(_tenant)]
 
 
 class KeyLimits(Options):
-    """What one key may take. None: no limit but the server's own."""
+    """Limits of one key. None: no limit but the server's own."""
 
     calls_per_minute: _AtLeastOne | None = None
     """Completions that begin: a request for ``n`` choices is ``n`` calls."""
@@ -54,12 +54,12 @@ class KeyLimits(Options):
 
 
 class KeySpec(Options):
-    """What ``POST /v1/keys`` takes."""
+    """Body of ``POST /v1/keys``."""
 
     name: Annotated[ScenarioName, Field(min_length=1, max_length=128)]
     """For people: whose it is, or what for."""
     tenant: TenantName = DEFAULT_TENANT
-    """Whose runs, policies, calls and jobs it reaches; a new name is a new tenant."""
+    """Tenant whose runs, policies, calls and jobs it reaches; a new name is a new tenant."""
     scopes: Annotated[Several[Scope], Field(min_length=1), AfterValidator(_distinct)] = (
         "infer",
         "submit",
@@ -98,7 +98,7 @@ class LoggedAction(Wire):
     """``trained``, ``cancelled``, ``rolled_back``, ``deleted_policy``, ``deleted_version``,
     ``deleted_run``, ``reviewed``, ``made_key``, ``revoked_key``."""
     subject: str
-    """What it was done to: a job and its policy, a version, a run, reviews, a key."""
+    """Subject of the action: a job and its policy, a version, a run, reviews, a key."""
 
 
 def new_api_key() -> str:

@@ -26,7 +26,7 @@ def with_v1(base_url: str | None) -> str | None:
 
 
 def no_answer(base_url: str, why: str) -> str:
-    """What to say where a server does not answer."""
+    """Message for where a server does not answer."""
     return (
         f"No answer from {base_url}: {why}. Start a server with `langchain-art serve MODEL`, or "
         "point base_url (or ART_BASE_URL) at one that runs."
@@ -34,7 +34,7 @@ def no_answer(base_url: str, why: str) -> str:
 
 
 def foreign_answer(url: object, status: int, kind: str | None, text: str) -> str:
-    """What to say of an answer that is not of a langchain-art server: a page of HTML, say."""
+    """Message for an answer that is not of a langchain-art server: a page of HTML, say."""
     excerpt = " ".join(text.split())[:_EXCERPT]
     said = f" It begins: {excerpt}" if excerpt else ""
     return (

@@ -24,7 +24,7 @@ from langchain_art.wire.identifiers import (
 
 
 class Placed(Protocol):
-    """What has a place in a graph: a `Turn`, or the audit of one."""
+    """Item with a place in a graph: a `Turn`, or the audit of one."""
 
     @property
     def node(self) -> str | None:
@@ -59,7 +59,7 @@ class CallTags(Wire):
     step: int | None = None
     attempt: int = Field(default=1, ge=1)
     task_began: Finite | None = None
-    """When the first attempt of the node began, in seconds since the epoch: a node that runs again
+    """Start of the first attempt of the node, in seconds since the epoch: a node that runs again
     after an interrupt begins again."""
     thread: str | None = Field(default=None, max_length=256)
     tags: Several[Tag] = Field(default=(), max_length=32)
@@ -106,10 +106,10 @@ class Turn(Wire):
     messages: Several[Message] = ()
     tools: Several[dict[str, Any]] = ()
     reply: Message | None = None
-    """As it was sampled."""
+    """Reply as it was sampled."""
     edited: Message | None = None
-    """What the graph made of the reply by changing the message in place, if it did: for review.
-    Prompts that repeat it do not continue this call."""
+    """Reply as the graph changed it in place, if it did: for review. Prompts that repeat it do not
+    continue this call."""
     usage: Usage | None = None
     started_at: Finite | None = None
     """Seconds since the epoch, by the client's clock."""
@@ -118,8 +118,8 @@ class Turn(Wire):
     ours: bool = True
     """False for a model that the server does not serve: kept and judged, never trained."""
     excluded_because: str | None = None
-    """Why the graph discarded this call (``retried``, ``interrupted``, ``error``, ``unchosen``); it
-    is kept for review and never trained."""
+    """Reason for which the graph discarded this call (``retried``, ``interrupted``, ``error``,
+    ``unchosen``); it is kept for review and never trained."""
     error: str | None = None
     reward: RewardValue | None = None
     """Reward of this call, in addition to the trajectory's (`TrainConfig.credit`); None: none."""
@@ -132,7 +132,7 @@ class Turn(Wire):
         return frozenset(name for name in named if name)
 
     def learns(self, trainable: Mapping[str, bool]) -> bool:
-        """Whether `trainable` chooses this turn.
+        """True if `trainable` chooses this turn.
 
         A turn with a name that is False never learns. Of the others, all learn if no name is True,
         else those that have such a name.

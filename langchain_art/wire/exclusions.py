@@ -1,4 +1,4 @@
-"""What each reason in `TrainResult.excluded` means, and what to do about it."""
+"""Reasons in `TrainResult.excluded`: what each means, and what to do about it."""
 
 from __future__ import annotations
 

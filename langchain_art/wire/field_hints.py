@@ -52,7 +52,7 @@ def place(kind: type[BaseModel], loc: Sequence[Any]) -> tuple[str, list[str]]:
 
 
 def unknown_field(kind: type[BaseModel], loc: Sequence[Any]) -> str:
-    """What to say of a field that is not known, with the one that may have been meant."""
+    """Message for a field that is not known, with the one that may have been meant."""
     path, fields = place(kind, loc)
     close = _short_for(str(loc[-1]), fields) or difflib.get_close_matches(str(loc[-1]), fields, 1)
     if close:
@@ -116,6 +116,6 @@ def _children(node: dict[str, Any], part: Any) -> list[Any]:
 
 
 def _is_called(node: dict[str, Any], tag: str) -> bool:
-    """Whether a union's member is told apart by this tag: its `kind`, or its class."""
+    """True if a union's member is told apart by this tag: its `kind`, or its class."""
     kind: dict[str, Any] = node.get("properties", {}).get("kind", {})
     return tag in (node.get("title"), kind.get("const"), *kind.get("enum", ()))

@@ -22,7 +22,7 @@ ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+=-]{0,127}")
 
 
 def is_folder(model: str) -> bool:
-    """Whether a base model's name can only be a folder's: on the Hub it is NAME or ORG/NAME."""
+    """True if a base model's name can only be a folder's: on the Hub it is NAME or ORG/NAME."""
     return model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model
 
 

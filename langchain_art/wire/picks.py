@@ -1,4 +1,4 @@
-"""Which runs are worth a reviewer's time: four orders of the runs that were not reviewed yet."""
+"""Review sampling: four orders of the runs that were not reviewed yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Pick = Literal["disagreement", "lowest", "random", "uncertain"]
 
 
 class Rankable(Protocol):
-    """What a pick reads of a run: of a `Trajectory`, or of the server's summary of one."""
+    """Facts that a pick reads of a run: of a `Trajectory`, or of the server's summary of one."""
 
     @property
     def id(self) -> str:
@@ -21,12 +21,12 @@ class Rankable(Protocol):
 
     @property
     def scenario(self) -> str | None:
-        """What its siblings share."""
+        """Key that its siblings share."""
         ...
 
     @property
     def scores(self) -> Mapping[str, float]:
-        """By name."""
+        """Scores by name."""
         ...
 
     @property

@@ -72,7 +72,7 @@ def with_learning_rate(config: Config, parameters: int, lora: LoraConfig) -> Con
 
 
 class PolicySpec(Options):
-    """What ``POST /v1/policies`` takes. Creating the same policy twice is the same as once."""
+    """Body of ``POST /v1/policies``. Creating the same policy twice is the same as once."""
 
     name: Name
     lora: LoraConfig = LoraConfig()
@@ -86,7 +86,7 @@ class RolledBack(Wire):
     to: int
     """The version that served from then on."""
     why: str
-    """As it was said; empty: nothing was."""
+    """Reason as it was given; empty: none was."""
 
 
 class Checkpoint(Wire):
@@ -134,7 +134,8 @@ class ServerStatus(Wire):
     version: str
     ready: bool
     reasons: dict[str, str]
-    """Why it is not, by part: ``sampler``, ``learner``, ``store``, ``disk`` or ``server``."""
+    """Reasons for which it is not, by part: ``sampler``, ``learner``, ``store``, ``disk`` or
+    ``server``."""
     base_model: str
     model_path: str
     device: str
@@ -149,7 +150,7 @@ class ServerStatus(Wire):
     """Names that `TrainConfig.loss` may have: the built-in ones and the operator's own."""
     policies: Several[PolicyStatus]
     max_policies: int
-    """How many there may be."""
+    """Largest number of policies."""
     max_loras: int | None
     """Adapters that the sampler computes in one batch; calls of more wait. None: no bound."""
     calls: int

@@ -1,4 +1,4 @@
-"""What people say of runs and of their calls: rewards, scores and corrected replies."""
+"""Reviews by people of runs and of their calls: rewards, scores and corrected replies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Review(Wire):
     id: Id
     """The source's own id of the verdict."""
     source: str = Field(min_length=1, max_length=64)
-    """Where it was given: ``langfuse``, ``langsmith``, ``page``, ``api``."""
+    """Place where it was given: ``langfuse``, ``langsmith``, ``page``, ``api``."""
     trajectory: Id
     call_id: str | None = Field(default=None, max_length=160)
     """The call that it is about; None: the whole run."""
@@ -46,7 +46,7 @@ class Review(Wire):
     comment: str | None = Field(default=None, max_length=65_536)
     reviewer: str | None = Field(default=None, max_length=256)
     at: Finite
-    """When it was given or last changed: seconds since the epoch, by the source's clock."""
+    """Time when it was given or last changed: seconds since the epoch, by the source's clock."""
     deleted: bool = False
     """Its source has it no more: it counts as taken back, and has no value and no correction."""
 
@@ -76,7 +76,7 @@ class Review(Wire):
 
     @property
     def taken_back(self) -> bool:
-        """Whether its reviewer took it back, or its source has it no more."""
+        """True if its reviewer took it back, or its source has it no more."""
         return self.value is None and self.correction is None
 
 
@@ -109,7 +109,7 @@ class RefusedReview(Wire):
 
 
 class ReviewsKept(Wire):
-    """What became of the reviews of one request; the counts add up to their number."""
+    """Counts of the reviews of one request by their outcome; they add up to their number."""
 
     new: int = 0
     revised: int = 0
@@ -194,7 +194,7 @@ class ReviewTraining(Wire):
 
     @property
     def weights(self) -> dict[str, float]:
-        """By the name of a score: its weight in a reward; the names are sorted."""
+        """Weight of a score in a reward, by its name; the names are sorted."""
         return dict(sorted(self.criteria.items())) or {self.name: 1.0}
 
     @model_validator(mode="after")
@@ -235,7 +235,7 @@ class PlannedNode(Wire):
 
 
 class ReviewPlan(Wire):
-    """What a step by reviews trains and leaves out, verdict by verdict."""
+    """Plan of a step by reviews: what it trains and leaves out, verdict by verdict."""
 
     verdicts: Several[PlannedVerdict]
     groups: Several[Several[Id]]
@@ -250,7 +250,7 @@ class ReviewPlan(Wire):
     """Corrected reply and sampled one of each preference pair, as ids of runs, which are stored
     when the step is ordered."""
     nodes: dict[str, PlannedNode] = Field(default_factory=dict)
-    """By node, what is trained; a node that is missing learns nothing."""
+    """Trained calls and corrections by node; a node that is missing learns nothing."""
     digest: str = ""
     """Names this plan in `ReviewTraining.plan`."""
 

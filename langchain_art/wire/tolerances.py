@@ -1,4 +1,4 @@
-"""How far two log probabilities of one token may differ by rounding alone."""
+"""Tolerances of two log probabilities of one token, by rounding alone."""
 
 from __future__ import annotations
 

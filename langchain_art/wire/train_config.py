@@ -1,4 +1,4 @@
-"""How a job trains: `TrainConfig` by rewards, `SFTConfig` by examples, `PreferenceConfig` by pairs.
+"""Settings of a job: of a step by rewards, of a supervised step, of a preference step.
 
 Choices that have settings of their own (loss, advantage, credit assignment, importance sampling)
 are unions discriminated by `kind`, so that a setting exists only where it is read. The plain string
@@ -73,7 +73,7 @@ class _Optimizer(Group):
 
 
 class TrainConfig(_Optimizer):
-    """How a batch of groups of runs becomes an optimizer step.
+    """Settings by which a batch of groups of runs becomes an optimizer step.
 
     The defaults: standardized advantages of whole runs (GRPO, arXiv 2402.03300); PPO's clipped
     ratio with DAPO's wider upper bound and the same weight for every token (arXiv 2503.14476);
@@ -94,7 +94,7 @@ class TrainConfig(_Optimizer):
     the mean of the gradients, and ten times as many in that of their squares. The usual 0.9 makes a
     policy go on with what the last ten steps taught it, whose runs are older versions'."""
     advantage: Advantage = Standardized()
-    """How rewards of a group become advantages."""
+    """Estimator of advantages from the rewards of a group."""
     credit: Credit = SimpleCredit()
     """Credit assignment: whether runs, nodes, calls, turns or states are compared."""
     zero_variance_tolerance: float = Field(default=1e-6, ge=0, le=MAX_FACTOR)
@@ -139,7 +139,7 @@ class TrainConfig(_Optimizer):
 
     @property
     def reads_rewards(self) -> bool:
-        """Whether anything is learned from rewards; if not, runs need none."""
+        """True if anything is learned from rewards; if not, runs need none."""
         return self.distillation is None or self.distillation.rewards
 
     @property
@@ -214,7 +214,7 @@ class PreferenceConfig(Group):
     kind: Literal["dpo"] = "dpo"
     learning_rate: float = Field(default=2e-5, gt=0, le=MAX_LEARNING_RATE)
     beta: float = Field(default=0.1, gt=0, le=MAX_FACTOR)
-    """How closely the policy stays to the base model: the larger, the closer."""
+    """Closeness of the policy to the base model: the larger, the closer."""
     schedule: LRSchedule = LRSchedule()
     max_grad_norm: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
     tokens_per_microbatch: int = Field(default=16384, ge=64, le=MAX_COUNT)
@@ -236,7 +236,7 @@ def _kind_of_job(value: Any) -> str:
 
 
 StepConfig = TrainConfig | SFTConfig
-"""What a learner is given: a preference step is a supervised step whose tokens have weights."""
+"""Config that a learner gets: a preference step is a supervised step whose tokens have weights."""
 JobConfig = Annotated[
     Annotated[TrainConfig, Tag("rl")]
     | Annotated[SFTConfig, Tag("sft")]

@@ -23,7 +23,7 @@ def settings_of_rewards(config: TrainConfig) -> str:
 
 
 class StepSeconds(Wire):
-    """How long the client took to make a step's batch; kept with the job's metrics, to be shown."""
+    """Seconds that the client took for a step's batch; kept with the job's metrics, to be shown."""
 
     rollout: Finite = Field(ge=0)
     """Seconds of the runs: ``rollout_seconds`` in `TrainResult.metrics`."""
@@ -32,7 +32,7 @@ class StepSeconds(Wire):
 
 
 class TrainRequest(Wire):
-    """What ``POST /v1/train`` takes, beside the header ``Idempotency-Key``."""
+    """Body of ``POST /v1/train``, beside the header ``Idempotency-Key``."""
 
     policy: Name
     groups: Several[Several[Id]] = Field(min_length=1, max_length=4096)
@@ -40,7 +40,7 @@ class TrainRequest(Wire):
     a pair: the chosen run and the rejected one."""
     config: JobConfig = TrainConfig()
     trainable: dict[str, bool] = Field(default_factory=dict, max_length=256)
-    """Which calls are trained, by name (`Turn.learns`); empty: all that the policy sampled."""
+    """Calls that are trained, by name (`Turn.learns`); empty: all that the policy sampled."""
     rewards: dict[Id, RewardValue] = Field(default_factory=dict)
     """Trajectory's id -> its reward for this job alone, such as what people say of it. The rewards
     that the run and its calls have do not count then, and stay as they are."""
@@ -48,7 +48,7 @@ class TrainRequest(Wire):
     """Call's id -> the reward of that call for this job alone (`Turn.reward`). Of a run with such a
     call, no other rewards count than those in `turns` and `rewards`."""
     compared: Several[dict[str, Several[RewardValue]]] = ()
-    """By group: rewards that those of its runs (key ``""``) and of its calls (key: their node, as
+    """Rewards, by group, that those of its runs (key ``""``) and of its calls (key: their node, as
     in `TrainResult.nodes`) are compared with, of runs that this job does not train. Read with
     ``credit="call"``."""
     advantages: dict[Id, Several[CallAdvantage | None]] | None = None
@@ -65,7 +65,7 @@ class TrainRequest(Wire):
     """The step, from 1, at which the learning rate's schedule is read: the number of the step in
     its fit. None: how many steps the new version is away from the base."""
     seconds: StepSeconds | None = None
-    """What the batch took; the same request with other seconds is the same request."""
+    """Seconds that the batch took; the same request with other seconds is the same request."""
 
     @property
     def reference(self) -> tuple[str, int]:
@@ -164,11 +164,11 @@ class TrainResult(Wire):
     excluded: dict[str, int]
     """reason -> count, in the unit that the reason names: ``groups.…``, ``runs.…``, ``calls.…``."""
     nodes: dict[str, NodeReport] = Field(default_factory=dict)
-    """By path (``team/writer``), else node; ``-`` for calls outside of any graph."""
+    """Report by path (``team/writer``), else node; ``-`` for calls outside of any graph."""
 
 
 class TurnAudit(Wire):
-    """Whether and why one turn is, or was, trained."""
+    """Report on one turn: if it is, or was, trained, and why not."""
 
     call_id: str | None
     node: str | None
@@ -224,7 +224,7 @@ class TrainJob(Wire):
     result: TrainResult | None = None
     error: str | None = None
     attempts: int = 0
-    """How often it was begun; a restart of the server goes on with the same attempt."""
+    """Number of times that it was begun; a restart of the server goes on with the same attempt."""
     retryable: bool = False
     """It failed for a reason that may pass (no space, an engine's death): the same request with the
     same Idempotency-Key queues it again."""
@@ -233,7 +233,7 @@ class TrainJob(Wire):
 
     @property
     def ended(self) -> bool:
-        """Whether it neither waits nor runs."""
+        """True if it neither waits nor runs."""
         return self.state not in ("queued", "running")
 
 

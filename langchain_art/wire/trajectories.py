@@ -55,7 +55,7 @@ class Trajectory(Wire):
 
     @property
     def total_return(self) -> float | None:
-        """What the run is worth in all: its reward, and those of its calls that count.
+        """Total return of the run: its reward, and those of its calls that count.
 
         None: neither it nor a call has a reward.
         """

@@ -1,4 +1,4 @@
-"""Which model call continues which, and which calls were superseded.
+"""Links between model calls: which call continues which, and which were superseded.
 
 The client decides this while a graph runs (`tracing`), the server from the records of calls that
 were tagged with a trajectory's id (`jobs.trajectory_assembly`). Both number calls by their start.
@@ -21,12 +21,12 @@ DRAWING = {
 
 
 class PromptPosition(NamedTuple):
-    """Where a prompt ends in a `ConversationTree`, and what it continues."""
+    """End of a prompt in a `ConversationTree`, and what it continues."""
 
     node: int
     """Equal for equal prompts."""
     known: int
-    """How many of its first messages are the prompt and reply of an earlier call; 0: none."""
+    """Number of its first messages that are the prompt and reply of an earlier call; 0: none."""
     continues: tuple[int, ...]
     """The calls with exactly these messages, in the order in which they were answered."""
 

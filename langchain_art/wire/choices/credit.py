@@ -1,4 +1,4 @@
-"""How rewards become advantages: estimators, credit assignment, a penalty for length."""
+"""Advantages from rewards: estimators, credit assignment, a penalty for length."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TurnCredit(Group):
 
     kind: Literal["turn"] = "turn"
     discount: float = Field(default=1.0, ge=0, le=1)
-    """Of later rewards, per call."""
+    """Discount of later rewards, per call."""
 
 
 class AnchorCredit(Group):
@@ -58,9 +58,9 @@ class AnchorCredit(Group):
 
     kind: Literal["anchor"] = "anchor"
     discount: float = Field(default=0.95, ge=0, le=1)
-    """Of later rewards, per call."""
+    """Discount of later rewards, per call."""
     weight: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
-    """Of the comparison by state; the comparison of runs weighs 1."""
+    """Weight of the comparison by state; the comparison of runs weighs 1."""
 
 
 Credit = Annotated[SimpleCredit | TurnCredit | AnchorCredit, *CHOICE]

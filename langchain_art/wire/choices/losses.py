@@ -18,7 +18,7 @@ class ConstantAggregation(Group):
 
 
 Aggregation = Literal["token", "sequence", "run"] | ConstantAggregation
-"""What has equal weight in a step: every token, every call, every run; or 1/value per token."""
+"""Unit of equal weight in a step: every token, every call, every run; or 1/value per token."""
 
 
 class TruncatedIS(Group):
@@ -110,7 +110,7 @@ class OwnLoss(Group):
 
     kind: Literal["own"] = "own"
     name: Name
-    """As in the server's settings; `ServerStatus.losses` has all names."""
+    """Name in the server's settings; `ServerStatus.losses` has all names."""
     options: dict[str, Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]] = Field(
         default_factory=dict, max_length=64
     )
@@ -152,7 +152,7 @@ class Distillation(Group):
     """``policy@version`` on the same server; of version 0, and so of any, the base model."""
     coefficient: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
     rewards: bool = True
-    """Whether rewards count beside it; if not, runs need none."""
+    """True if rewards count beside it; if not, runs need none."""
 
     @field_validator("teacher")
     @classmethod

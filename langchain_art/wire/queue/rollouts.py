@@ -31,7 +31,7 @@ class QueuedRollout(Wire):
 
     id: Id
     scenario: Any = None
-    """What the rollout is called with: any JSON value."""
+    """Argument of the rollout: any JSON value."""
     name: ScenarioName | None = None
     """The scenario's; the trajectory gets it."""
     seed: _Words | None = None
@@ -60,7 +60,7 @@ class RolloutBatch(Wire):
 
 
 class LeaseRequest(Wire):
-    """What a worker asks for. It may ask again only when the last request is answered."""
+    """Request of a worker for leases. It may ask again only when the last request is answered."""
 
     worker: Id
     """Its own, chosen when it starts, and never that of another process."""
@@ -70,7 +70,7 @@ class LeaseRequest(Wire):
     slots: int = Field(ge=1, le=MAX_ROLLOUTS)
     """Rollouts that it runs at once."""
     free: int = Field(ge=0, le=MAX_ROLLOUTS)
-    """How many more it can begin now."""
+    """Number of further rollouts that it can begin now."""
     holds: Held = ()
     """Trajectory ids of all leases that it has. They are renewed; other leases of this worker were
     in an answer that did not arrive, and are given out again."""
@@ -124,23 +124,24 @@ class LeasesReturned(Wire):
 
 
 class LeasesLost(Wire):
-    """Which of the leases have ended."""
+    """Leases that have ended."""
 
     lost: Several[Id]
 
 
 class AttemptOutcome(Wire):
-    """How an attempt ended: with a trajectory, with a reward for its tagged calls, or an error."""
+    """Outcome of an attempt: a trajectory, a reward for its tagged calls, or an error."""
 
     trajectory_id: Id
     """Id of the lease."""
     trajectory: Trajectory | None = None
-    """What happened, failed runs included. Left out, without an error: it is assembled from the
+    """Record of the run, failed runs included. Left out, without an error: it is assembled from the
     calls that were tagged with `trajectory_id`."""
     reward: RewardValue | None = None
     """Reward of the assembled trajectory; a trajectory that is sent has its own."""
     error: Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")] | None = None
-    """Why there is none. The rollout is given out again, unless this was its last attempt."""
+    """Reason for which there is none. The rollout is given out again, unless this was its last
+    attempt."""
     fatal: bool = False
     """The error is of the program, and more attempts would only hide it: there is none."""
 
@@ -169,7 +170,7 @@ class FinishedRollout(Wire):
 
 
 class TakeRequest(Wire):
-    """What whoever put a batch up asks for."""
+    """Poll by the submitter of a batch."""
 
     done: Held = ()
     """Ids of finished rollouts that have arrived: the server deletes them."""
@@ -179,7 +180,7 @@ class TakeRequest(Wire):
 
 
 class BatchStatus(Wire):
-    """How far a batch is."""
+    """Progress of a batch."""
 
     batch: Id
     rollout: RolloutName
