@@ -83,7 +83,7 @@ def sampling_settings(model: Model | Sequence[Model]) -> dict[str, dict[str, Any
 
 
 def folder_of(name: str | None, out_dir: str | Path | None) -> Path:
-    """Where a fit's files are: ``out/<name>``, `out_dir`, or ``out/train``."""
+    """Folder of a fit's files: ``out/<name>``, `out_dir`, or ``out/train``."""
     if name is None:
         return Path(out_dir) if out_dir is not None else OUT / "train"
     if out_dir is not None:

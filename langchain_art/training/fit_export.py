@@ -1,4 +1,4 @@
-"""What a fit or an evaluation exports (`langchain_art.export`), and why its calls do not learn."""
+"""Export of a fit or an evaluation (`langchain_art.export`), and why its calls do not learn."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class FitLoop:
     _wanted: set[str] | None = field(default=None, init=False)
     """The versions that the latest `_pin` was for."""
     _is_full: bool = field(default=False, init=False)
-    """Whether the server refused a pin, which is said once."""
+    """True if the server refused a pin, which is said once."""
 
     async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
@@ -120,7 +120,7 @@ class FitLoop:
         return self.history.done < self.schedule.steps and not self.history.state.stopped
 
     async def _settle(self) -> bool:
-        """What follows a step: signs of a collapse, the evaluation; whether it was rolled back."""
+        """Look for signs of a collapse after a step, and evaluate; True if it was rolled back."""
         step, rolled_back = self.history.done, await self._look()
         while await self._evaluate(step) and await self._look():
             rolled_back = True  # the version that serves now is evaluated too
@@ -318,7 +318,7 @@ class FitLoop:
 
 
 def result_of(history: History, versions: Mapping[str, int]) -> FitResult:
-    """What a fit has come to, as its files tell it."""
+    """Result of a fit, from its files."""
     return FitResult(
         fit_id=history.state.fit_id,
         versions=dict(versions),

@@ -24,10 +24,10 @@ from langchain_art.training.collapse.gate import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 Workers: TypeAlias = Literal["server", "ray"] | RayWorkers
-"""Where a fit's rollouts run, if not in its own process."""
+"""Place of a fit's rollouts, if not in its own process."""
 _WORKERS = ("server", "ray")
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
-"""What a fit does when its policy has collapsed."""
+"""Reaction of a fit to a collapse of its policy."""
 Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
 """One config for all policies, or each one's own."""
 _SHOWN = 40
@@ -92,7 +92,7 @@ class FitSettings:
 
     @property
     def reads_rewards(self) -> bool:
-        """Whether some policy learns from rewards."""
+        """True if some policy learns from rewards."""
         return any(config.reads_rewards for config in self.configs.values())
 
 

@@ -77,7 +77,7 @@ def alone(directory: Path) -> Generator[None, None, None]:
 
 
 def is_running(directory: Path) -> bool:
-    """Whether some process runs the fit of a folder just now."""
+    """True if some process runs the fit of a folder just now."""
     path = directory / LOCK
     if not path.exists():
         return False
@@ -90,7 +90,7 @@ def is_running(directory: Path) -> bool:
 
 
 class FitState(Record):
-    """What a fit is and how far it is: ``fit.json``; its steps are in ``history.jsonl``."""
+    """State of a fit: ``fit.json``; its steps are in ``history.jsonl``."""
 
     fit_id: str
     name: str = ""
@@ -101,7 +101,7 @@ class FitState(Record):
     finished: int = 0
     """Steps of which the whole fit, with its last evaluation, is done; 0: it is not."""
     trainable: dict[str, bool] = Field(default_factory=dict)
-    """Which calls were trained in the latest step."""
+    """Calls that were trained in the latest step."""
     began_with: dict[str, int] = Field(default_factory=dict)
     """policy -> the version that served when the fit began."""
     learning_rate: Rates = 0.0
@@ -290,7 +290,7 @@ class History:
 
     @property
     def versions(self) -> dict[str, int]:
-        """By policy: what the last step, or the rollback after it, let serve; empty before."""
+        """Versions by policy after the last step, or the rollback after it; empty before."""
         if self.rollbacks and self.rollbacks[-1].step == self.done:
             return self.rollbacks[-1].versions
         return self.steps[-1].versions if self.steps else {}

@@ -1,4 +1,4 @@
-"""What makes a fit the same fit: its config, scenarios, the rollout's source, models, settings."""
+"""Identity of a fit: its config, scenarios, the rollout's source, models, settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FitIdentity(Record):
 
     @property
     def unread(self) -> list[str]:
-        """What has no source that could be compared."""
+        """Names that have no source that could be compared."""
         whose = {
             "rollout": self.rollout,
             "evaluator": self.evaluator,
@@ -85,7 +85,7 @@ class FitIdentity(Record):
         return not all(name in self.config for name in self.policies)
 
     def differences(self, other: FitIdentity) -> list[str]:
-        """What differs in `other`, in words: ``config.learning_rate None -> 0.0001``."""
+        """Differences from `other`, in words: ``config.learning_rate None -> 0.0001``."""
         found: list[str] = []
         if self.policies != other.policies:
             names = (" and ".join(one.policies) for one in (self, other))

@@ -64,7 +64,7 @@ def next_rate(first: float, config: TrainConfig, policy: str, steps: Sequence[St
 async def choose_rates(
     client: AsyncArtClient, configs: Mapping[str, TrainConfig], display: Display
 ) -> Rates:
-    """What `choose_rate` gives; of policies with different configs, for each of these."""
+    """Rates by `choose_rate`; of policies with different configs, for each of these."""
     several = [one for i, one in enumerate(configs.values()) if one not in [*configs.values()][:i]]
     if len(several) == 1:
         return await choose_rate(client, tuple(configs), several[0], display)

@@ -63,7 +63,7 @@ def _column(width: int, *, right: bool = False) -> Column:
 
 @dataclass
 class _Shown:
-    """What is under way, for a log file."""
+    """State of what is under way, for a log file."""
 
     description: str
     total: int
@@ -73,7 +73,7 @@ class _Shown:
     begun: float = field(default_factory=time.monotonic)
 
     def due(self, now: float) -> bool:
-        """Whether it is time to speak of it."""
+        """True if it is time to speak of it."""
         if self.said_at is None:
             return now - self.begun >= _SILENCE
         return now - self.said_at >= _REPEAT

@@ -86,7 +86,7 @@ def node_table(
 
 
 def node_rewards(history: Sequence[StepRecord]) -> dict[str, str]:
-    """By node: the mean reward of its calls in the first step that has one, and in the last."""
+    """Mean reward by node, of its calls in the first step that has one, and in the last."""
     found: dict[str, list[float]] = {}
     for record in history:
         for name, reward in record.rewards_by_node.items():

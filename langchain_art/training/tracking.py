@@ -185,7 +185,7 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
 
 
 def run_metrics(runs: Sequence[Trajectory]) -> dict[str, float]:
-    """What a step's runs add: their criteria's means, turns and tokens a run, how they ended."""
+    """Metrics of a step's runs: their criteria's means, turns and tokens a run, how they ended."""
     if not runs:
         return {}
     scores = defaultdict[str, list[float]](list)

@@ -1,4 +1,4 @@
-"""Which scenario a group is of: shuffled epochs, and difficulty pools.
+"""Order of a fit's scenarios: shuffled epochs, and difficulty pools.
 
 A scenario whose runs all fare alike, because it is always solved or never, has nothing to teach.
 With difficulty pools it is passed over at its turn: after n such groups in a row it is drawn with
@@ -24,7 +24,7 @@ POOLS = ("new", "mixed", "easy", "hard")
 
 
 class DifficultyPools:
-    """What the latest groups of each scenario came to.
+    """Results of the latest groups of each scenario.
 
     Args:
         scenarios: of the fit.
@@ -48,7 +48,7 @@ class DifficultyPools:
         return max(FLOOR, 0.5 ** self._flat[name])
 
     def takes(self, place: int, name: str) -> bool:
-        """Whether a scenario is drawn at a place of the epochs; the same at each call."""
+        """True if a scenario is drawn at a place of the epochs; the same at each call."""
         share = self.share(name)
         return share == 1 or random.Random(f"{self._seed}:pool:{place}").random() < share
 

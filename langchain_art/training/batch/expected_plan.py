@@ -45,7 +45,7 @@ def group_has_zero_variance(
 
 
 def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
-    """Whether a run has what is learned from: a reward, a call's reward, or all chosen scores."""
+    """True if a run has what is learned from: a reward, a call's reward, or all chosen scores."""
     calls = (candidate_call(turn, True, {}) for turn in run.turns)
     return unscored(candidate_run(run, calls), config.scores) is None
 

@@ -1,4 +1,4 @@
-"""Where the runs of a fit or an evaluation are made: here, or by workers."""
+"""Choice of where the runs of a fit or an evaluation are made: here, or by workers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def run_source(
     on_done: Callable[[Trajectory], None],
     on_run: Callable[[Run], None] | None,
 ) -> RunSource:
-    """What makes the runs, as `plan` says.
+    """Source of the runs, as `plan` says.
 
     Args:
         plan: of the fit.

@@ -184,7 +184,7 @@ class StepBatchBuilder:
     async def _advantages(
         self, groups: Sequence[TrajectoryGroup]
     ) -> dict[str, RunAdvantages] | None:
-        """What `Trainer(advantages=)` gives to the runs; None: the server computes advantages."""
+        """Advantages that `Trainer(advantages=)` gives the runs; None: the server computes them."""
         if (hook := self.plan.advantages) is None:
             return None
         found: dict[str, RunAdvantages] = {}
@@ -193,7 +193,7 @@ class StepBatchBuilder:
         return found
 
     def _judge_cost(self) -> float | None:
-        """What the judge took since this was last asked for."""
+        """Cost of the judge since the last call of this."""
         now = cost_of(self.plan.evaluator)
         before, self._paid = self._paid, now
         return None if now is None else now - (before or 0.0)

@@ -34,7 +34,7 @@ def check_gate(gate: object) -> Gate | None:
 
 
 def not_below(best: EvalResult, new: EvalResult) -> bool:
-    """Whether a version is below the best one by no more than the interval of the difference.
+    """True if a version is below the best one by no more than the interval of the difference.
 
     The difference of the means and its 95 % interval are of pairs of scenarios where both have at
     least two of them (`statistics.comparison.compare_rewards`). Without a reward it is below.
@@ -49,7 +49,7 @@ def not_below(best: EvalResult, new: EvalResult) -> bool:
 async def gate_sign(
     gate: Gate | None, evals: Sequence[EvalResult], history: Sequence[StepRecord]
 ) -> Sign | None:
-    """What is wrong with the version that was evaluated last; None: it is kept.
+    """Sign of what is wrong with the last evaluated version; None: it is kept.
 
     Args:
         gate: None keeps all.

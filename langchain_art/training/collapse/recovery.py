@@ -1,4 +1,4 @@
-"""What a fit does when its policy has collapsed: say it, go back, or stop."""
+"""Reaction of a fit to a collapse of its policy: say it, go back, or stop."""
 
 from __future__ import annotations
 

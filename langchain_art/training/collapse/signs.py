@@ -63,9 +63,10 @@ class Sign:
 
     kind: str
     words: str
-    """What is seen, in which step, and the likely cause."""
+    """Description of what is seen, in which step, and the likely cause."""
     keep: int | None
-    """How many of the steps made good versions; None: going back to one of them would not help."""
+    """Number of the steps that made good versions; None: going back to one of them would not
+    help."""
     advice: str
 
 
@@ -74,7 +75,7 @@ def new_signs(
     ahead: int = 0,
     configs: Mapping[str, TrainConfig] = MappingProxyType({}),
 ) -> list[Sign]:
-    """What the last step shows that the one before did not; empty: nothing, or no step.
+    """Signs that the last step shows and the one before did not; empty: nothing, or no step.
 
     Args:
         history: the steps that were not rolled back, oldest first.
@@ -121,7 +122,7 @@ def _pool(samples: Sequence[_Sample | None]) -> _Sample | None:
 
 
 def _fell(samples: Sequence[_Sample | None], last: int = 1, chosen_of: int = 1) -> bool:
-    """Whether the `last` samples are below the others: see the module.
+    """True if the `last` samples are below the others: see the module.
 
     `chosen_of`: of how many the others are the highest; the probability has to be smaller by that
     factor (Bonferroni).
@@ -239,7 +240,7 @@ def _first_short(
 
 
 def _rose(history: Sequence[StepRecord]) -> bool:
-    """Whether rewards are above those of the first step, by `_RISE` standard errors."""
+    """True if rewards are above those of the first step, by `_RISE` standard errors."""
     before, after = _of_step(history[0]), _pool([_of_step(one) for one in history[1:]])
     if before is None or after is None:
         return False

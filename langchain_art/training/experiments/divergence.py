@@ -29,7 +29,7 @@ class FitComparison:
     """The first difference of two fits, and the calls and tokens before it, which are equal."""
 
     first: str | None = None
-    """Where they differ first, and both values; None: nowhere."""
+    """First difference, and both values; None: there is none."""
     calls: int = 0
     tokens: int = 0
     adapters: str = ""

@@ -31,7 +31,7 @@ class Fit:
     at: float
     """Seconds since the epoch: when its files were last written."""
     running: bool
-    """Whether a process runs it just now."""
+    """True if a process runs it just now."""
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -55,7 +55,7 @@ class Fit:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps that were asked for are done (or it ended early), and evaluated."""
+        """True if all steps that were asked for are done (or it ended early), and evaluated."""
         ended = self.state.finished > 0 and bool(self.state.stopped)
         return ended or 0 < self.state.steps <= self.state.finished
 
@@ -71,7 +71,7 @@ class Fit:
 
     @property
     def held_out(self) -> bool:
-        """Whether `rewards` are those of held-out scenarios."""
+        """True if `rewards` are those of held-out scenarios."""
         return any(e.mean is not None for e in self.evals)
 
     @property
@@ -81,7 +81,7 @@ class Fit:
 
     @property
     def versions(self) -> str:
-        """What to use: the best version, or where it was not evaluated the newest."""
+        """Versions to use: the best, or where it was not evaluated the newest."""
         if self.best is not None and self.held_out:
             return next(e.version for e in self.evals if (e.step or 0, e.mean) == self.best)
         made = [one for one in self.lines if not isinstance(one, EvalResult)]

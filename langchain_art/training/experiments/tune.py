@@ -39,14 +39,15 @@ _FACTORS = (1 / 3, 1.0, 3.0)
 
 
 class RateProbe(Record):
-    """What a few steps at one learning rate came to."""
+    """Results of a few steps at one learning rate."""
 
     learning_rate: float
     mean: float | None
     """Mean reward: held out after the last step, or of the last step's runs. None: no rewards."""
     ci95: float | None
     collapsed: str = ""
-    """Why the probe ended before its steps did (`training.collapse.signs`); empty: it did not."""
+    """Reason for which the probe ended before its steps did (`training.collapse.signs`); empty: it
+    did not."""
 
     def __str__(self) -> str:
         spread = "" if self.ci95 is None else f" ± {self.ci95:.3f}"
@@ -64,11 +65,11 @@ class TuneResult(Record):
 
     probes: tuple[RateProbe, ...]
     held_out: bool
-    """Whether rewards are those of held-out scenarios."""
+    """True if rewards are those of held-out scenarios."""
     best: float | None
     """The rate to take; None: all collapsed, or nothing had a reward."""
     clear: bool
-    """Whether its mean is above all others' by more than the 95 % interval of the difference."""
+    """True if its mean is above all others' by more than the 95 % interval of the difference."""
     why: str
     runs: int
     tokens: dict[str, int]
@@ -132,7 +133,7 @@ async def tune(
     steps: int,
     eval_scenarios: Sequence[Any],
 ) -> TuneResult:
-    """What `Trainer.tune` does, once its arguments are checked."""
+    """Run `Trainer.tune`, once its arguments are checked."""
     begun = time.monotonic()
     common, *others = plan.configs.values()
     if any(one != common for one in others):

@@ -27,7 +27,7 @@ class FitResult(Record):
 
     fit_id: str
     versions: dict[str, int]
-    """By policy: the version that serves now."""
+    """Version that serves now, by policy."""
     before: EvalResult | None = None
     after: EvalResult | None = None
     best: EvalResult | None = None
@@ -95,7 +95,7 @@ class FitResult(Record):
 
     @property
     def nodes(self) -> dict[str, NodeReport]:
-        """What each node contributed to all steps."""
+        """Contribution of each node to all steps."""
         return total_nodes(record.nodes for record in self.history)
 
 

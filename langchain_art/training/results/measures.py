@@ -1,4 +1,4 @@
-"""What the records of steps and evaluations measure in their runs."""
+"""Measures of runs, for the records of steps and evaluations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def summarize(
 
 
 def node_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """By node: the mean over runs of what its calls that count are worth together."""
+    """Mean by node over runs of what its calls that count are worth together."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for run in trajectories:
         own: defaultdict[str, float] = defaultdict(float)

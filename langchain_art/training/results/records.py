@@ -56,7 +56,7 @@ class EvalResult(Record):
     best_of: dict[int, float] = Field(default_factory=dict)
     """k -> expected best reward of k runs of a scenario (`best_of_scenarios`): pass@k."""
     node_rewards: dict[str, float] = Field(default_factory=dict)
-    """By node: the mean reward of its calls, over the runs in which they have one."""
+    """Mean reward of a node's calls, by node, over the runs in which they have one."""
     tokens: dict[str, int] = Field(default_factory=dict)
     seconds: float = 0.0
     judge_cost: float | None = None
@@ -76,7 +76,7 @@ class EvalResult(Record):
 
 
 class GroupResult(Record):
-    """What one group of a step came to, for difficulty pools."""
+    """Results of one group of a step, for difficulty pools."""
 
     scenario: str
     reward: float
@@ -99,7 +99,7 @@ class StepRecord(Record):
     reward_ci95: float | None = None
     """Half width of the 95 % interval of `reward_mean`, over groups; None with fewer than two."""
     node_rewards: dict[str, float] = Field(default_factory=dict)
-    """By node: the mean reward of its calls, over the runs in which they have one."""
+    """Mean reward of a node's calls, by node, over the runs in which they have one."""
     groups: int
     runs: int = 0
     """Runs that have a reward (0 in records before this field)."""
@@ -131,7 +131,7 @@ class StepRecord(Record):
 
     @property
     def versions(self) -> dict[str, int]:
-        """By policy: the version that served after the step."""
+        """Version that served after the step, by policy."""
         return {policy: result.version for policy, result in self.results.items()}
 
     @property
@@ -152,7 +152,7 @@ class StepRecord(Record):
 
     @property
     def nodes(self) -> dict[str, NodeReport]:
-        """What each node contributed, without nodes whose calls are all another policy's."""
+        """Contribution of each node, without nodes whose calls are all another policy's."""
         reports = {policy: dict(result.nodes) for policy, result in self.results.items()}
         for node in {name for nodes in reports.values() for name in nodes}:
             having = [nodes for nodes in reports.values() if node in nodes]
@@ -181,7 +181,7 @@ class Rollback(Record):
     to_step: int
     """The last step whose version is kept; 0: what the fit began with."""
     versions: dict[str, int]
-    """By policy: the version that serves from then on."""
+    """Version that serves from then on, by policy."""
     learning_rate: Rates
     """Rate of the steps that follow; by policy, where these have configs of their own."""
     why: str
