@@ -108,7 +108,7 @@ def _index(one: ObservationV2) -> int:
 
 
 def _unanswered(one: ObservationV2) -> bool:
-    """Whether a call failed, so that the graph had no reply of it."""
+    """True if a call failed, so that the graph had no reply of it."""
     return one.output is None and str(one.level) == "ERROR"
 
 

@@ -48,7 +48,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of the traces: ``exact + stale + foreign + unreadable`` is all that were read."""
+    """Outcome of the traces: ``exact + stale + foreign + unreadable`` is all that were read."""
 
     exact: int
     """Answered by this server's policies, by versions that are fresh enough."""
@@ -60,7 +60,7 @@ class Imported:
     written: dict[str, int]
     """Lines by file (`FILES`)."""
     left_out: dict[str, dict[str, int]]
-    """By file, the traces that are not in it, by reason (`REASONS`)."""
+    """Traces that are not in a file, by file and reason (`REASONS`)."""
 
 
 def import_traces(
@@ -258,7 +258,7 @@ def conversations(trace: StoredTrace) -> list[dict[str, Any]]:
 
 
 def _begins(messages: list[Message], other: StoredCall, call: StoredCall) -> bool:
-    """Whether the messages are the beginning of another call's prompt, with the same tools."""
+    """True if the messages are the beginning of another call's prompt, with the same tools."""
     same_tools = list(other.tools) == list(call.tools)
     return same_tools and list(other.messages[: len(messages)]) == messages
 

@@ -1,4 +1,4 @@
-"""Which of a trace's calls the server has recorded, how old they are, and the run that they are."""
+"""Calls of a trace that the server has recorded, their age, and the run that they are."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the server knows of a trace."""
+    """Facts that the server knows of a trace."""
 
     run: str | None
     """The id of its run, by the trace or by the tags of its calls."""
     stored: Trajectory | None
     """The run, if it is stored as a trajectory."""
     tagged: bool
-    """Whether its calls are tagged with the run's id, so that the server can assemble it."""
+    """True if its calls are tagged with the run's id, so that the server can assemble it."""
     records: Mapping[str, Mapping[str, Any]]
     """The server's records of its calls, by id."""
     staleness: int | None
@@ -37,7 +37,7 @@ class Provenance:
 
     @property
     def known(self) -> bool:
-        """Whether a policy of the server answered one of the calls."""
+        """True if a policy of the server answered one of the calls."""
         return any(one["policy"] is not None for one in self.records.values())
 
 
@@ -49,7 +49,7 @@ class Recorder:
         self._serving = {one.name: one.version for one in client.policies()}
 
     def look_up(self, trace: StoredTrace) -> Provenance:
-        """What the server knows of a trace."""
+        """Look up what the server knows of a trace."""
         recorded: list[dict[str, Any]] = []
         for call in trace.calls:
             if call.call_id is not None and (found := self._call(call.call_id)) is not None:
@@ -144,12 +144,12 @@ def _turn(call: StoredCall, record: Mapping[str, Any] | None) -> Turn:
 
 
 def _whole(value: Any) -> Any:
-    """What a run was given or gave, as JSON; None where it was shortened or redacted."""
+    """Input or output of a run as JSON; None where it was shortened or redacted."""
     return None if was_cut(value) or is_redacted(value) else jsonable(value)
 
 
 def is_redacted(value: Any) -> bool:
-    """Whether a secret was taken out of it when it was exported."""
+    """True if a secret was taken out of it when it was exported."""
     return REDACTED in json.dumps(jsonable(value), ensure_ascii=False)
 
 

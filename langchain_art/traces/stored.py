@@ -27,8 +27,8 @@ class StoredCall:
     model: str | None = None
     node: str | None = None
     excluded_because: str | None = None
-    """Why the graph discarded the reply (`Turn.excluded_because`); None: it did not, or the store
-    does not tell."""
+    """Reason for which the graph discarded the reply (`Turn.excluded_because`); None: it did not,
+    or the store does not tell."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def score_of(given: Sequence[Any]) -> float | None:
 
 @dataclass
 class Read:
-    """What a store gave, and how many traces could not be read, by reason (`REASONS`)."""
+    """Traces that a store gave, and how many could not be read, by reason (`REASONS`)."""
 
     traces: list[StoredTrace] = field(default_factory=list[StoredTrace])
     unreadable: dict[str, int] = field(default_factory=dict[str, int])

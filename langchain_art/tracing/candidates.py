@@ -26,14 +26,14 @@ _ROLES = ("ai", "assistant", "human", "user", "system", "developer", "tool")
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """What a call asks, beside its messages."""
+    """Request of a call, beside its messages."""
 
     model: str | None
     params: Mapping[str, Any]
     """LangChain's invocation parameters: tools, response format, stop …"""
 
     def is_as(self, other: Question) -> bool:
-        """Whether model, tools and all parameters agree, but for those of drawing an answer."""
+        """True if model, tools and all parameters agree, but for those of drawing an answer."""
         return self.model == other.model and (
             self.params is other.params or self._asked() == other._asked()
         )
@@ -180,7 +180,7 @@ class CandidateReplies:
         return held if held or choices else _by_parts(forms, output)
 
     def _forms(self, reply: Message) -> Iterator[_Form]:
-        """What an output may hold of a reply, as texts: its text, and values parsed from it."""
+        """Texts that an output may hold of a reply: its text, and values parsed from it."""
         content = reply.get("content") or ""
         blocks = [{"text": content}] if isinstance(content, str) else content
         text = "".join(block.get("text") or "" for block in blocks).strip()
@@ -214,7 +214,7 @@ def _parsed(text: str) -> Any:
 
 
 def _shares(one: str, other: str) -> bool:
-    """Whether one of two texts is in the other, as whole words; a role and a bool say nothing."""
+    """True if one of two texts is in the other, as whole words; a role and a bool say nothing."""
     short, long = sorted((one, other), key=len)
     if short not in long or short in _ROLES or short in ("true", "false"):
         return False

@@ -102,7 +102,7 @@ class CaptureHandler(GraphCallbackHandler):
         self._open: dict[UUID, tuple[ModelCall, PendingTags]] = {}
 
     def _around(self, parent: UUID | None) -> Surroundings | None:
-        """What a run stands in that LangChain does not say of it, or of the chain around it."""
+        """Surroundings of a run that LangChain does not give of it, or of the chain around it."""
         spans = self.run.recorder.spans
         if spans.has(parent):
             return spans[parent].around
@@ -299,7 +299,7 @@ class _AroundHandler:
         self._next: _AroundHandler | None = None
 
     def get(self) -> CaptureHandler | None:
-        """What LangChain adds to a call: the handler of this number around it, if there is one."""
+        """Handler that LangChain adds to a call: of this number around it, if there is one."""
         config = var_child_runnable_config.get()
         manager = config.get("callbacks") if config else None
         if not isinstance(manager, BaseCallbackManager):

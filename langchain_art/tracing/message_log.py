@@ -101,7 +101,7 @@ class SampledReply:
 
 
 def _wire_copy(message: BaseMessage) -> Message:
-    """As `wire_message`, without values that a graph may change in place."""
+    """Copy as `wire_message`, without values that a graph may change in place."""
     wire = wire_message(message)
     shares = message.additional_kwargs or not isinstance(message.content, str)
     return jsonable(wire) if shares else wire

@@ -34,7 +34,7 @@ class ModelCall:
     params: Mapping[str, Any]
     """LangChain's invocation parameters."""
     ours: bool
-    """Whether the model is a `ChatART`."""
+    """True if the model is a `ChatART`."""
     model: str | None
     first: int = 0
     """Number of the first call of its request: of itself, but for further choices (``n > 1``)."""
@@ -47,7 +47,7 @@ class ModelCall:
     usage: Usage | None = None
     error: str | None = None
     passed_on: bool = False
-    """Whether its reply is that of another call: of the model that it asked, or from a cache."""
+    """True if its reply is that of another call: of the model that it asked, or from a cache."""
 
     @property
     def namespace(self) -> str:
@@ -80,7 +80,7 @@ class RunRecorder:
         self._epoch = time.time() - time.perf_counter()
         self.spans = SpanTree()
         self.keeps_values = False
-        """Whether spans keep what they were given and gave: set where the run is exported."""
+        """True if spans keep their inputs and outputs: set where the run is exported."""
         self._candidates = CandidateReplies()
         self._messages = MessageLog()
         self._calls: list[ModelCall] = []
@@ -137,7 +137,7 @@ class RunRecorder:
                 self._candidates.add_reply(index, ids, call.reply.wire)
 
     def _is_passed_on(self, call: ModelCall) -> bool:
-        """Whether a call's reply is another's; some servers give all calls one id."""
+        """True if a call's reply is another's; some servers give all calls one id."""
         other = self._call_ids.get(call.call_id or "")
         if other is None or other.reply is None or call.reply is None:
             return False
@@ -166,7 +166,7 @@ class RunRecorder:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a model call was heard."""
+        """True if a model call was recorded."""
         return bool(self._calls)
 
     def wall_clock(self, at: float) -> float:

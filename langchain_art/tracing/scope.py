@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunExporter(Protocol):
-    """What `capture` takes as `export`: `langchain_art.Exporter`."""
+    """Type of `capture`'s `export`: `langchain_art.Exporter`."""
 
     def add(self, run: Run) -> None:
         """Export a run that has ended."""
@@ -38,7 +38,7 @@ class OpenedRuns:
     around: list[Run | None] = field(default_factory=list["Run | None"])
     """For each of them, the run in whose scope it was opened."""
     exported: bool = False
-    """Whether the caller exports them: they keep the values of their spans for it."""
+    """True if the caller exports them: they keep the values of their spans for it."""
 
     def unfinished(self) -> Run:
         """The run that the rollout was making when it raised.
@@ -100,7 +100,7 @@ def _heard_by() -> list[CaptureHandler]:
 
 
 def _in_progress(frame: FrameType) -> bool:
-    """Whether a generator that is not beneath this code stands at no ``yield``.
+    """True if a generator that is not beneath this code stands at no ``yield``.
 
     Then it is on the stack of another thread, or at an ``await``, after which the bytecode goes on
     with RESUME 3 (the module `dis` documents it; after a ``yield`` it is 1).
@@ -141,7 +141,7 @@ class _Hook:
         self._depth = depth
 
     def get(self) -> CaptureHandler | None:
-        """What LangChain adds to a call: the handler of the scope of this depth; None: no scope."""
+        """Handler that LangChain adds to a call: of the scope of this depth; None: no scope."""
         if not _bodies and len(scopes := _open.get()) == 1:  # nearly always, and asked often
             return None if self._depth or scopes[0].in_generator else scopes[0].handler
         handlers = _heard_by()
@@ -167,7 +167,7 @@ class _Callbacks(list[Any]):
     """A config's callbacks, with the handlers of those scopes that hear what takes a copy."""
 
     def copy(self) -> list[Any]:
-        """What LangChain and LangGraph give to a graph."""
+        """Copy that LangChain and LangGraph give to a graph."""
         return [*(one for one in self if not isinstance(one, _ScopeHandler)), *_heard_by()]
 
 

@@ -40,7 +40,7 @@ class Span:
     outcome: SpanOutcome | None = None
     """None while it runs."""
     waits: bool = False
-    """Whether it is a graph that an interrupt has stopped."""
+    """True if it is a graph that an interrupt has stopped."""
     started: int = 0
     """Logical time of the start."""
     ended: int = 0
@@ -55,12 +55,12 @@ class Span:
     """None while it runs."""
     error: str | None = None
     alone: bool = True
-    """Whether ``generate`` was asked for this model call alone, not for several prompts."""
+    """True if ``generate`` was asked for this model call alone, not for several prompts."""
     looped: bool = False
-    """Whether the error was that a graph had reached its recursion limit."""
+    """True if the error was that a graph had reached its recursion limit."""
     input: Any = None
-    """As the graph gave it, if the run keeps values (`RunRecorder.keeps_values`); so is `output`.
-    Of a model call, the turn has both."""
+    """Input by the graph, if the run keeps values (`RunRecorder.keeps_values`); so is `output`. Of
+    a model call, the turn has both."""
     output: Any = None
     around: Surroundings | None = None
     """Inherited by the calls of a chain or tool with callbacks of its own, and of those in it."""
@@ -76,12 +76,12 @@ _ERROR_HANDLERS = ("__error_handler__", "__default_error_handler__")
 
 
 def is_pause(error: BaseException | None) -> bool:
-    """Whether a graph stopped to be gone on with: an interrupt, or LangGraph's drain."""
+    """True if a graph stopped to be gone on with: an interrupt, or LangGraph's drain."""
     return isinstance(error, GraphBubbleUp) and not isinstance(error, ParentCommand)
 
 
 def _contains(outer: str, inner: str) -> bool:
-    """Whether a namespace is that of a part of the graph whose task has the namespace `outer`.
+    """True if a namespace is that of a part of the graph whose task has the namespace `outer`.
 
     A subgraph with a memory of its own (``compile(checkpointer=True)``) has a namespace without the
     ids of the tasks around it: ``team|work:03`` in ``team:8f``.
@@ -94,7 +94,7 @@ def _contains(outer: str, inner: str) -> bool:
 
 
 def _place(span: Span) -> tuple[str | None, list[str]]:
-    """Where a task stands: its thread, and its namespace without the ids of tasks."""
+    """Place of a task: its thread, and its namespace without the ids of tasks."""
     return span.thread, [part.split(":", 1)[0] for part in span.namespace.split("|")]
 
 
@@ -103,7 +103,7 @@ class SpanTree:
 
     def __init__(self) -> None:
         self.in_scope = False
-        """Whether a `capture` scope says how the run ends, if it ends outside of graphs."""
+        """True if a `capture` scope says how the run ends, if it ends outside of graphs."""
         self._spans: dict[UUID, Span] = {}
         self._latest_attempt: dict[Task, UUID] = {}
         self._attempts: Counter[tuple[UUID | None, str]] = Counter()
@@ -115,7 +115,7 @@ class SpanTree:
         return self._spans[run_id]
 
     def has(self, run_id: UUID | None) -> TypeGuard[UUID]:
-        """Whether a span was recorded."""
+        """True if a span was recorded."""
         return run_id in self._spans
 
     def __iter__(self) -> Iterator[Span]:
@@ -191,7 +191,7 @@ class SpanTree:
         return "interrupted" if waits else "ok"
 
     def _is_handled(self, top: Span) -> bool:
-        """Whether the error of a topmost span is the program's to handle: of no graph, in a scope.
+        """True if the program handles a topmost span's error: of no graph, in a scope.
 
         If the program does not, it leaves the scope, and the run fails by it.
         """
@@ -246,7 +246,7 @@ class SpanTree:
         return None
 
     def _is_redone(self, span: Span, node: Span) -> bool:
-        """Whether a node that was resumed ran a task of a graph within it anew, as new.
+        """True if a node that was resumed ran a task of a graph within it anew, as new.
 
         A graph without checkpoints begins again there; one with them goes on, and what it runs
         again has the namespace that it had. LangGraph numbers the graphs of one task, and keeps the
@@ -274,14 +274,14 @@ class SpanTree:
         )
 
     def is_within(self, span: Span, outer: Span) -> bool:
-        """Whether a span is another, or in it."""
+        """True if a span is another, or in it."""
         above: Span | None = span
         while above is not None and above is not outer:
             above = self._above(above)
         return above is outer
 
     def _recovered(self, span: Span) -> str | None:
-        """How a span stopped, if the run recovered from it; else None."""
+        """Outcome of a span from which the run recovered; else None."""
         if span.outcome == "interrupted":
             return "interrupted" if self._is_abandoned(span) else None
         if span.outcome != "error":
@@ -301,7 +301,7 @@ class SpanTree:
         return "error" if recovered else None
 
     def _was_caught(self, graph: Span, above: Span) -> bool:
-        """Whether a tool or node went on without a graph, and no fallback or retry replaced it.
+        """True if a tool or node went on without a graph, and no fallback or retry replaced it.
 
         LangChain records the graphs in a ``with_fallbacks`` beside its span, not in it.
         """
@@ -315,7 +315,7 @@ class SpanTree:
         return (above.kind == "tool" or _is_node(above)) and not replaced
 
     def _is_abandoned(self, node: Span) -> bool:
-        """Whether a later graph finished the thread of an interrupted node without resuming it."""
+        """True if a later graph finished the thread of an interrupted node without resuming it."""
         return (
             node.namespace != ""
             and self._latest_attempt.get(node.task) == node.attempt
@@ -329,7 +329,7 @@ class SpanTree:
         )
 
     def _is_followed(self, graph: Span) -> bool:
-        """Whether another graph ran after this one failed, other than on the same thread."""
+        """True if another graph ran after this one failed, other than on the same thread."""
         return any(
             later.outcome == "ok"
             and later.started > graph.ended

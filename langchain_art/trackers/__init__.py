@@ -1,4 +1,4 @@
-"""Where a fit's figures are shown beside its own files: W&B, TensorBoard and others."""
+"""Displays of a fit's figures beside its own files: W&B, TensorBoard and others."""
 
 from __future__ import annotations
 

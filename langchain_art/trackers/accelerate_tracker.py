@@ -61,7 +61,7 @@ class AccelerateTracker:
     def _options(
         self, fit: FitCard, title: str, former: TrackerRun | None
     ) -> tuple[dict[str, Any], str | None, str]:
-        """What the tracker's class is made with, the run's id if it is known, and where it is."""
+        """Arguments of the tracker's class, the run's id if it is known, and where it is."""
         if self.name == "tensorboard":
             folder = fit.folder / "tensorboard"
             return (
@@ -85,7 +85,7 @@ class AccelerateTracker:
         self._tracker.log(values, step=record.step)
 
     def keep(self, adapter: AdapterFiles) -> bool:
-        """As an artifact of MLflow, ``policy/best``; the others keep none."""
+        """Keep it as an artifact of MLflow, ``policy/best``; the others keep none."""
         if not hasattr(self._tracker, "log_artifacts"):
             return False
         self._tracker.log_artifacts(str(adapter.folder), f"{adapter.name}/{adapter.aliases[0]}")

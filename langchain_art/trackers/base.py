@@ -1,4 +1,4 @@
-"""What a tracker is: four methods, called by one thread of its own."""
+"""Interface of a tracker: four methods, called by one thread of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TableRow: TypeAlias = "Mapping[str, str | float | int | None]"
 
 @dataclass(frozen=True)
 class FitCard:
-    """What a tracker is told of a fit before its first record."""
+    """Facts of a fit that a tracker gets before its first record."""
 
     fit_id: str
     """Twelve hexadecimal digits, the same for a resumed fit and another for a fresh one."""
@@ -26,14 +26,14 @@ class FitCard:
 
 @dataclass(frozen=True)
 class TrackerRun:
-    """How far a tracker's own run is."""
+    """Progress of a tracker's own run."""
 
     id: str | None
-    """By which the tracker finds its run again; None: it cannot, and begins another one."""
+    """Id by which the tracker finds its run again; None: it cannot, and begins another one."""
     sent: int = 0
     """Records of the fit's history that the run has."""
     words: str = ""
-    """Where it can be seen, for a line."""
+    """Place where it can be seen, for a line."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which trackers a fit has: by `Trainer(trackers=)`, or by W&B's environment variables."""
+"""Choice of a fit's trackers: by `Trainer(trackers=)`, or by W&B's environment variables."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _tracker(one: Any) -> Tracker:
 
 
 def _installed(module: str) -> bool:
-    """Whether there is a package, not only a folder of that name, such as W&B's ``./wandb``."""
+    """True if there is a package, not only a folder of that name, such as W&B's ``./wandb``."""
     found = find_spec(module)
     return found is not None and found.origin is not None
 

@@ -23,7 +23,7 @@ FOLDER = "trackers"
 
 
 class TrackerProgress(BaseModel):
-    """How far a tracker is, for the resumed fit: ``trackers/wandb.json``."""
+    """Progress of a tracker, for the resumed fit: ``trackers/wandb.json``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -105,7 +105,7 @@ class TrackerThread:
             self._attempt(self._save)
 
     def _take(self, order: TrackedRecord | AdapterFiles | None) -> bool:
-        """Whether more may come."""
+        """True if more may come."""
         if isinstance(order, AdapterFiles):
             self._adapters.append(order)
         elif order is not None:

@@ -108,7 +108,7 @@ class WandbTracker:
         self._run.log(values, step=record.number, commit=True)
 
     def keep(self, adapter: AdapterFiles) -> bool:
-        """As an artifact of type ``lora``. Offline, wandb copies the files to its data folder."""
+        """Keep it as a ``lora`` artifact. Offline, wandb copies the files to its data folder."""
         wandb: Any = import_module("wandb")
         artifact = wandb.Artifact(adapter.name, type="lora", metadata=dict(adapter.metadata))
         for path in sorted(adapter.folder.rglob("*")):
@@ -118,7 +118,7 @@ class WandbTracker:
         return True
 
     def finish(self) -> str:
-        """Where the run is seen: its address, or the command that sends its files."""
+        """End the run; return its address, or the command that sends its files."""
         where = self._where()
         self._run.finish()
         return where
