@@ -1,4 +1,4 @@
-"""What a user's functions are, and calls of ours from programs without an event loop."""
+"""Names of a user's functions, and calls of ours from programs without an event loop."""
 
 from __future__ import annotations
 

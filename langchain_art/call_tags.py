@@ -114,7 +114,7 @@ class Surroundings:
 
 
 def surroundings() -> Surroundings | None:
-    """What this context runs in; None outside of all nodes, chains and tools."""
+    """Run, metadata and tags around this context; None outside of nodes, chains and tools."""
     config = var_child_runnable_config.get()
     manager = config.get("callbacks") if config else None
     if not isinstance(manager, BaseCallbackManager) or manager.parent_run_id is None:

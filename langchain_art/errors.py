@@ -128,7 +128,7 @@ class BodyTooLarge(RequestRefused, code="body_too_large", status=413):
 
 
 class Damaged(RequestRefused, code="damaged", status=500):
-    """What the server stored is not what it wrote (the disk changed it), and is not used."""
+    """Stored data is not what the server wrote (the disk changed it), and is not used."""
 
 
 class QuotaExceeded(RequestRefused, code="insufficient_quota", status=429):

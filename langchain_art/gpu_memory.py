@@ -171,7 +171,7 @@ class MemoryNeeds:
         return self.weights - elsewhere + LORA_BYTES[self.dtype] * shape.lora_parameters(self.rank)
 
     def token(self, *, checkpointed: bool = True) -> int:
-        """What a backward pass keeps of one token, over all layers.
+        """Bytes that a backward pass keeps of one token, over all layers.
 
         With gradient checkpointing these are the inputs of each layer (unless the host has them),
         its keys and values, to which other rows attend, and all activations of the one layer that

@@ -1,4 +1,4 @@
-"""What runs came to: rates with intervals, actions, errors, tokens, cost, latency, comparisons."""
+"""Figures of runs: rates with intervals, actions, errors, tokens, cost, latency, comparisons."""
 
 from __future__ import annotations
 

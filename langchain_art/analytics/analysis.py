@@ -28,7 +28,7 @@ Costs = Mapping[int, float | None]
 def analyze(
     runs: Iterable[Trajectory], *, success: float = SUCCESS, gpu_rate: float | None = None
 ) -> Analysis:
-    """What runs came to, by version and node, with intervals.
+    """Compute the figures of runs, by version and node, with intervals.
 
     Args:
         runs: as the server has them (``client.trajectories(1000)``), or any others.

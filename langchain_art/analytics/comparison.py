@@ -11,7 +11,7 @@ from langchain_art.wire import Trajectory
 
 
 def compare(runs: Iterable[Trajectory], before: str, after: str) -> Comparison:
-    """Whether the runs of version `after` have higher rewards than those of `before`.
+    """Test if the runs of version `after` have higher rewards than those of `before`.
 
     By `statistics.comparison.compare_rewards`: in pairs, where both have runs of same scenarios.
 

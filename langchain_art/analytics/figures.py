@@ -65,7 +65,7 @@ class ErrorPattern(Record):
 
 
 class Analysis(Record):
-    """What some runs came to.
+    """Figures of some runs.
 
     Example::
 
@@ -85,4 +85,4 @@ class Analysis(Record):
     busy_seconds: float
     """In which at least one call of our server ran, as far as its latency is known."""
     notes: tuple[str, ...] = ()
-    """What the figures leave out, and why."""
+    """Notes on what the figures leave out, and why."""

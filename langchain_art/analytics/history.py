@@ -21,7 +21,7 @@ from langchain_art.wire import NodeReport
 
 
 class FitFigures(Record):
-    """What one fit came to, as ``history.jsonl`` tells it."""
+    """Figures of one fit, from its ``history.jsonl``."""
 
     name: str
     evals: tuple[EvalResult, ...]

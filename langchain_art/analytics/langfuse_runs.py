@@ -25,7 +25,7 @@ _EXPANDED = ",".join((TRAJECTORY, CALL, SCENARIO))
 
 @dataclass(frozen=True)
 class LangfuseRuns:
-    """What was read, and what was not."""
+    """Runs that were read, and counts of those that were not."""
 
     runs: list[Trajectory]
     notes: list[str] = field(default_factory=list[str])

@@ -77,7 +77,7 @@ def nodes_table(found: Analysis) -> Table:
 
 
 def actions_table(found: Analysis) -> Table:
-    """How often each node called which tool."""
+    """Table of how often each node called which tool."""
     table = plain_table("Actions", ["node", "action"])
     table.add_column("count", justify="right")
     table.add_column("share", justify="right")

@@ -281,7 +281,7 @@ class ChatART(FastChatOpenAI):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """As LangChain's, with the whole schemas of tools whose arguments are recursive."""
+        """Bind tools as LangChain does, with the whole schemas of recursive arguments."""
         whole = [
             tool if getattr(tool, "extras", None) else openai_tool(tool, strict=strict)
             for tool in tools

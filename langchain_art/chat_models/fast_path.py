@@ -142,7 +142,7 @@ class FastChatOpenAI(BaseChatOpenAI):
 
 
 class RawReply:
-    """What LangChain uses of the SDK's raw responses."""
+    """Part of the SDK's raw responses that LangChain uses."""
 
     def __init__(self, answer: Answer | httpx.Response, parsed: Any) -> None:
         self._answer, self._parsed = answer, parsed
@@ -179,7 +179,7 @@ class _Completions(ABC, Generic[Client]):
         """A `RawReply`, or a coroutine of one."""
 
     def _direct_target(self, payload: Mapping[str, Any]) -> Target | None:
-        """Where to post the call; None if the SDK is to send it."""
+        """Target to post the call to; None if the SDK is to send it."""
         if not self._direct or not _OPTIONS.keys().isdisjoint(payload):
             return None
         if self._target is None or self._key != self._client.api_key:
@@ -212,7 +212,7 @@ class _Stream(openai.Stream[object]):
 
 
 class _AsyncStream(openai.AsyncStream[object]):
-    """As `_Stream`, for asynchronous calls."""
+    """Asynchronous counterpart of `_Stream`."""
 
     async def __stream__(self) -> AsyncIterator[object]:
         with _as_our_errors(self._client):
@@ -262,7 +262,7 @@ class Completions(_Completions[openai.OpenAI]):
 
 
 class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
-    """As `Completions`, for asynchronous calls."""
+    """Asynchronous counterpart of `Completions`."""
 
     async def create(self, **payload: Any) -> Any:
         """A reply, or a stream of chunks."""

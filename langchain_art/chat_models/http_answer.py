@@ -33,7 +33,7 @@ class Answer:
 
     @property
     def is_success(self) -> bool:
-        """Whether it is neither a redirect nor an error."""
+        """True if it is neither a redirect nor an error."""
         return 200 <= self.status < 300
 
     @property
@@ -58,7 +58,7 @@ class AnswerParser:
         self._status: int | None = None
         self.is_complete = False
         self.keeps_connection = False
-        """Whether the connection may serve another request."""
+        """True if the connection may serve another request."""
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived; nothing, if the connection was closed.

@@ -37,7 +37,7 @@ _Server: TypeAlias = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Target:
-    """Where and how to post: all of a request but its body. Time limits in seconds, None: none."""
+    """Destination and form of a request: all but its body. Time limits in seconds, None: none."""
 
     request: httpx.Request
     """Without a body."""
@@ -88,7 +88,7 @@ class _Connection(ABC):
 
     @abstractmethod
     def is_usable(self) -> bool:
-        """Whether it is open, without data on it that belongs to no request."""
+        """True if it is open, without data on it that belongs to no request."""
 
 
 ConnectionT = TypeVar("ConnectionT", bound=_Connection)
@@ -299,7 +299,7 @@ _loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 
 
 async def post_async(target: Target, body: bytes) -> Answer:
-    """As `Connections.post`, in the running event loop."""
+    """Asynchronous counterpart of `Connections.post`, in the running event loop."""
     loop = asyncio.get_running_loop()
     kept = _loops.get(loop) or _new_loop(loop)
     connection = kept.idle.take(target.server) or await _open(target)
@@ -334,7 +334,7 @@ async def _open(target: Target) -> _AsyncConnection:
 
 
 def _is_readable(sock: socket.socket) -> bool:
-    """Whether an idle connection was closed by the server, or has data that belongs to nothing."""
+    """True if an idle connection was closed by the server, or has data that belongs to nothing."""
     if not hasattr(select, "poll"):
         return bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()

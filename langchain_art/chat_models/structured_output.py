@@ -43,7 +43,7 @@ _FORMATS = ("json_schema", "json_object", "text")
 
 
 def is_legacy(schema: Any) -> bool:
-    """Whether `schema` is a class of pydantic 1, which only tool calls can express."""
+    """True if `schema` is a class of pydantic 1, which only tool calls can express."""
     return isinstance(schema, type) and is_basemodel_subclass(schema) and not _is_model(schema)
 
 
@@ -68,7 +68,7 @@ def response_format(schema: Any, strict: bool | None = None) -> dict[str, Any]:
 
 
 def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
-    """As LangChain's `convert_to_openai_tool`, but recursive schemas are whole.
+    """Convert a tool as LangChain's `convert_to_openai_tool`, but with recursive schemas whole.
 
     LangChain replaces references by what they refer to, and by ``{}`` where that would not end.
 

@@ -142,7 +142,7 @@ def log(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who trained, rolled back, deleted, reviewed, made and revoked keys."""
+    """List who trained, rolled back, deleted, reviewed, made and revoked keys."""
     from langchain_art.cli.tables import log_table
 
     with client_of(base_url) as client:

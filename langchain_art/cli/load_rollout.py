@@ -42,7 +42,7 @@ class Loaded:
     model: ChatART | None
     """None: it is one that the rollout makes itself, where it cannot be seen."""
     notes: list[str]
-    """What to say of the model's settings."""
+    """Remarks on the model's settings."""
 
 
 def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Loaded:

@@ -251,7 +251,7 @@ def audit(
     base_url: BaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which of a run's tokens are trained, turn by turn, and why others are excluded.
+    """Show which of a run's tokens are trained, turn by turn, and why others are excluded.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What several commands share: the server's address, its client, and how they print."""
+"""Options of several commands: the server's address, its client, and how they print."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def report(
     ] = 0.0,
     base_url: BaseUrl = None,
 ) -> None:
-    """How far reviewers agree with each other, and how far to trust judges by what people say.
+    """Show how far reviewers agree, and how far judges can be trusted by people's verdicts.
 
     \b
     Example:
@@ -194,7 +194,7 @@ def calibrate(
     ] = False,
     base_url: BaseUrl = None,
 ) -> None:
-    """Where a judge agrees with people, take its scores for training; where not, ask people.
+    """Take a judge's scores for training where it agrees with people; where not, ask people.
 
     Runs are put into bands by the judge's score. In each, the rate at which people and the judge
     agree that a run is good has a 95 % interval. Where it lies above --at-least, --keep makes the

@@ -212,7 +212,7 @@ def _say_moved(steps: Sequence[TrainResult]) -> None:
 
 
 def _show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
-    """What corrected calls were answered, should have been, and are now (temperature 0)."""
+    """Print replies to corrected calls: given, corrected, and now (temperature 0)."""
     from langchain_art.chat_models import ChatART
     from langchain_art.tracing.message_log import wire_message
 

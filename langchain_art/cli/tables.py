@@ -173,7 +173,7 @@ def _plain(names: Sequence[str], cut: str) -> Table:
 
 
 def _telling(ids: Collection[str]) -> int:
-    """How many characters, at least eight, tell these ids apart."""
+    """Number of characters, at least eight, that tell these ids apart."""
     most = max(map(len, ids), default=0)
     lengths = range(_SHORT_ID, most)
     return next((n for n in lengths if len({one[:n] for one in ids}) == len(ids)), most)
@@ -185,7 +185,7 @@ def _outcome(run: Trajectory | TrajectoryAudit) -> str:
 
 
 def audit_table(audit: TrajectoryAudit) -> Table:
-    """Which of a run's tokens are trained: a line per turn, and the totals."""
+    """Table of which of a run's tokens are trained: a line per turn, and the totals."""
     names = ("#", "node", "version", "prompt", "sampled", "trained", "prefix", "why not")
     numbers = {"#", "prompt", "sampled", "trained"}
     table = Table(

@@ -1,4 +1,4 @@
-"""What both clients share: the server's address, and how a method is made of an operation."""
+"""Base of both clients: the server's address, and how a method is made of an operation."""
 
 from __future__ import annotations
 

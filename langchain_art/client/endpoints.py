@@ -217,7 +217,7 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
         *,
         sft: bool = False,
     ) -> Request[TrajectoryAudit]:
-        """Which of a run's tokens are trained, turn by turn, and why others are excluded.
+        """Show which of a run's tokens are trained, turn by turn, and why others are excluded.
 
         Args:
             run: a stored run, or its id.
@@ -254,7 +254,7 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
         run: HasId | str | None = None,
         source: str | None = None,
     ) -> Flow[list[Review]]:
-        """What people said, in the order in which it first came; as many pages as it takes.
+        """List reviews in the order in which they first came; as many pages as it takes.
 
         Args:
             policy: only of runs that have a call of this policy.
@@ -267,7 +267,7 @@ class Endpoints(JobEndpoints, KeyEndpoints, RolloutEndpoints):
 
     @endpoint
     def foresee_reviews(self, runs: Sequence[str]) -> Flow[dict[str, VerdictFate]]:
-        """By run's id: what a verdict on it would do, ``trains`` or what prevents it.
+        """Foresee, by run's id, what a verdict on it would do: ``trains``, or what prevents it.
 
         Args:
             runs: ids of any number of runs; those that are not stored are not in the answer.

@@ -58,7 +58,7 @@ class KeyEndpoints(Address):
 
     @endpoint
     def actions(self, limit: int | None = 100) -> Flow[list[LoggedAction]]:
-        """Who trained, rolled back, deleted, reviewed, made and revoked keys: newest first.
+        """List who trained, rolled back, deleted, reviewed, made and revoked keys: newest first.
 
         Args:
             limit: the most that are wanted. None: all.

@@ -52,7 +52,7 @@ class RolloutEndpoints(Address):
 
     @endpoint
     def rollouts(self, batch: str) -> Request[BatchStatus]:
-        """How far a batch of rollouts is. Raises NotFound."""
+        """Progress of a batch of rollouts. Raises NotFound."""
         return Request(
             "GET", path_of("rollouts", "batches", batch), BatchStatus.model_validate_json
         )

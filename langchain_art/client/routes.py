@@ -82,7 +82,7 @@ def pages(
 
 
 def deleted(content: bytes) -> str:
-    """What an answer says was deleted."""
+    """Name of what was deleted, from an answer."""
     return str(json.loads(content)["deleted"])
 
 

@@ -1,4 +1,4 @@
-"""What a client says while it waits for its server, and for how long it waits."""
+"""Messages of a client while it waits for its server, and its time limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Waiting:
     def __init__(self, base_url: str, say: Callable[[str], None] | None = None) -> None:
         self.base_url = base_url
         self.answered = False
-        """Whether the server ever answered."""
+        """True if the server ever answered."""
         self._say = say or log.warning
         self._lock = Lock()
         self._since: float | None = None

@@ -42,9 +42,9 @@ class BatchPlan:
 
     decisions: list[list[list[CallDecision]]]  # for each group, run and call, in the order given
     excluded: Counter[str]
-    """How often each reason occurred, in the unit that it names. Calls of an excluded group or run
-    are not counted again, but for those of `SAMPLING` in a group whose runs fared alike: how calls
-    are sampled is often why."""
+    """Count of each reason, in the unit that it names. Calls of an excluded group or run are not
+    counted again, but for those of `SAMPLING` in a group whose runs fared alike: how calls are
+    sampled is often why."""
     metrics: dict[str, float]
     """``runs_trained``, ``calls_trained``; ``reward_mean`` of the runs in a baseline that have one;
     of the trained calls ``staleness_mean`` and ``staleness_max``, in versions."""
@@ -137,7 +137,7 @@ def plan(
 
 
 def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
-    """Why a run has no reward to learn from; None if it has.
+    """Reason for which a run has no reward to learn from; None if it has.
 
     A failed run that was scored counts with that reward. A run without a score never counts as 0.
     If there are names of `scores`, these replace the reward.
@@ -148,14 +148,14 @@ def unscored(run: CandidateRun, scores: Collection[str] = ()) -> str | None:
 
 
 def without_advantage(run: CandidateRun) -> str | None:
-    """Why a run has no advantages, where they are given with the step; None if it has."""
+    """Reason for which a run lacks advantages, where they come with the step; None if it has."""
     if any(one is not None for one in run.advantages or ()):
         return None
     return unscored(run) or "runs.without_advantage"
 
 
 def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None:
-    """Why the staleness of a group excludes it; None: it does not.
+    """Reason for which the staleness of a group excludes it; None: it does not.
 
     ``groups.stale``: it is above the limit; None allows any number. ``groups.rolled_back``: the
     trained version does not descend from one that sampled a call, so there is no number of steps
@@ -173,7 +173,7 @@ def stale(runs: Sequence[CandidateRun], max_staleness: int | None) -> str | None
 
 
 def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> str | None:
-    """Why the tokens of a call are not trained, in a run that counts; None if they are.
+    """Reason for which a call's tokens are not trained, in a run that counts; None if they are.
 
     With `mask_truncated`, truncated replies and the calls of truncated runs are excluded from the
     loss and from its denominator; the run's reward stays in the baseline (arXiv 2503.14476,
@@ -191,7 +191,7 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
 
 
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
-    """What is added to the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13).
+    """Penalty on the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13). 13).
 
     0 up to ``limit - buffer`` sampled tokens, from there linearly down to -1 at `limit` and beyond
     (``0 < buffer <= limit``). Example: with a limit of 16384 and a buffer of 4096, 12288 tokens
@@ -249,7 +249,7 @@ def _decisions(
 
 
 def _reasons(decisions: Sequence[CallDecision]) -> Counter[str]:
-    """Why calls of one run are excluded; a reason that names runs counts once."""
+    """Reasons for which calls of one run are excluded; one that names runs counts once."""
     found = Counter(one.excluded_because for one in decisions if one.excluded_because)
     counted = Counter({why: 1 if why.startswith("runs.") else n for why, n in found.items()})
     if found.total() == len(decisions) and "runs.truncated" not in counted:

@@ -24,11 +24,11 @@ class CandidateCall:
     the trained one does not descend from it, since a rollback."""
     reward: float | None = None  # of this call alone; None: none
     prompt: Sequence[Hashable] | None = None
-    """What it was asked, token by token: calls with the same prompt were asked in one state."""
+    """Prompt of the call, token by token: calls with the same prompt were asked in one state."""
 
     @property
     def steps(self) -> bool:
-        """Whether it is a step of the policy: what credit is given to."""
+        """True if it is a step of the policy, to which credit is given."""
         return self.learns and not self.superseded
 
 
@@ -46,7 +46,7 @@ class CandidateRun:
 
     @property
     def rewarded(self) -> bool:
-        """Whether it has a reward: its own, or a call's."""
+        """True if it has a reward: its own, or a call's."""
         return self.reward is not None or any(call.reward is not None for call in self.calls)
 
     @property
@@ -56,7 +56,7 @@ class CandidateRun:
 
     @property
     def learns(self) -> bool:
-        """Whether the policy sampled a chosen call in it, superseded and untrainable ones included.
+        """True if the policy sampled a chosen call in it, superseded and untrainable ones included.
 
         Its reward is then a sample of what the policy does, and counts in the baseline.
         """
@@ -65,7 +65,7 @@ class CandidateRun:
 
 @dataclass(slots=True)
 class CallDecision:
-    """Whether and how one call is trained; numbers are 0.0 if it is not."""
+    """Decision on one call: if it is trained, and how; numbers are 0.0 if it is not."""
 
     excluded_because: str | None  # as in `TrainResult.excluded`; None if it is trained
     advantage: float | Sequence[float] = 0.0  # of all of its tokens, or of each
@@ -73,13 +73,13 @@ class CallDecision:
 
     @property
     def mean(self) -> float:
-        """Of its tokens' advantages."""
+        """Mean of its tokens' advantages."""
         given = self.advantage
         return math.fsum(given) / (len(given) or 1) if isinstance(given, Sequence) else given
 
     @property
     def mean_abs(self) -> float:
-        """Of their absolute values."""
+        """Mean of the absolute values of its tokens' advantages."""
         given = self.advantage
         if isinstance(given, Sequence):
             return math.fsum(map(abs, given)) / (len(given) or 1)

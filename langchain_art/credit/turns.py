@@ -18,7 +18,7 @@ def why_excluded(
     *,
     imitates: bool = False,
 ) -> str | None:
-    """Why the graph, its sampler or `trainable` exclude a call; None: they do not.
+    """Reason for which the graph, its sampler or `trainable` exclude a call; None: they do not.
 
     Args:
         turn: the call.

@@ -76,7 +76,7 @@ class CanaryReport(Wire):
 
     @property
     def passed(self) -> bool:
-        """Whether the server can be trusted with a real run."""
+        """True if the server can be trusted with a real run."""
         return all(check.passed for check in self.checks)
 
 

@@ -78,7 +78,7 @@ class Finding(Wire):
 
 
 class MemoryFit(Wire):
-    """How the sampler and the learner of one model fit into this machine's memory."""
+    """Memory that the sampler and the learner of one model need, beside what this machine has."""
 
     model: str
     parameters: int
@@ -105,7 +105,7 @@ class DoctorReport(Wire):
 
     @property
     def healthy(self) -> bool:
-        """Whether no check failed."""
+        """True if no check failed."""
         return all(finding.ok is not False for finding in self.findings)
 
 
@@ -223,7 +223,7 @@ def _torch(cards: list[dict[str, Any]]) -> Finding:
 
 
 def _learner(cards: list[dict[str, Any]]) -> list[Finding]:
-    """Which learner to take, where both can be had."""
+    """Learner to take, where both can be had."""
     if not cards or _version("unsloth") is None:
         return []
     advice = (

@@ -174,17 +174,17 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
     def invoke(
         self, input: TrajectoryGroup, config: RunnableConfig | None = None, **kwargs: Any
     ) -> TrajectoryGroup:
-        """As `ainvoke`, from any thread, also where an event loop is running."""
+        """Synchronous `ainvoke`, from any thread, also where an event loop is running."""
         return self._call_with_config(
             lambda group: run_sync(self._judged(group)), input, config, **kwargs
         )
 
     def score(self, group: TrajectoryGroup) -> Sequence[Score | None]:
-        """As `ascore`, from any thread, also where an event loop is running."""
+        """Synchronous `ascore`, from any thread, also where an event loop is running."""
         return run_sync(self.ascore(group))
 
     async def scores_of(self, group: TrajectoryGroup) -> Sequence[Score | None]:
-        """As `ascore`, to the evaluator's `resolution`.
+        """Await `ascore`, with the scores at the evaluator's `resolution`.
 
         Raises:
             ConfigError: there is not one score for each run.

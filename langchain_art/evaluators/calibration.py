@@ -25,7 +25,7 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 Pairs: TypeAlias = "Sequence[tuple[float, float]]"
 """The runs of one group: (the judge's score, a person's score)."""
 Human: TypeAlias = "str | Mapping[str, float] | Callable[[Trajectory], float | None]"
-"""Where human scores are: a name in `Trajectory.scores`, a mapping by a run's id, or a function."""
+"""Source of human scores: a name in `Trajectory.scores`, a mapping by a run's id, or a function."""
 
 
 @dataclass(frozen=True)

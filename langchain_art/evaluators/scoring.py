@@ -92,7 +92,7 @@ def cost_of(evaluator: object) -> float | None:
 
 
 async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:
-    """As `score_groups`, for one group; raises whatever the evaluator raises."""
+    """Score one group as `score_groups` does; raises whatever the evaluator raises."""
     runs = [t for t in group.trajectories if t.status != "failed"]
     if not runs:
         return group

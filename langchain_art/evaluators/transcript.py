@@ -74,7 +74,7 @@ def transcripts(runs: Sequence[Trajectory], *, labelled: bool) -> list[tuple[Blo
 
 
 def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
-    """Whether the runs' calls come from more than one node."""
+    """True if the runs' calls come from more than one node."""
     return len({label(turn) for run in runs for turn in run.turns}) > 1
 
 
@@ -188,7 +188,7 @@ def text_of(content: Any) -> str:
 
 
 def _ending(run: Trajectory, known: set[str]) -> list[Block]:
-    """How the run ended, and the graph's output, unless it is one of the known texts."""
+    """End of the run, and the graph's output, unless it is one of the known texts."""
     ending: list[Block] = []
     if not run.turns and run.input is not None:
         ending.append(Block("input", _value(run.input)))

@@ -165,7 +165,7 @@ class RunAttributes:
         return _given(found)
 
     def _of_all(self) -> Attributes:
-        """What Langfuse reads on each span, and the conventions' conversation."""
+        """Attributes that Langfuse reads on each span, and the conventions' conversation."""
         run, labels = self._run, self._run.labels
         session = labels.session[:_NAME] if labels.session else None
         found: Attributes = {"gen_ai.conversation.id": session}

@@ -25,7 +25,7 @@ def brief(value: Any, characters: int = CHARACTERS) -> Any:
 
 
 def was_cut(value: Any) -> bool:
-    """Whether `brief` has left out a part of a value."""
+    """True if `brief` has left out a part of a value."""
     return bool(_MARKS.search(json.dumps(value, ensure_ascii=False, default=str)))
 
 
@@ -34,7 +34,7 @@ _MARKS = re.compile(r"… \(\d+ (?:characters|in all)\)|\"…\"")
 
 
 def tool_result(output: Any) -> Any:
-    """What a tool gave: of a message with it, the content."""
+    """Result of a tool: of a message with it, the content."""
     return output.content if isinstance(output, ToolMessage) else output
 
 

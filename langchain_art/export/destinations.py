@@ -1,4 +1,4 @@
-"""Where runs are sent: a Langfuse server, or any backend that takes OTLP over HTTP.
+"""Destinations of runs: a Langfuse server, or any backend that takes OTLP over HTTP.
 
 Spans go as OTLP's protobuf, by OpenTelemetry's own exporter, once; what failed is tried again by
 whoever sends (`Sender`). Its variables hold: ``LANGFUSE_PUBLIC_KEY``, ``LANGFUSE_SECRET_KEY``,
@@ -100,14 +100,14 @@ class Otlp:
         self._posts = _SpanPosts(None, None)
 
     def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """As `Destination`."""
+        """See `Destination`."""
         self._posts.send(batch, redactor, langfuse=False)
 
     def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
         """They are with the spans."""
 
     def close(self) -> None:
-        """As `Destination`."""
+        """See `Destination`."""
         self._posts.close()
 
 
@@ -127,11 +127,11 @@ class Langfuse:
         self._http = httpx.Client(headers=headers, timeout=REQUEST)
 
     def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """As `Destination`."""
+        """See `Destination`."""
         self._posts.send(batch, redactor, langfuse=True)
 
     def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """As `Destination`."""
+        """See `Destination`."""
         scores = scores_of(batch, redactor)
         rejected: list[str] = []
         for start in range(0, len(scores), SCORES):
@@ -154,7 +154,7 @@ class Langfuse:
             raise Refused(f"{len(rejected)} of {len(scores)} scores: {rejected[0][:300]}")
 
     def close(self) -> None:
-        """As `Destination`."""
+        """See `Destination`."""
         self._posts.close()
         self._http.close()
 
@@ -241,7 +241,7 @@ class _QuietThread(logging.Filter):
 
 
 def _rejected(body: bytes) -> str | None:
-    """What a backend says that it did not keep of a request that it took."""
+    """Message of a backend on what it did not keep of a request that it took."""
     from google.protobuf.message import DecodeError  # noqa: PLC0415
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: PLC0415
         ExportTraceServiceResponse,

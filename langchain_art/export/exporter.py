@@ -86,7 +86,7 @@ class Exporter:
         destination(to).close()  # raises now what would else be said when the first run has ended
 
     def chosen(self, id: str) -> bool:
-        """Whether a run or a group of this id is exported."""
+        """True if a run or a group of this id is exported."""
         first = int.from_bytes(hashlib.sha256(id.encode()).digest()[:8], "big")
         return first < self.sample_rate * 2**64
 

@@ -69,7 +69,7 @@ def keys() -> tuple[str, str]:
 
 
 def address() -> str:
-    """Where Langfuse is: ``LANGFUSE_BASE_URL``, the older ``LANGFUSE_HOST``, or its cloud."""
+    """Address of Langfuse: ``LANGFUSE_BASE_URL``, the older ``LANGFUSE_HOST``, or its cloud."""
     found = os.environ.get("LANGFUSE_BASE_URL") or os.environ.get("LANGFUSE_HOST") or CLOUD
     return found.rstrip("/")
 

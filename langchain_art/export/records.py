@@ -1,4 +1,4 @@
-"""What is exported of one run, whatever it is sent to: its trajectory, its spans, its labels."""
+"""Exported form of one run, for any destination: its trajectory, its spans, its labels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Experiment(_Part):
 
 
 class Labels(_Part):
-    """What a run is known by where it is sent."""
+    """Labels of a run at its destination."""
 
     name: str
     """The agent's name, which the trace and its root get."""
@@ -98,7 +98,7 @@ class ExportedRun(_Part):
 
 
 class ExportBatch(_Part):
-    """What one file of a spool holds, and one request sends."""
+    """Content of one file of a spool, sent in one request."""
 
     runs: tuple[ExportedRun, ...]
     experiments: dict[str, dict[str, float]] = Field(default_factory=dict)

@@ -20,7 +20,7 @@ _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 @dataclass
 class ExportOutcome:
-    """What became of the runs of one sender."""
+    """Outcome of the runs of one sender."""
 
     to: str
     spool: Path

@@ -62,7 +62,7 @@ class Spool:
         return files
 
     def files(self) -> list[Path]:
-        """What is not sent yet, oldest names first."""
+        """Files not sent yet, oldest names first."""
         found = (path for path in self.folder.glob("*-*-*") if path.suffix in (_UNSENT, _SCORES))
         return sorted(found)
 
@@ -110,7 +110,7 @@ class Spool:
 
     @contextmanager
     def alone(self) -> Generator[bool, None, None]:
-        """Whether this is the only sender of the folder; it is, until the scope ends."""
+        """Lock the folder for its only sender while the scope lasts; False if another has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as file:
             try:

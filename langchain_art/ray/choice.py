@@ -1,4 +1,4 @@
-"""What a fit says of workers on a cluster. Needs no Ray."""
+"""Settings of a fit for workers on a cluster. Needs no Ray."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def connect(address: str = "auto") -> None:
 
 
 def shortage(needs: Mapping[str, float], actors: int = 1) -> str:
-    """What the cluster has of what actors need, in words, without addresses.
+    """Resources that actors need and the cluster lacks, in words, without addresses.
 
     Args:
         needs: Ray's resources that each takes of one node: ``{"CPU": 1, "GPU": 2}``.

@@ -88,7 +88,7 @@ class Seat:
         raise NoRoom(f"{self.what} was closed.")
 
     def call(self, method: str, *arguments: Any, seconds: float, actor: int = 0) -> Any:
-        """What a method of an actor returns, the first one's by default. It is called once.
+        """Call a method of an actor once, of the first one by default; return its result.
 
         Raises:
             ArtError: what the method raised.

@@ -25,7 +25,7 @@ def decision_reviews(
     *,
     reviewer: str | None = None,
 ) -> list[Review]:
-    """What a person decided at an interrupt, as reviews of the calls that asked for the tools.
+    """Reviews by a person's decisions at an interrupt, of the calls that asked for the tools.
 
     ``approve`` of all of a call's tools is the reward 1. ``reject`` of one is the reward 0, with
     its message as the comment. ``edit`` is a correction: the reply with the edited calls, and

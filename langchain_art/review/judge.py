@@ -36,7 +36,7 @@ class Band:
     trusted: bool
     """True if `interval` lies above the rate that was asked for."""
     open: Mapping[str, float]
-    """By id of a run that no person has reviewed: its score."""
+    """Scores of runs that no person has reviewed, by the run's id."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Pulled:
     read: int
     """Scores of Langfuse."""
     kept: ReviewsKept
-    """What the server did with those that are reviews."""
+    """Answer of the server on those that are reviews."""
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Scores that are no review, by reason (`scores.REASONS`)."""
     labels: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) ->
 
 
 def _observed(api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[ObservationV2]:
-    """What is to be known of the scores' traces.
+    """Facts to be known of the scores' traces.
 
     The root says which run it is; a score on an observation, and a correction, need the calls too.
     """
@@ -180,7 +180,7 @@ def _observed(api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[Observatio
 
 @dataclass
 class _Note:
-    """How far one project's scores of one kind were read."""
+    """Position up to which one project's scores of one kind were read."""
 
     path: Path
     read_to: datetime | None = None

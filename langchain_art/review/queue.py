@@ -46,7 +46,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Pushed:
-    """What was queued, and why other runs were not."""
+    """Runs that were queued, and why others were not."""
 
     queue: str
     queued: tuple[str, ...]

@@ -21,13 +21,13 @@ OWN_REWARD = "reward"
 
 @dataclass(frozen=True)
 class ReviewReport:
-    """What people said of a policy's runs, and how far its judges can be trusted."""
+    """Reviews of a policy's runs, and how far its judges can be trusted."""
 
     reviews: int
     corrections: int
     verdicts: Verdicts
     judges: Mapping[str, Agreement]
-    """By the name of a run's score: its agreement with people."""
+    """Agreement with people, by the name of a run's score."""
     across: bool = False
     """No scenario has two reviewed runs, so runs of different scenarios were compared: right for
     a judge whose scores are absolute, not for one that ranks siblings (RULER)."""
@@ -89,7 +89,7 @@ def judge_agreement(
 
 
 def trust(found: Agreement) -> str:
-    """How far a judge may be trusted, in words, by the interval of Kendall's tau-b."""
+    """Trust in a judge, in words, by the interval of Kendall's tau-b."""
     tau = found.kendall
     if tau.value is None or tau.low is None or tau.high is None:
         return "cannot be told: it, or people, gave all runs the same score"

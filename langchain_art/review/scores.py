@@ -42,7 +42,7 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """How scores are read.
+    """Settings by which scores are read.
 
     Raises ConfigError for a name that langchain-art itself writes, or a value that is no number.
     """
@@ -69,7 +69,7 @@ class Reading:
 
 @dataclass
 class Trace:
-    """What a trace's observations say of the run that it shows."""
+    """Facts that the observations of a trace give of the run that it shows."""
 
     run: str | None = None
     calls: dict[str, str] = field(default_factory=dict[str, str])

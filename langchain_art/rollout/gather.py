@@ -112,7 +112,7 @@ async def gather_from(
     prefix: str | None = None,
     seed: int | None = None,
 ) -> GatherResult:
-    """As `gather`, with runs of `worker`, which is closed then."""
+    """Do as `gather`, with runs of `worker`, which is closed then."""
     started = time.monotonic()
     names = list(group_ids(prefix or uuid.uuid4().hex, map(scenario_id, scenarios)))
     async with GroupStream(

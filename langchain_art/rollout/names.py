@@ -19,7 +19,7 @@ _WHAT_TO_DO = (
 
 
 def load(name: str) -> Any:
-    """What ``module:attribute`` names, in the current directory too. Raises ConfigError."""
+    """Import ``module:attribute``, from the current directory too. Raises ConfigError."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise ConfigError(f"got {name!r}, expected MODULE:NAME, such as my_agent:rollout")

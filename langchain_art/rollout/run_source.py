@@ -1,4 +1,4 @@
-"""What `GroupStream` takes its runs from: this process, or workers elsewhere."""
+"""Sources of `GroupStream`'s runs: this process, or workers elsewhere."""
 
 from __future__ import annotations
 

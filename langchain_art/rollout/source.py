@@ -34,7 +34,7 @@ _MOST = 200
 
 
 def source_of(value: object, name: str) -> dict[str, str]:
-    """By name: digests of `value`, called `name`, and of all own code and constants it names.
+    """Digests by name of `value`, called `name`, and of all own code and constants it names.
 
     A lambda counts by all lambdas of its lines. What has no source text (typed into a prompt, made
     by ``exec``) has an empty digest: a change of it cannot be seen.
@@ -149,7 +149,7 @@ def _cells(function: FunctionType) -> dict[str, Any]:
 
 
 def is_own_module(module: ModuleType | None) -> bool:
-    """Whether a module is of the program, not of Python, a library or this package."""
+    """True if a module is of the program, not of Python, a library or this package."""
     file = getattr(module, "__file__", None)
     if file is None:  # of Python itself, or what was typed into a prompt or a notebook
         return module is not None and module.__name__ == "__main__"

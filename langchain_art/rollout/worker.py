@@ -48,7 +48,7 @@ MAX_CONCURRENCY = 500
 
 @dataclass(frozen=True)
 class WorkerCounts:
-    """What a worker has done so far."""
+    """Counts of a worker's results so far."""
 
     running: int
     finished: int
@@ -126,7 +126,7 @@ class LeaseWorker:
 
     @property
     def counts(self) -> WorkerCounts:
-        """What it has done so far."""
+        """Counts of the worker's results so far."""
         known = {name: self._counts[name] for name in ("finished", "failed", "discarded")}
         return WorkerCounts(
             running=len(self._running),

@@ -1,4 +1,4 @@
-"""What several reviewers say of one run, as one verdict; and how far they agree."""
+"""One verdict of several reviewers on one run; and how far they agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Subject = tuple[str, str | None]
 
 @dataclass(frozen=True)
 class Consensus:
-    """What reviewers say of one run or call."""
+    """Combined verdict of the reviewers of one run or call."""
 
     trajectory: str
     call_id: str | None
@@ -30,7 +30,7 @@ class Consensus:
     """1: all say the same. 0: they agree as verdicts do that are drawn at random from all of them.
     None: there is one reviewer."""
     abstains: bool
-    """Whether the reviewers agree too little for `value` to be used."""
+    """True if the reviewers agree too little for `value` to be used."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def majority(given: Sequence[float]) -> Sequence[float] | None:
 
 
 def agreements(values: Mapping[Subject, Sequence[float]]) -> dict[Subject, float]:
-    """By subject with several values: its term of Krippendorff's alpha, ``1 - s_u^2 / s^2``.
+    """Term of Krippendorff's alpha, ``1 - s_u^2 / s^2``, of each subject with several values.
 
     ``s_u^2`` is the variance of the subject's values and ``s^2`` that of all values of such
     subjects, each by ``n - 1``. Alpha is the mean of these terms, weighted by the numbers of

@@ -14,14 +14,14 @@ Rewards = Mapping[str, Sequence[float]]
 
 
 class Comparison(BaseModel):
-    """Whether one version's runs are better than another's."""
+    """Comparison of the rewards of two versions' runs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     before: str
     after: str
     paired: bool
-    """By scenario: both have runs of at least two same ones, and only these are compared."""
+    """True if both have runs of at least two same scenarios, and only these are compared."""
     scenarios: int
     """Pairs; unpaired, scenarios of both."""
     left_out: int
@@ -31,11 +31,11 @@ class Comparison(BaseModel):
     ci95: float | None
     p_value: float
     test: str
-    """Which test it is, in words."""
+    """Name of the test."""
 
     @property
     def significant(self) -> bool:
-        """Whether chance alone would give such a difference in less than 5 % of cases."""
+        """True if chance alone would give such a difference in less than 5 % of cases."""
         return self.p_value < 0.05
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Comparison(BaseModel):
 
 
 def compare_rewards(before: str, after: str, first: Rewards, second: Rewards) -> Comparison:
-    """Whether the rewards of `after`, `second`, are higher than those of `before`, `first`.
+    """Test if the rewards of `after`, `second`, are higher than those of `before`, `first`.
 
     Where both have rewards of the same scenarios, at least two, the means of these are compared in
     pairs (`intervals.paired_test`); else the means of all of either (`intervals.unpaired_test`).

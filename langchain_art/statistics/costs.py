@@ -1,4 +1,4 @@
-"""What calls cost: list prices of hosted models, and the time of our own server."""
+"""Costs of calls: list prices of hosted models, and the time of our own server."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def best_of(rewards: Sequence[float], k: int) -> float:
 
 
 def best_of_scenarios(rewards: Iterable[Sequence[float]]) -> dict[int, float]:
-    """By k: `best_of` k runs, averaged over the scenarios; pass@k for rewards of 0 and 1.
+    """Mean `best_of` k runs over the scenarios, by k; pass@k for rewards of 0 and 1.
 
     For k of 1, 2, 4, … and the least number of rewards that a scenario has; empty if that is below
     two.

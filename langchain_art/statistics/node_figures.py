@@ -35,7 +35,7 @@ class NodeFigures(BaseModel):
 
 
 def node_figures(turns: Sequence[Turn], costs: Sequence[float | None]) -> tuple[NodeFigures, ...]:
-    """What the calls of each node came to, for each of its models.
+    """Figures of the calls of each node, for each of its models.
 
     Args:
         turns: of any runs.

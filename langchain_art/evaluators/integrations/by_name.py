@@ -26,7 +26,7 @@ _OPENEVALS = ("inputs", "outputs", "reference_outputs")
 
 
 def called_by_name(evaluator: GroupEvaluator, given: Mapping[str, Any]) -> Any:
-    """What the library that calls expects, from arguments of these names; None: not given.
+    """Arguments that the calling library expects, from those of these names; None: not given.
 
     Raises:
         ConfigError: no library calls an evaluator with these.

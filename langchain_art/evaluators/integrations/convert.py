@@ -65,7 +65,7 @@ def candidates(outputs: Any) -> Sequence[Any] | TrajectoryGroup:
 
 
 def is_single(outputs: Any) -> bool:
-    """Whether it is one run: a list of messages only, or anything that is no list or group."""
+    """True if it is one run: a list of messages only, or anything that is no list or group."""
     if isinstance(outputs, list | tuple):
         items = cast("Sequence[Any]", outputs)
         return bool(items) and all(_is_message(item) for item in items)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from langsmith.evaluation import RunEvaluator
 
 Outputs: TypeAlias = "Callable[[Trajectory], Any]"
-"""What an evaluator is shown of a run."""
+"""Part of a run that an evaluator is shown."""
 _Results: TypeAlias = "list[tuple[str, Any, str]]"
 """Name, value and comment of each result."""
 _Ask: TypeAlias = "Callable[[Any, Any, Any], Awaitable[_Results]]"

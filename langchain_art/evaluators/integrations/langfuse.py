@@ -110,7 +110,7 @@ def run_evaluator(
 
 
 def _is_of_group(error: BaseException) -> bool:
-    """Whether another group may be judged all the same."""
+    """True if another group may be judged all the same."""
     return isinstance(error, Exception) and not isinstance(error, ConfigError)
 
 

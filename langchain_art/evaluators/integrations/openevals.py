@@ -95,7 +95,7 @@ def create_async_ruler(
     use_reasoning: bool = True,
     **options: Any,
 ) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """As `create_ruler`; the evaluator is asynchronous."""
+    """Asynchronous `create_ruler`."""
     asked = judge if judge is not None else model
     if asked is None or (judge is not None and model is not None):
         raise ConfigError(
@@ -144,7 +144,7 @@ def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
 
 
 def async_openevals_evaluator(evaluator: Evaluator) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """As `openevals_evaluator`; the evaluator is asynchronous."""
+    """Asynchronous `openevals_evaluator`."""
     judge = as_evaluator(evaluator)
 
     async def evaluate(

@@ -1,4 +1,4 @@
-"""What makes a judge the same judge in another process: its settings, without memory addresses."""
+"""Identity of a judge across processes: its settings, without memory addresses."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _message(found: Any) -> AIMessage:
 
 
 def _inner(runnable: Any) -> Any:
-    """What a binding, a retry, a fallback or a model with configurable fields calls first."""
+    """First model called by a binding, a retry, a fallback or a model with configurable fields."""
     fields = vars(runnable)
     return next((fields[n] for n in ("bound", "runnable", "default") if n in fields), None)
 
