@@ -39,7 +39,7 @@ class ModelInfo:
     longest_token: int
     """Characters of the longest token, as its vocabulary writes it."""
     weights: str = ""
-    """Which weights in 4 bits are held, by a digest (`four_bits.weights_of`); empty: not in 4."""
+    """Digest of the 4-bit weights (`four_bits.weights_of`); empty if not in 4 bits."""
 
     @property
     def max_prompt_chars(self) -> int:
@@ -49,7 +49,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one completion is sampled.
+    """Settings by which one completion is sampled.
 
     `logprobs` of a reply are those of the distribution that was sampled: log-softmax of
     logits / temperature over the tokens that a grammar, `top_k` and `top_p` left, in this order.
@@ -97,7 +97,7 @@ class ChatRequest:
     sampling: Sampling = Sampling()
     stream: bool = False
     client: str = ""
-    """Whose it is: an engine is shared between clients. The server's own are ``""``."""
+    """Client that asks: an engine is shared between clients. The server's own are ``""``."""
     run: str = ""
     """The run (or else the thread) that it is a call of; ``""``: of none. Where there are several
     engines, one has the calls of a run, whose prompts begin alike."""
@@ -147,7 +147,7 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class SamplerState:
-    """How a sampler is now."""
+    """State of a sampler."""
 
     longest_pause: float
     """Longest time, in seconds, that the engine's loop took for a turn, in the last minute."""
@@ -161,7 +161,7 @@ class SamplerState:
 
 
 class Engine(Protocol):
-    """What samplers and learners have in common."""
+    """Common interface of samplers and learners."""
 
     @property
     def restarts(self) -> int:
@@ -183,7 +183,7 @@ class Engine(Protocol):
 
 
 class ChatEngine(Protocol):
-    """What answers calls."""
+    """Interface of what answers calls."""
 
     @property
     def info(self) -> ModelInfo:
@@ -222,7 +222,7 @@ class Sampler(Engine, ChatEngine, Protocol):
         ...
 
     async def state(self) -> SamplerState | None:
-        """How it is now; None while the engine does not answer."""
+        """Current state; None while the engine does not answer."""
         ...
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:

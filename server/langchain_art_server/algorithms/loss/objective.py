@@ -36,7 +36,7 @@ from langchain_art_server.algorithms.loss.token_losses import (
 
 @dataclass(frozen=True)
 class TrainedTokens:
-    """What is known of trained tokens before the forward pass: one entry per token of each run.
+    """Known data of trained tokens before the forward pass: one entry per token of each run.
 
     A token that several runs share goes through the model once and has one entry per run.
     """

@@ -75,7 +75,7 @@ def _load(name: str, where: str) -> LossFunction:
 def own_token_loss(
     losses: Mapping[str, LossFunction], chosen: OwnLoss, tokens: LossTokens
 ) -> TokenLoss:
-    """What the registered function gives, checked.
+    """Losses by the registered function, checked.
 
     Raises:
         ConfigError: there is none of this name, or it takes no such options.

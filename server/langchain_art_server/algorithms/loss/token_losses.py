@@ -271,7 +271,7 @@ def kl_penalty(
 
 
 def entropy_penalty(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
-    """What has, on average over the tokens that π_old drew, the gradient of minus the entropy.
+    """Term whose mean gradient, over tokens that π_old drew, is that of minus the entropy.
 
     ``sg(r) (log π)²/2`` for each token, ``r = π/π_old``: the gradient of ``-H = Σ_a π_a log π_a``
     is ``Σ_a π_a log π_a ∇log π_a``, as ``Σ_a π_a ∇log π_a = 0``. It is `kl_penalty`'s ``k2`` with

@@ -14,7 +14,7 @@ WIDTH = array("q").itemsize
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a prompt meets the sequences that a `PrefixTree` holds."""
+    """Place where a prompt meets the sequences that a `PrefixTree` holds."""
 
     shared: int  # tokens of the longest prefix that the prompt has in common with any of them
     ends: tuple[int, ...]  # the sequences equal to that prefix, in the order they were added

@@ -164,7 +164,7 @@ class ChatTemplate:
         return ids
 
     def may_call(self, request: ChatRequest) -> bool:
-        """Whether the reply to a request may have tool calls.
+        """True if the reply to a request may have tool calls.
 
         Raises:
             InvalidRequest: no format is known for calls of this model.
@@ -235,7 +235,7 @@ class ChatTemplate:
         return text[: ends[-1].start()], ends[-1].group()
 
     def _means_the_same(self, sampled: str, shown: str, prompt: Prompt) -> bool:
-        """Whether two texts of a reply differ in white space and the notation of calls alone."""
+        """True if two texts of a reply differ in white space and the notation of calls alone."""
         one, other = (self._meaning(text, prompt.tools) for text in (sampled, shown))
         return one == other
 

@@ -1,4 +1,4 @@
-"""What waits, shared between clients: the next one is of the client that has least."""
+"""Queue shared fairly between clients: the next one is of the client that has least."""
 
 from __future__ import annotations
 

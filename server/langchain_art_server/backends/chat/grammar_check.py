@@ -1,4 +1,4 @@
-"""What is computed of grammars in a process of its own (`grammar_child`), within limits.
+"""Grammar computations in a process of its own (`grammar_child`), within limits.
 
 That they compile, for the engine of this server; and what they allowed, for another engine.
 

@@ -49,7 +49,7 @@ def _problem(matcher: LLMatcher) -> bytes:
 
 
 def _masks(matcher: LLMatcher, reply: list[int]) -> bytes:
-    """What is allowed at each token of a reply, in bits, each distinct mask once.
+    """Bit masks of what is allowed at each token of a reply, each distinct mask once.
 
     JSON with the ``masks``, and the ``numbers`` of each token's mask; there are fewer of these than
     tokens if the grammar forbids one.

@@ -110,7 +110,7 @@ class GrammarCompiler:
             )
 
     def replay(self, eos: list[int], python: Path) -> GrammarReplay:
-        """What computes again what another engine's grammars allowed.
+        """Replay that computes again what another engine's grammars allowed.
 
         That engine runs in `python`, and ends its replies by `eos`.
         """
@@ -162,7 +162,7 @@ def _in_words(problem: str, grammar: str) -> str:
 
 
 def _places(schema: Any, problem: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where a schema has a key or value that a problem quotes."""
+    """Places where a schema has a key or value that a problem quotes."""
     if isinstance(schema, list):
         for part in cast("list[Any]", schema):
             yield from _places(part, problem, path)

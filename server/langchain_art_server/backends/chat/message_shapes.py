@@ -1,4 +1,4 @@
-"""How a chat template wants its messages, and what it shows of them: found by rendering."""
+"""Probe of a chat template's message shapes, and of what it shows: found by rendering."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class MessageShapes:
         return False
 
     def _probe_calls(self, turn_end: re.Pattern[str]) -> ToolFormat | None:
-        """How the template writes a call.
+        """Probe the notation in which the template writes a call.
 
         Some take its arguments as an object, some as JSON; some write its id in place of its name.
         """

@@ -40,7 +40,7 @@ def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Whether tokens are drawn from the most probable ones alone."""
+    """True if tokens are drawn from the most probable ones alone."""
     return sampling.temperature > 0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
 
 
@@ -157,7 +157,7 @@ class OutputProcessor:
 
 
 def token_texts(model: str, token_ids: Sequence[int]) -> list[str] | None:
-    """What each token adds to the text; special tokens by their names.
+    """Text that each token adds; special tokens by their names.
 
     A character of several tokens stands with the last of them; the others add nothing.
 

@@ -1,4 +1,4 @@
-"""What every sampler's child process does for a call, whichever engine samples.
+"""Base of every sampler's child process, whichever engine samples.
 
 A request is checked, rendered and tokenised; a reply is parsed, sent and remembered; an adapter is
 freed after its last call. What takes long of this is done by threads beside the engine's loop.
@@ -84,7 +84,7 @@ class SamplerHost(Generic[AdapterT]):
         return adapter
 
     def _is_quick(self, call: EngineCall) -> bool:
-        """Whether `_prepare` takes so little time that the engine's loop may do it."""
+        """True if `_prepare` takes so little time that the engine's loop may do it."""
         asked = call.params
         free = asked["response_format"] is None and asked["tool_choice"] in ("auto", "none")
         return free and call.size <= _QUICK_BYTES
@@ -180,7 +180,7 @@ class SamplerHost(Generic[AdapterT]):
     # --- adapters -------------------------------------------------------------------------------
 
     def _is_loaded(self, name: str, path: Path) -> bool:
-        """Whether `name` is loaded from `path`. Raises ConfigError if it is from another."""
+        """True if `name` is loaded from `path`. Raises ConfigError if it is from another."""
         old = self._adapters.get(name)
         if old is not None and old.path != path:
             raise ConfigError(

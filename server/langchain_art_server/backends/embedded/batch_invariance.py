@@ -177,14 +177,14 @@ def batch_invariance(
 
 
 def _is_covered(module: nn.Module) -> bool:
-    """Whether a module multiplies by no weights of its own, or as a `RowLinear` will."""
+    """True if a module multiplies by no weights of its own, or as a `RowLinear` will."""
     if type(module) is nn.Linear or isinstance(module, nn.Embedding):
         return True
     return all(one.dim() < 2 for one in module.parameters(recurse=False))
 
 
 def _agree(linear: RowLinear, fewest: int) -> bool:
-    """Whether products of at least so many rows, an adapter's too, give each row the same bits."""
+    """True if products of at least so many rows, an adapter's too, give each row the same bits."""
     dtype = linear.weight.dtype
     x = _drawn(max(*_BATCHES, *_FEWEST), linear.in_features, dtype)
     down = _drawn(_RANK, linear.in_features, dtype).t()

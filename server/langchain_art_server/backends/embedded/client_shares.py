@@ -33,7 +33,7 @@ TurnOf = Literal["all", "light", "heavy"]
 
 
 class ClientShares:
-    """Whose turn it is.
+    """Fair order of clients.
 
     Args:
         clock: in seconds, monotonic.
@@ -56,7 +56,7 @@ class ClientShares:
 
     @property
     def shared(self) -> bool:
-        """Whether several clients have asked lately."""
+        """True if several clients have asked lately."""
         return len(self._seen) > 1
 
     def begin(self, rows: list[SequenceState], waiting: Set[str]) -> TurnOf:
@@ -106,7 +106,7 @@ class ClientShares:
 
 
 class HeavyTurns:
-    """What the turns of heavy clients compute: a prefill pass and a part of their rows, by turns.
+    """Share of heavy clients in passes: a prefill pass and a part of their rows, by turns.
 
     Attributes:
         prefilled: whether the last one was a prefill pass.

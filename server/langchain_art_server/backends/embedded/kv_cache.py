@@ -26,7 +26,7 @@ _KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each layer's keys and values are.
+    """Places of each layer's keys and values.
 
     Example: two layers with 2 key/value heads of 16 have one buffer with four entries::
 

@@ -267,7 +267,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         return chat.output.stopped or sequence.error is not None
 
     def _base_root(self, tenant: str) -> int:
-        """Of a tenant's blocks of the base model, whose answers' times tell nothing of others."""
+        """Root of a tenant's base model blocks, so that times tell nothing of other tenants."""
         if not tenant or self._prefixes is None:
             return 0
         if tenant not in self._base_roots:

@@ -88,7 +88,7 @@ class Scheduler:
 
     @property
     def shared(self) -> bool:
-        """Whether several clients have asked lately."""
+        """True if several clients have asked lately."""
         return self._shares.shared
 
     @property
@@ -160,7 +160,7 @@ class Scheduler:
             self._decode(first, last, ended)
 
     def _collects(self) -> bool:
-        """Whether this step only decodes: the few calls that wait share a pass with the next.
+        """True if this step only decodes: the few calls that wait share a pass with the next.
 
         Never in two steps in a row, so that a call waits for one step at most.
         """
@@ -419,7 +419,7 @@ class Scheduler:
 
 
 def _fails(compute: Callable[[int, int], Tensor], row: int) -> bool:
-    """Whether the pass of one row alone fails."""
+    """True if the pass of one row alone fails."""
     try:
         compute(row, row + 1)
     except Exception:  # noqa: BLE001  any of the model's own code

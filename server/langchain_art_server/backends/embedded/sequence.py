@@ -13,11 +13,11 @@ from langchain_art_server.backends.embedded.token_sampler import SamplingState
 
 
 class Queued(Protocol):
-    """What the scheduler's queue holds: a call, or a sequence that was sent back to wait."""
+    """Item of the scheduler's queue: a call, or a sequence that was sent back to wait."""
 
     @property
     def client(self) -> str:
-        """Whose it is."""
+        """Client that asked."""
         ...
 
     @property
@@ -73,12 +73,12 @@ class SequenceState:
 
     @property
     def length(self) -> int:
-        """Of `tokens`."""
+        """Length of `tokens`."""
         return len(self.prompt) + len(self.out)
 
     @property
     def root(self) -> int:
-        """Of the prefix cache's blocks that it may use."""
+        """Root of the prefix cache's blocks that it may use."""
         return self.adapter.root if self.adapter else self.base_root
 
     def prepare(self) -> SequenceState:
@@ -86,7 +86,7 @@ class SequenceState:
         return self
 
     def failure(self) -> ArtError:
-        """Why a token could not be sampled."""
+        """Error for which a token could not be sampled."""
         processor = self.sampling.logits_processor
         if processor and processor.error:
             return InvalidRequest(

@@ -1,4 +1,4 @@
-"""What sequences share of their prefixes: by the prefix cache, or from each other's slots."""
+"""Prefixes that sequences share: by the prefix cache, or from each other's slots."""
 
 from __future__ import annotations
 

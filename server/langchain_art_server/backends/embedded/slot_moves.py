@@ -1,4 +1,4 @@
-"""Which slots of the KV cache change places."""
+"""Moves of slots of the KV cache."""
 
 from __future__ import annotations
 

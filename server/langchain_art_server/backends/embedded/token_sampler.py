@@ -22,7 +22,7 @@ from langchain_art_server.backends.chat.output_processor import truncates
 
 @dataclass
 class SamplingState:
-    """How one sequence's tokens are sampled. `rng` gives one uniform number per token.
+    """Settings and state of one sequence's sampling. `rng` gives one uniform number per token.
 
     `drawn_from` gets the set of each token, if a grammar, `top_k` or `top_p` leaves a part only.
     """

@@ -1,4 +1,4 @@
-"""How the parent starts an engine's process, with one end of a socket pair."""
+"""Start of an engine's process by the parent, with one end of a socket pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from langchain_art_server.backends.ipc.node_socket import NodeAddress
 
 
 class ChildProcess(Protocol):
-    """What `subprocess.Popen` and `ForkedProcess` have in common."""
+    """Common interface of `subprocess.Popen` and `ForkedProcess`."""
 
     @property
     def pid(self) -> int | None:
@@ -42,7 +42,7 @@ class ChildProcess(Protocol):
 
 
 class EngineProgram:
-    """What a child process is. For the arguments see `Worker`."""
+    """Program of a child process. For the arguments see `Worker`."""
 
     #: Of all engines of this process, once one was forked.
     _forks: ForkServer | None = None
@@ -107,18 +107,18 @@ class EngineProgram:
 
 
 class EnginePlace(Protocol):
-    """Where an engine's process runs: on this machine (`Here`), or on another one."""
+    """Place where an engine's process runs: this machine (`Here`), or another one."""
 
     same_disk: bool
-    """Whether it reads the folders that this process names, after each start."""
+    """True if it reads the folders that this process names, after each start."""
     patience: float
     """Seconds for which work may wait until there is a place again."""
     beside: Sequence[NodeAddress]
-    """Where the engine finds the processes that were started beside it."""
+    """Addresses where the engine finds the processes that were started beside it."""
 
     @property
     def problem(self) -> str | None:
-        """Why there is no place now, in words for anyone to read; None: not known to be so."""
+        """Reason for which there is no place now, in words for anyone; None: none is known."""
         ...
 
     async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:

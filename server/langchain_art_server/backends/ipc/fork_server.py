@@ -43,7 +43,7 @@ _MOST = 1 << 17
 
 
 class ForkRequest(TypedDict):
-    """What is forked: `target` is run with `config`, after `imports`, with `env` added."""
+    """Process to fork: `target` is run with `config`, after `imports`, with `env` added."""
 
     target: str
     config: Mapping[str, Any]
@@ -53,7 +53,7 @@ class ForkRequest(TypedDict):
 
 @cache
 def can_fork() -> bool:
-    """Whether engines that use the torch of this environment can be forked."""
+    """True if engines that use the torch of this environment can be forked."""
     try:
         return sys.platform == "linux" and "+cpu" in importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it can fork. If it was killed, its engines go on."""
+        """True if it can fork. If it was killed, its engines go on."""
         return self._process.poll() is None
 
     def fork(self, request: ForkRequest, engine: socket.socket) -> ForkedProcess:
@@ -153,7 +153,7 @@ class ForkedProcess:
 
 
 def _is_ready(fd: int, *, wait: bool = False) -> bool:
-    """Whether something can be read. `select.select` would take no number above 1,023."""
+    """True if something can be read. `select.select` would take no number above 1,023."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if wait else 0))
@@ -199,7 +199,7 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
 
 
 def _wake(_signal: int, _frame: object) -> None:
-    """What is to be done is done where `set_wakeup_fd` writes to."""
+    """No-op handler: the loop reads the signal from where `set_wakeup_fd` writes to."""
 
 
 def _reap(told: dict[int, socket.socket]) -> None:

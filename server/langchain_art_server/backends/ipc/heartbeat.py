@@ -1,4 +1,4 @@
-"""Whether an engine's process is alive, from the answers to the parent's pings.
+"""Heartbeat of an engine's process, by its answers to the parent's pings.
 
 Two things can be wrong. A *silent* process answers no ping: its reading thread does that, so it was
 stopped, or something in it keeps the interpreter. A process that *hangs* answers, but the loop that
@@ -32,7 +32,7 @@ class Heartbeat:
 
     @property
     def answers(self) -> bool:
-        """Whether the last ping was answered."""
+        """True if the last ping was answered."""
         return not self._unanswered
 
     @property

@@ -22,7 +22,7 @@ _CONNECT_SECONDS, _SECRET_SECONDS = 10.0, 5.0
 
 
 class NodeAddress(NamedTuple):
-    """Where a process listens, for one connection that begins with `secret`, which is in hex."""
+    """Address of a process that listens for one connection, which begins with `secret` in hex."""
 
     host: str
     port: int

@@ -57,7 +57,7 @@ class PoisonRequests:
             self._deaths.popitem(last=False)
 
     def check(self, request: ChatRequest) -> bool:
-        """Whether a request was running at a death.
+        """True if a request was running at a death.
 
         Raises:
             InvalidRequest: it is the only one left of too many; says so, and what to do.

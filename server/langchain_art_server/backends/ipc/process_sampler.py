@@ -49,7 +49,7 @@ class ProcessSampler:
     """A `base.Sampler` over a child process."""
 
     target: ClassVar[str]
-    """What the child process runs, as ``module:function``."""
+    """Entry point of the child process, as ``module:function``."""
     imports: ClassVar[tuple[str, ...]] = ()
     """See `Worker`."""
 

@@ -123,7 +123,7 @@ def load_causal(
 
 
 def _read(name: str, dtype: torch.dtype | Literal["auto"], **options: Any) -> PreTrainedModel:
-    """What transformers loads, if every weight is the files'."""
+    """Load a model as transformers does, if every weight is the files'."""
     report, log = _LoadReport(), logging.getLogger("transformers.modeling_utils")
     log.addFilter(report)
     try:

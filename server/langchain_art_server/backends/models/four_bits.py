@@ -29,7 +29,7 @@ ROUNDING = 16
 
 
 def in_four_bits(config: Any, name: str) -> bool:
-    """Whether a checkpoint's linear layers are in NF4, by its config.
+    """True if a checkpoint's linear layers are in NF4, by its config.
 
     Raises:
         ConfigError: they are bitsandbytes' in another format.
@@ -109,7 +109,7 @@ def compute_exactly(model: PreTrainedModel) -> None:
 
 
 def weights_of(model: nn.Module) -> str:
-    """What the weights of a model are: ``nf4`` and a digest of all scales; empty: not quantised."""
+    """Quantisation of a model's weights: ``nf4`` and a digest of all scales; empty: none."""
     layers = linears_in_four_bits(model)
     return _digest(layer.weight.quant_state.absmax for layer in layers.values())
 

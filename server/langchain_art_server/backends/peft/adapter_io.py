@@ -148,7 +148,7 @@ def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> to
 
 
 def all_at_once(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether one kernel works on many parameters: on GPUs, where each start of one takes time."""
+    """True if one kernel works on many parameters: on GPUs, where each start of one takes time."""
     return all(one.device.type == "cuda" for one in parameters)
 
 

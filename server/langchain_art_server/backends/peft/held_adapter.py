@@ -41,7 +41,7 @@ class HeldAdapter:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is learned, by the names on disk. `rounded` must be called where it was changed."""
+        """Trained parameters, by names on disk. `rounded` must be called where it was changed."""
         return self._weights.masters if self._weights else {}
 
     def rounded(self) -> None:

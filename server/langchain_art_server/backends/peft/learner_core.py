@@ -1,4 +1,4 @@
-"""What computes in the learner's process: one base model, one LoRA adapter on it at a time.
+"""Computations of the learner's process: one base model, one LoRA adapter on it at a time.
 
 Child side only. Index suffixes as in `training_batch`.
 """
@@ -250,7 +250,7 @@ class LearnerCore(HeldAdapter):
         return moved
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
-        """What may explain the gap between learner and sampler, after the first update."""
+        """Likely causes of the gap between learner and sampler, after the first update."""
 
         def score(rows: Sequence[Row], base: bool) -> Tensor:
             return self._logprobs(rows, CountedTokens.of(rows), base=base)

@@ -234,7 +234,7 @@ class ScoredBatch:
 
 
 class TermPredictions(NamedTuple):
-    """Which of the terms of a visit (`which_T`) are which predictions of one micro-batch."""
+    """Map of a visit's terms (`which_T`) to predictions of one micro-batch."""
 
     which_T: Tensor
     prediction_T: Tensor

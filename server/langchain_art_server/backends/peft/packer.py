@@ -176,7 +176,7 @@ class Packer:
         return plain / layers + layers * kept * self._scorer.base.dtype.itemsize
 
     def _on_any_rank(self, needed: bool) -> bool:
-        """Whether a rank needs checkpointing; ranks that pack together then all use it."""
+        """True if a rank needs checkpointing; ranks that pack together then all use it."""
         return needed
 
     def _weights(self) -> set[int]:

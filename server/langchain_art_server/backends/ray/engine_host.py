@@ -59,7 +59,7 @@ class EngineHost:
         return str(folder)
 
     def take(self, name: str) -> dict[str, bytes]:
-        """What is in the files of such a folder."""
+        """Contents of the files of such a folder."""
         files = Path(self._folder.name, name).iterdir()
         return {file.name: file.read_bytes() for file in files if file.is_file()}
 

@@ -40,7 +40,7 @@ def ray_samplers(settings: Settings) -> list[ProcessSampler]:
 
 
 def learner_place(settings: Settings) -> RayPlace:
-    """Where the learner is, a rank on each actor. The cluster must be joined."""
+    """Place of the learner, a rank on each actor. The cluster must be joined."""
     assert settings.ray is not None
     chosen = settings.learner
     others = [RANK] * (chosen.ranks - 1) if chosen.kind == "peft" else []
@@ -49,7 +49,7 @@ def learner_place(settings: Settings) -> RayPlace:
 
 
 def learner_needs(settings: Settings) -> dict[str, float]:
-    """What each rank of the learner takes of one node, in Ray's resources."""
+    """Resources, in Ray's terms, that each rank of the learner takes of one node."""
     assert settings.ray is not None
     if settings.ray.learner is not None:
         return settings.ray.learner
@@ -60,7 +60,7 @@ def learner_needs(settings: Settings) -> dict[str, float]:
 
 
 def replica_needs(settings: Settings) -> dict[str, float]:
-    """What a replica takes of one node, in Ray's resources."""
+    """Resources, in Ray's terms, that a replica takes of one node."""
     assert settings.ray is not None
     if settings.ray.replica is not None:
         return settings.ray.replica

@@ -80,7 +80,7 @@ class Replica:
 
     @property
     def live(self) -> bool:
-        """Whether it gets calls."""
+        """True if it gets calls."""
         return self.problem is None
 
     @property
@@ -100,14 +100,14 @@ class Replica:
         )
 
     def has(self, name: str) -> bool:
-        """Whether it has loaded the adapter of this name that is wanted."""
+        """True if it has loaded the adapter of this name that is wanted."""
         wanted = self._wanted.get(name)
         if wanted is None or name not in self._loaded:
             return False
         return self._held.get(name) == wanted.generation
 
     def refuses(self, name: str) -> bool:
-        """Whether it could not load the adapter when it caught up, and is not to try yet again."""
+        """True if it could not load the adapter when it caught up, and is not to try yet again."""
         generation, at = self._refused.get(name, (-1, 0.0))
         wanted = self._wanted.get(name)
         known = wanted is not None and wanted.generation == generation
@@ -115,7 +115,7 @@ class Replica:
 
     @property
     def is_behind(self) -> bool:
-        """Whether `catch_up` has something to do."""
+        """True if `catch_up` has something to do."""
         due = any(self._wanted[name].published for name in self._due())
         return due or not self.live or bool(self._outdated())
 

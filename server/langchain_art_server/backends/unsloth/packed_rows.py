@@ -130,7 +130,7 @@ class UnslothPacker(Packer):
 
 
 def faster_learner(rows: Sequence[Row]) -> str:
-    """Which learner is likely the faster one for such rows, and why."""
+    """Learner that is likely the faster one for such rows, and why."""
     total = sum(len(row.token_ids) for row in rows)
     distinct = len(grow([row.token_ids for row in rows]).token_ids_N)
     found = f"Of the {total} tokens of this step's rows {distinct} are distinct"

@@ -1,4 +1,4 @@
-"""What of a GPU's memory vLLM gets, and how long a call may be, where the settings do not say.
+"""Share of a GPU's memory for vLLM, and length of a call, where the settings do not say.
 
 `langchain_art.gpu_memory` computes what the learner needs, and what vLLM does. vLLM corrects the
 latter: a context that was not asked for is shortened at its start to what its cache holds

@@ -102,7 +102,7 @@ class VllmClient:
         )
 
     async def healthy(self, seconds: float) -> bool:
-        """Whether its health check passes within `seconds`."""
+        """True if its health check passes within `seconds`."""
         try:
             answer = await self._http.get("/health", timeout=seconds)
         except httpx.TransportError:

@@ -285,11 +285,11 @@ class VllmHost(SamplerHost[CopiedAdapter]):
 
     @functools.cached_property
     def _grammar_replay(self) -> GrammarReplay:
-        """As vLLM makes grammars: with its library, and one end token, the tokenizer's."""
+        """Replay of grammars as vLLM makes them: its library, and the tokenizer's end token."""
         return self._grammars.replay([self._end], self._python)
 
     def _replay(self, grammar: str, done: Completion) -> DrawnFrom:
-        """What the grammar allowed at each token of a reply, computed again."""
+        """Tokens that the grammar allowed at each token of a reply, computed again."""
         try:
             masks = self._grammar_replay.masks(grammar, done.token_ids)
         except ArtError as error:  # vLLM's Python cannot do it

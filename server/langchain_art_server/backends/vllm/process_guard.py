@@ -70,7 +70,7 @@ def end(group: int) -> None:
 
 
 def is_stopped(group: int) -> bool:
-    """Whether a process of a group was stopped by a signal; False without a /proc."""
+    """True if a process of a group was stopped by a signal; False without a /proc."""
     return any(state == b"T" for state, _ in _members(group).values())
 
 

@@ -1,4 +1,4 @@
-"""What a format of tool calls is: how a model writes them, and how they are read."""
+"""Interface of a format of tool calls: how a model writes them, and how they are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Rewriter(Protocol):
 
 @dataclass(frozen=True)
 class Guide:
-    """How forced calls are written, for guided decoding.
+    """Notation of forced calls, for guided decoding.
 
     Attributes:
         before: what stands before the first call; this and the others may hold special tokens.
@@ -73,7 +73,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes tool calls.
+    """Notation of a model's tool calls.
 
     Attributes:
         name: key in `FORMATS`.

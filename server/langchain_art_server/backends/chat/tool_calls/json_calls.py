@@ -136,7 +136,7 @@ def deepseek_v31(text: str, _schemas: Schemas) -> list[FunctionCall]:
 
 
 def harmony(text: str, _schemas: Schemas) -> list[FunctionCall]:
-    """What `HarmonyRewriter` makes of a call: the name, a mark, the arguments."""
+    """Parse a call as `HarmonyRewriter` writes it: the name, a mark, the arguments."""
     name, _, arguments = text.partition("<|message|>")
     return [_call(name, arguments)]
 

@@ -117,7 +117,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
 
 
 def referred(ref: str, root: Mapping[str, Any]) -> Any:
-    """What ``#/$defs/Name`` stands for in a schema; None if there is no such thing."""
+    """Schema to which ``#/$defs/Name`` refers; None if there is none."""
     place: Any = root
     for step in ref.removeprefix("#/").split("/"):
         place = cast(dict[str, Any], place).get(step) if isinstance(place, dict) else None

@@ -169,7 +169,7 @@ class Ranks:
         return {name: sum(one[name] for one in found) for name in numbers}
 
     def _gather(self, own: Any) -> list[Any]:
-        """What each rank gives, as JSON: ranks unpickle nothing that comes over a socket."""
+        """Gather JSON from each rank: ranks unpickle nothing that comes over a socket."""
         data = bytearray(json.dumps(own).encode().ljust(FRAME))
         found = [torch.zeros(FRAME, dtype=torch.uint8) for _ in range(self.size)]
         self._collective(dist.all_gather, found, torch.frombuffer(data, dtype=torch.uint8))

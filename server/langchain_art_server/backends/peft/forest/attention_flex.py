@@ -59,7 +59,7 @@ class Blocks:
         )
 
     def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
-        """As `attention_tiles.Tiles.attend`.
+        """Attend as `attention_tiles.Tiles.attend`.
 
         Raises:
             ArtError: the kernel was compiled too often; it would hold all pairs of tokens now.
@@ -118,7 +118,7 @@ def _whole_blocks(x_1HPD: Tensor) -> Tensor:
 
 
 def _blocks(place_P: Ints, order_K: Ints, exit_K: Ints) -> tuple[Any, Any]:
-    """Which blocks may hold a pair, and which hold nothing but pairs (Q, B)."""
+    """Blocks that may hold a pair, and those that hold nothing but pairs (Q, B)."""
     q_low, q_high = _bounds(place_P)
     order_low, order_high = _bounds(order_K)
     exit_low, exit_high = _bounds(exit_K)

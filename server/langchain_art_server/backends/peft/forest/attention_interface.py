@@ -22,7 +22,7 @@ ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 class ForestPass:
-    """What the attention layers read and write in one forward pass of a part.
+    """Input and output of the attention layers in one forward pass of a part.
 
     No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them. With
     `keep`, other parts attend to this one.

@@ -1,4 +1,4 @@
-"""Whether a model supports token forests: its config, and a comparison with padded rows.
+"""Test of a model's support of token forests: its config, and a comparison with padded rows.
 
 Compared are logprobs and, for the backward pass, the gradient by a vector that is added to all
 embeddings. `ForestPass` sees to it that the attention ran in every layer.
@@ -45,7 +45,7 @@ LONG_ROWS = [[*range(1, 301), *range(end, end + 150)] for end in (7, 8)]
 
 
 def has_plain_head(base: PreTrainedModel) -> bool:
-    """Whether the output head alone makes the logits (no scaling or soft-capping behind it)."""
+    """True if the output head alone makes the logits (no scaling or soft-capping behind it)."""
     scorer = Scorer(base)
     ids = torch.arange(1, 5, device=base.device)
     seen: list[torch.Tensor] = []
@@ -87,7 +87,7 @@ def compared_rows(base: PreTrainedModel) -> list[tuple[list[list[int]], int]]:
 
 
 def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) -> str | None:
-    """How rows as a forest differ from padded rows beyond rounding; None: they do not.
+    """Difference of rows as a forest from padded rows beyond rounding; None: there is none.
 
     Leaves the model with the attention that it had, by which padded rows are computed.
 
@@ -123,7 +123,7 @@ def gap_of(
     offsets: Sequence[Sequence[int]],
     lay_out: Callable[[Sequence[Row], CountedTokens, Scorer], Packing],
 ) -> str | None:
-    """How rows that are laid out so differ from padded rows beyond rounding; None: they do not."""
+    """Difference of rows laid out so from padded rows beyond rounding; None: there is none."""
     base, vocabulary = scorer.base, scorer.base.config.get_text_config().vocab_size
     rows = [_row(one, vocabulary) for one in offsets]
     counted = CountedTokens.of(rows)
@@ -167,7 +167,7 @@ def _both_passes(
 
 
 def excluded_by_config(base: PreTrainedModel) -> str | None:
-    """Why the config excludes several rows in one sequence, which a short comparison may miss."""
+    """Reason for which the config excludes several rows in one sequence, beyond a short test."""
     config = base.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds and set(kinds) != {"full_attention"}:
