@@ -49,7 +49,7 @@ _LOG_EVERY, _MAX_PEERS = 10.0, 4096
 
 @lru_cache(maxsize=256)
 def _is_local(host_header: str) -> bool:
-    """Whether a Host header names this machine."""
+    """True if a Host header names this machine."""
     try:
         host = urlsplit(f"//{host_header}").hostname
     except ValueError:
@@ -69,12 +69,12 @@ def _network(address: str) -> str:
 
 
 def access_of(scope: Scope) -> Access | None:
-    """What the request's key gives; None: it has none, and the server asks for none."""
+    """Access by the request's key; None: it has none, and the server asks for none."""
     return scope.get("art.access")
 
 
 def peer_of(scope: Scope) -> str:
-    """Whom shares of one client are counted for.
+    """Client to whose share a request counts.
 
     The key that the request came with; of the server's own, and without one: the address.
     """
@@ -189,7 +189,7 @@ class AccessControl:
             await answer(error)(scope, receive, send)
 
     async def _access(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
-        """What a request's key or session gives; None: it needs none.
+        """Access by a request's key or session; None: it needs none.
 
         Raises:
             AuthenticationFailed: it needs one. Wrong keys are answered slowly.

@@ -1,4 +1,4 @@
-"""What the other servers of a fleet publish, roll back and delete: routed to within a second.
+"""Follower of a fleet's other servers, whose changes are routed to within a second.
 
 The database says which version serves. A server looks at it twice a second, and at once when
 another one has written (`fleet.notifications`), loads a version into its own sampler, and then

@@ -1,4 +1,4 @@
-"""Whether calls are answered now, and if not, why: engines, database, disk; and what is stored."""
+"""Health of the server: engines, database, disk; and what is stored."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ WARN_FROM = 4
 
 
 class Health:
-    """What keeps a server from answering, by part. Engines tell themselves, the rest is probed.
-
-    The reasons are for anyone to read (``/readyz`` needs no key); the log has the details.
-    `measure` gives the bytes of all databases and adapters; None: those of `store`.
-    """
+    """Problems of a server, by part. Engines report their own, the rest is probed."""
 
     def __init__(
         self,
@@ -58,7 +54,7 @@ class Health:
 
     @property
     def is_disk_full(self) -> bool:
-        """Whether nothing is to be added: so little space was free when it was last probed."""
+        """True if nothing is to be added: so little space was free when it was last probed."""
         return self.free_bytes is not None and self.free_bytes < self._min_free_bytes
 
     def require_space(self) -> None:

@@ -51,7 +51,7 @@ _OTHER_FILES = 256
 
 
 def max_connections() -> int:
-    """As many as there may be open files for; the limit of those is raised as far as it can be."""
+    """Limit of open connections: that of open files, which is raised as far as it can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -85,7 +85,7 @@ class _Deadline:
 
 
 class _AnswerWriter:
-    """What uvicorn writes one request's answer to, as it does to a transport.
+    """Transport to which uvicorn writes one request's answer.
 
     To who speaks HTTP/1.0 (`is_old`), which has no chunks, the body goes without them.
     """
@@ -120,7 +120,7 @@ class _AnswerWriter:
         self._connection.close()
 
     def is_closing(self) -> bool:
-        """Whether the connection takes nothing more."""
+        """True if the connection takes nothing more."""
         return self._connection.transport.is_closing()
 
 

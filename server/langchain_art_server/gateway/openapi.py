@@ -36,7 +36,7 @@ _REFUSALS = {
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, what was got, what was expected and what to do."""
+    """Problem, what was got, what was expected and what to do."""
 
     message: str
     type: str

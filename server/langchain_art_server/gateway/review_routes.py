@@ -117,7 +117,7 @@ def review_routes(app: FastAPI, service: Service) -> None:
 async def planned(
     service: Service, asked: wire.ReviewTraining, reviews: Sequence[wire.Review]
 ) -> tuple[PlannedSteps, list[VerdictMark]]:
-    """What some reviews train, and the marks of what was trained before."""
+    """Steps that some reviews train, and the marks of what was trained before."""
     store = service.store
     marks = await store.reviews.marks(asked.policy)
     lineage = await _lineage(service, asked.policy)
@@ -166,7 +166,7 @@ async def order(service: Service, asked: wire.ReviewTraining, key: str) -> list[
 
 
 async def foreseen(service: Service, ids: Iterable[str]) -> dict[str, wire.VerdictFate]:
-    """By run: what a verdict on it would do, for the first policy that sampled a call of it."""
+    """Effect of a verdict by run, for the first policy that sampled a call of it."""
     stored = await service.store.trajectories(ids)
     by_policy: dict[str, list[str]] = {}
     found: dict[str, wire.VerdictFate] = {}

@@ -1,4 +1,4 @@
-"""What the routes share: store, adapters, router, sampler, learner and jobs; start and stop."""
+"""Shared state of the routes: store, adapters, router, engines and jobs; start and stop."""
 
 from __future__ import annotations
 

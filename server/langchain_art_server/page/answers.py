@@ -16,7 +16,7 @@ async def as_json(value: BaseModel) -> Response:
 
 
 class SharedAnswers:
-    """When something happens, all who watch ask for it again: it is read and written once."""
+    """Answers shared by all viewers: when something happens, each is read and written once."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Answer] = {}

@@ -115,7 +115,7 @@ def next_pair(
 
 
 def choices(reviews: Iterable[Review]) -> dict[tuple[frozenset[str], str], Review]:
-    """By pair of runs and reviewer, the last choice; without those that were taken back."""
+    """Last choice by pair of runs and reviewer, without those that were taken back."""
     found: dict[tuple[frozenset[str], str], Review] = {}
     for one in sorted(reviews, key=lambda review: review.at):
         if one.kind == "score" and one.name.startswith(BETTER_THAN) and one.call_id is None:

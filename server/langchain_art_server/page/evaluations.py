@@ -1,4 +1,4 @@
-"""What versions came to on held-out scenarios, and two of them compared."""
+"""Results of versions on held-out scenarios, and two of them compared."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class VersionComparison(BaseModel):
     """Those that differ most, at most `MOST_SCENARIOS`; the greatest loss first."""
     nodes: list[ComparedNode]
     notes: list[str]
-    """What the costs leave out, and why."""
+    """Notes on what the costs leave out, and why."""
 
 
 def evaluation_routes(router: APIRouter, service: Service) -> None:

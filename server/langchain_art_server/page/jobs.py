@@ -1,4 +1,4 @@
-"""What the jobs' view shows: the last jobs, with what each node learned from."""
+"""Jobs' view: the last jobs, with what each node learned from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LatestJobs(BaseModel):
     jobs: list[wire.TrainJob]
     """Newest first."""
     more: bool
-    """Whether there are older ones."""
+    """True if there are older ones."""
 
 
 class OneJob(BaseModel):
@@ -30,7 +30,7 @@ class OneJob(BaseModel):
     log: list[wire.JobEvent]
     """Its last 200 lines."""
     reasons: dict[str, str]
-    """What each reason of what was excluded means, by ``calls.…`` or the node's own name of it."""
+    """Meaning of each reason of what was excluded, by ``calls.…`` or the node's own name of it."""
 
 
 def job_routes(router: APIRouter, service: Service) -> None:

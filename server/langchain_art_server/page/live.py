@@ -1,4 +1,4 @@
-"""What happens on the server, as server-sent events: one reader of the store for all viewers.
+"""Server-sent events of what happens on the server: one reader of the store for all viewers.
 
 An event names the kinds of facts that changed; the page asks for those again. Events have ids, and
 the last ones are kept: a browser that reconnects sends ``Last-Event-ID`` and is told what it
@@ -89,7 +89,7 @@ class Live:
 
     @property
     def full(self) -> bool:
-        """Whether as many watch as may."""
+        """True if as many watch as may."""
         return self._viewers >= MAX_VIEWERS
 
     def _missed(self, last: str | None) -> int | None:
@@ -101,7 +101,7 @@ class Live:
         return int(number) if oldest - 1 <= int(number) <= self._number else None
 
     async def _wait(self, at: int) -> bool:
-        """Whether there is something after event `at`, or the server ends, before it is time."""
+        """True if there is something after event `at`, or the server ends, before it is time."""
         try:
             async with asyncio.timeout(ALIVE_SECONDS), self._news:
                 await self._news.wait_for(lambda: self._number > at or self._service.is_stopping())

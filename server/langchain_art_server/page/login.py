@@ -18,7 +18,7 @@ _SEES = RULES["GET", "/page/overview"].allowed
 
 
 class Login(BaseModel):
-    """What a person logs in with."""
+    """Credentials with which a person logs in."""
 
     key: str = Field(min_length=1, max_length=1000)
 
@@ -27,9 +27,9 @@ class Session(BaseModel):
     """A browser's session."""
 
     locked: bool
-    """Whether the server has a key."""
+    """True if the server has a key."""
     open: bool
-    """Whether this browser may see the rest of the page."""
+    """True if this browser may see the rest of the page."""
     token: str
     """For the header X-ART-Token of requests that change something; empty if none is needed."""
 
@@ -40,7 +40,7 @@ def login_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/session")
     async def session(request: Request) -> Session:
-        """Whether this browser is logged in."""
+        """True if this browser is logged in."""
         if sessions is None:
             return Session(locked=False, open=True, token="")
         token = sessions.token(dict(request.headers.raw))

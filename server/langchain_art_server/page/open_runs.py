@@ -30,7 +30,7 @@ class OpenRun(BaseModel):
     seconds: float
     """From the first call's start to the last one's end."""
     last_at: float
-    """When its last call ended: seconds since the epoch."""
+    """End of its last call: seconds since the epoch."""
     models: list[str]
 
 

@@ -1,4 +1,4 @@
-"""What the overview shows: the steps of every fit, the jobs that run, health and clients."""
+"""Overview: the steps of every fit, the jobs that run, health and clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Step(BaseModel):
     """The version that it started from."""
     version: int
     learned: bool
-    """Whether it made a version: not if all was excluded."""
+    """True if it made a version: not if all was excluded."""
     at: float
     metrics: dict[str, float]
     excluded: dict[str, int]
@@ -54,7 +54,7 @@ class OpenJob(BaseModel):
 
 
 class Caller(BaseModel):
-    """Who calls: a key; with the server's own, the address (of IPv6, the /64)."""
+    """Caller: a key; with the server's own, the address (of IPv6, the /64)."""
 
     address: str
     running: int
@@ -71,7 +71,7 @@ class Overview(BaseModel):
     """The last job, if it failed."""
     clients: list[Caller]
     reasons: dict[str, str]
-    """What each reason in `excluded` means."""
+    """Meaning of each reason in `excluded`."""
 
 
 def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
@@ -149,5 +149,5 @@ def overview_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/overview", response_model=Overview)
     async def overview() -> Response:
-        """What the overview shows."""
+        """Return the overview."""
         return await shared.get("overview", facts.read)

@@ -11,20 +11,20 @@ from langchain_art_server.gateway.service import Service
 
 
 class ReviewEffect(BaseModel):
-    """What becomes of one review if it is saved now."""
+    """Effect of one review if it is saved now."""
 
     effect: str
     """``teaches_reward`` or ``teaches_preference``: the next ``langchain-art review train`` learns
     from it. ``is_kept``: what has another name than ``human_reward`` is shown and compared, never
     trained on. Any other is its `VerdictFate`, which is why nothing learns from it."""
     policy: str | None
-    """Which policy would learn; None: none."""
+    """Policy that would learn; None: none."""
     revises: str | None
     """The id of this reviewer's earlier review of the same thing, which it replaces."""
 
 
 async def effect_of(service: Service, review: Review) -> ReviewEffect:
-    """What a review will do by the rules of `plan_reviews`, beside what others say.
+    """Effect of a review by the rules of `plan_reviews`, beside what others say.
 
     Raises:
         NotFound: the run is not stored, or has no such call.

@@ -56,7 +56,7 @@ class RunView(BaseModel):
     run: wire.Trajectory
     audit: wire.TrajectoryAudit
     judged: dict[str, str]
-    """By evaluator: the explanation of its score."""
+    """Explanation of the score, by evaluator."""
     reviews: list[wire.Review]
     """Reviews of the run and its calls; the first `MAX_PAGE`."""
     base_model: str
@@ -66,9 +66,9 @@ class RunView(BaseModel):
     costs: list[float | None]
     """US dollars of each call; None: not known."""
     unpriced: list[str]
-    """What is not known of prices, in words."""
+    """Prices that are not known, in words."""
     trace: str | None
-    """Where Langfuse shows the run, if it was exported; None: `PageSettings` names no project."""
+    """Address of the run in Langfuse, if it was exported; None: `PageSettings` names no project."""
 
 
 class CallTokens(BaseModel):
@@ -82,11 +82,11 @@ class CallTokens(BaseModel):
     """Seconds, by the server's clock."""
     token_ids: list[int]
     texts: list[str] | None
-    """What each adds to the text; None: the server has no tokenizer file that it can read."""
+    """Text that each token adds; None: the server has no tokenizer file that it can read."""
     logprobs: list[float]
     """Nats, of the distribution that was sampled."""
     restricted: bool
-    """Whether a grammar, `top_k` or `top_p` left only a part of the vocabulary."""
+    """True if a grammar, `top_k` or `top_p` left only a part of the vocabulary."""
     excluded_because: str | None
     """Reason why no step can learn from it, by how it was sampled."""
 
@@ -100,7 +100,7 @@ class ReviewQueue(BaseModel):
     not_ordered: int
     """Number of these that lack what the pick needs (two scores; a reward)."""
     foreseen: dict[str, wire.VerdictFate]
-    """By run: what a verdict on it would do (`foreseen`); ``disagreement``: it would decide."""
+    """Effect of a verdict by run (`foreseen`); ``disagreement``: it would decide."""
     alpha: float | None
     """Krippendorff's alpha of the reviewers of the runs looked at (`Verdicts.alpha`)."""
     several: int

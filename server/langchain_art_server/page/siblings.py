@@ -32,7 +32,7 @@ class SiblingTurn(BaseModel):
 
 
 class Parting(BaseModel):
-    """Where a run stops being the same as the one that it is compared with."""
+    """Place where a run stops being the same as the one that it is compared with."""
 
     turn: int
     """The first call that differs, counted from 0: in node or reply, or one has no such call."""
@@ -45,7 +45,7 @@ class Sibling(BaseModel):
 
     summary: RunSummary
     judged: dict[str, str]
-    """By evaluator: the explanation of its score."""
+    """Explanation of the score, by evaluator."""
     turns: list[SiblingTurn]
     parts: Parting | None
     """From the run that was asked for; None: it does not, or it is that run."""
@@ -78,7 +78,7 @@ def compare(of: str, summaries: Sequence[RunSummary], runs: Mapping[str, Traject
 
 
 def parting(one: Trajectory, other: Trajectory) -> Parting | None:
-    """Where two runs part, call by call; None: they have the same nodes and replies."""
+    """Place where two runs part, call by call; None: they have the same nodes and replies."""
     for index in range(max(len(one.turns), len(other.turns))):
         mine, its = one.turns[index : index + 1], other.turns[index : index + 1]
         if not mine or not its:
@@ -92,7 +92,7 @@ def parting(one: Trajectory, other: Trajectory) -> Parting | None:
 
 
 def explanations(run: Trajectory) -> dict[str, str]:
-    """What evaluators wrote to their scores, as far as it is text."""
+    """Explanations that evaluators gave with their scores, as far as they are text."""
     judged: Any = run.metadata.get(_JUDGED)
     if not isinstance(judged, dict):
         return {}

@@ -181,7 +181,7 @@ def refuse_oversize(body: ChatBody, most: int) -> None:
 
 
 def _is_longer(value: Any, most: int) -> bool:
-    """Whether a JSON value has more than `most` characters; one that is no string has one.
+    """True if a JSON value has more than `most` characters; one that is no string has one.
 
     The search ends at the first character too many.
     """

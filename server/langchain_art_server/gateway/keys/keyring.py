@@ -34,7 +34,7 @@ _BEARER = b"bearer "
 
 @dataclass(eq=False, frozen=True)
 class Access:
-    """What a key gives."""
+    """Access that a key gives."""
 
     id: str
     hash: bytes
@@ -46,7 +46,7 @@ class Access:
     meter: Meter | None = None
     """None: it has no limits."""
     client: str | None = None
-    """Whom the server's shares are counted for; None: the address that a request comes from."""
+    """Client to whose share a request counts; None: the address that it comes from."""
 
     def refusal(self) -> AuthenticationFailed:
         """The refusal of a key that has ended."""

@@ -116,7 +116,7 @@ class Meter:
         return found
 
     def headers(self) -> list[Header]:
-        """What is left, in the headers of OpenAI's API."""
+        """Headers of OpenAI's API for what is left."""
         found: list[Header] = []
         for names, bucket in ((_OF_CALLS, self._calls), (_OF_TOKENS, self._tokens)):
             if bucket is not None:
@@ -143,7 +143,7 @@ class CallsOfKey:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes them: ``120ms``, ``6m0s``."""
+    """Duration as OpenAI writes it: ``120ms``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

@@ -1,4 +1,4 @@
-"""Which scopes each route needs: the one table of it. A route that is not in it does not start."""
+"""Scopes that each route needs: the one table of it. A route that is not in it does not start."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PARAMETER = re.compile(r"\{[^}]*\}")
 
 @dataclass(frozen=True)
 class Rule:
-    """Who may use a route: a key with one of `scopes`; ``admin`` may use all but the keys'."""
+    """Rule of a route: a key with one of `scopes`; ``admin`` may use all but the keys'."""
 
     scopes: tuple[str, ...]
     stores: bool = False
-    """Whether it adds to what is stored, so that a key's `stored_bytes` holds for it."""
+    """True if it adds to what is stored, so that a key's `stored_bytes` holds for it."""
 
     @cached_property
     def allowed(self) -> frozenset[str]:
@@ -122,7 +122,7 @@ _PATHS = {template for _, template in RULES.keys() | OPEN if "{" not in template
 
 
 def is_path(path: str) -> bool:
-    """Whether there is a route of this path, of whatever method; with a slash it is redirected.
+    """True if there is a route of this path, of whatever method; with a slash it is redirected.
 
     Starlette's own patterns also take a path with a line feed at its end.
     """

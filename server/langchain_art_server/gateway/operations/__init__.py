@@ -1,1 +1,1 @@
-"""What an operator has of the gateway: each request told of, metrics, the end in order."""
+"""Operation of the gateway: the log of requests, metrics, the end in order."""

@@ -65,7 +65,7 @@ class DrainingServer(uvicorn.Server):
                 signal.signal(sig, handler)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end now; ten times a second."""
+        """True if the server is to end now; asked ten times a second."""
         if self._begun is None and self._has_been_idle():
             log.info(
                 "No call and no job for %g s (stop_when_idle_seconds): the server ends.",
@@ -123,7 +123,7 @@ class DrainingServer(uvicorn.Server):
         self.force_exit = False  # uvicorn's own would not let the answers leave
 
     def summary(self) -> str:
-        """What became of what ran, for the log; empty if the server did not drain."""
+        """Outcome of what ran, for the log; empty if the server did not drain."""
         if self._begun is None:
             return ""
         took = time.monotonic() - self._begun

@@ -57,7 +57,7 @@ class _Families(Collector):
 
 
 async def _of_now(service: Service) -> list[Metric]:
-    """What is read now, as far as `service` may see it: a tenant its own."""
+    """Current values, as far as `service` may see them: a tenant its own."""
     if service.tenant != DEFAULT_TENANT:
         return await _of_tenant(service)
     found: list[Metric] = []
@@ -67,7 +67,7 @@ async def _of_now(service: Service) -> list[Metric]:
 
 
 def _text(service: Service, read: list[Metric]) -> bytes:
-    """What was read and what was counted; takes a tenth of a second for many policies."""
+    """Text of current values and counters; takes a tenth of a second for many policies."""
     mine = None if service.tenant == DEFAULT_TENANT else service.tenant
     counted = service.metrics.registry.collect()
     return generate_latest(_Families(_merged([*counted, *read]), mine))
