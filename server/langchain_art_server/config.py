@@ -81,7 +81,8 @@ class VllmSettings(_SamplerSettings):
     max_rank: int | None = Field(default=None, ge=1, le=512)
     """Highest rank of an adapter; None: that of `lora`."""
     tool_format: str | None = None
-    """How the model writes tool calls, a key of `FORMATS`; None: read off its chat template."""
+    """Format in which the model writes tool calls, a key of `FORMATS`; None: read off its chat
+    template."""
     start_seconds: float = Field(default=1800, gt=0)
     """A start that takes longer has failed."""
     args: tuple[str, ...] = ()
@@ -134,7 +135,7 @@ class UnslothSettings(_LearnerSettings):
 
 
 class PageSettings(_Table):
-    """What the page in the browser cannot know by itself: ``[page]``."""
+    """Settings that the page in the browser cannot know by itself: ``[page]``."""
 
     gpu_rate: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """US dollars an hour of this server, for the cost of its calls; None: not shown."""
@@ -154,13 +155,13 @@ class RaySettings(_Table):
     address: str = "auto"
     """Address of the head, ``10.0.0.1:6379``; ``auto``: of the cluster with this machine."""
     replica: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
-    """What a replica of the sampler takes of one node, in Ray's resources; None: its `threads` (or
-    else 1) of ``CPU``, and ``GPU`` as vLLM's options say, unless `device` is cpu."""
+    """Resources, in Ray's terms, that a replica of the sampler takes of one node; None: its
+    `threads` (or else 1) of ``CPU``, and ``GPU`` as vLLM's options say, unless `device` is cpu."""
     learner: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
     """The same of each of the learner's ranks, which are on as few nodes as there is room on; None:
     its `threads` (or else 1) of ``CPU``, and one ``GPU``, unless `device` is cpu."""
     start_seconds: float = Field(default=600, gt=0)
-    """How long the server's start waits for room on the cluster, and a step whose node is lost."""
+    """Seconds that the server's start, or a step whose node is lost, waits for room on Ray."""
 
 
 def _with_kind(default: str) -> BeforeValidator:
@@ -222,7 +223,7 @@ class Settings(_Table):
     `data_dir`, which is on a file system that they share, or `adapters_url`. Each answers calls and
     runs jobs."""
     adapters_url: str | None = None
-    """Where a fleet keeps its adapters: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``,
+    """Store of a fleet's adapters: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``,
     ``az://CONTAINER/PREFIX``, or ``file:///FOLDER``; then each server has a `data_dir` of its own,
     with copies. Credentials are in the environment (AWS_ACCESS_KEY_ID …). Needs
     ``langchain-art[objects]``. None: they are in `data_dir`."""
@@ -273,8 +274,7 @@ class Settings(_Table):
     sampler: SamplerTable = TransformersSettings()
     learner: LearnerTable = PeftSettings()
     drain_seconds: float = Field(default=10, ge=0, le=86_400)
-    """What runs when the server is told to end (SIGTERM, SIGINT, SIGHUP) may take so long to end;
-    then it is cut."""
+    """Seconds that running work may take to end after SIGTERM, SIGINT or SIGHUP; then it is cut."""
     stop_when_idle_seconds: float | None = Field(default=None, gt=0)
     """The server ends, as it does on SIGTERM, when for so long no call and no job ran, and nobody
     sent anything but GET or a wish for a lease; None: never. For a machine that is paid by time."""
@@ -383,7 +383,7 @@ class Settings(_Table):
 
     @property
     def alike_in_words(self) -> str:
-        """What all servers of a fleet have the same: the base model, and where adapters are."""
+        """Settings alike on all servers of a fleet: the base model, and where adapters are."""
         dtype, weights = self.dtype or "of the device", self.quantization or "unquantised"
         adapters = self.adapters_url or "a data_dir that all share"
         template = self.template_id or "the model's own"

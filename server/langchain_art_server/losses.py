@@ -32,7 +32,7 @@ _ON_POLICY, _USUAL, _FAR = (0.0, 0.0), (0.3, 0.1), (12.0, 12.0)
 
 
 def check_loss(function: LossFunction, *, policy_gradient: bool = False, **options: float) -> None:
-    """What every loss has to keep, on random tokens; for a test of yours.
+    """Test what every loss has to keep, on random tokens; for a test of yours.
 
     - One loss for each token, with the shape and dtype of the logprobs, on 1 to 40 tokens.
     - Loss and gradient are finite, on policy, near it and 12 nats away, in float32 and float64.

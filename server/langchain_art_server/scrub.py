@@ -33,7 +33,7 @@ cli = typer.Typer(add_completion=False)
 
 
 class Scrub:
-    """What was checked so far, and how much of it is damaged."""
+    """Progress of the check so far, and how much is damaged."""
 
     def __init__(self, data_dir: Path, url: str) -> None:
         self._adapters, self._engine = data_dir / "adapters", connect(url)

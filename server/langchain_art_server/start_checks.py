@@ -1,4 +1,4 @@
-"""What is checked before a model is loaded: that its files can be read, and the port is free."""
+"""Checks before a model is loaded: that its files can be read, and the port is free."""
 
 from __future__ import annotations
 

@@ -38,10 +38,10 @@ _PART = 1 << 20
 
 @dataclass(frozen=True)
 class Contents:
-    """What ``backup.json`` says of an archive."""
+    """Contents of ``backup.json`` in an archive."""
 
     time: str
-    """When the cut was made: ISO 8601, UTC."""
+    """Time of the cut: ISO 8601, UTC."""
     database: Literal["sqlite", "postgresql"]
     files: dict[str, str]
     """SHA-256 of each file, in hex, by its name below the data directory."""

@@ -74,7 +74,7 @@ class Cut:
         self._note_used_names()
 
     def _still_named(self) -> set[tuple[Path, str, int]]:
-        """What the databases name now."""
+        """Files that the databases name now."""
         found: set[tuple[Path, str, int]] = set()
         for place in self.named:
             engine = connect(self._places[place])

@@ -79,10 +79,10 @@ class Batch:
     request: TrainRequest
     base_version: int
     parents: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Of the policy's versions: see `steps_since`."""
+    """Parents of the policy's versions: see `steps_since`."""
     rows: list[Row] = field(default_factory=list[Row])
     owners: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Of each row: the index of its group, and that of its run in the group."""
+    """Owner of each row: the index of its group, and that of its run in the group."""
     excluded: Counter[str] = field(default_factory=Counter[str])
     trained: list[str] = field(default_factory=list[str])
     calls: list[CallRecord] = field(default_factory=list[CallRecord])
@@ -92,7 +92,7 @@ class Batch:
     """`BatchPlan.metrics`; of what the policy sampled, ``tokens_sampled`` and ``truncated_share``;
     and what the request's `seconds` say."""
     decided: dict[str, list[CallDecision]] = field(default_factory=dict[str, list[CallDecision]])
-    """By run: the decision on each of its turns."""
+    """Decisions on the turns of each run, by run."""
     _learning: set[str] = field(default_factory=set[str])
     _groups: list[list[_CheckedRun]] = field(default_factory=list[list[_CheckedRun]])
     _nodes: defaultdict[str, list[_CheckedCall]] = field(
@@ -138,7 +138,7 @@ class Batch:
 
     @property
     def config(self) -> StepConfig:
-        """What the learner is given."""
+        """Config that the learner gets."""
         config = self.request.config
         return config.weighted if isinstance(config, PreferenceConfig) else config
 
@@ -173,7 +173,7 @@ class Batch:
                 self.trained.append(run.id)
 
     def _sampled(self) -> dict[str, float]:
-        """Of the distinct calls that the policy sampled for these runs, trained or not.
+        """Distinct calls that the policy sampled for these runs, trained or not.
 
         ``truncated_share`` is the share of their replies that ``max_tokens`` cut off.
         """

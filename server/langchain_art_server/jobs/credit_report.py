@@ -1,4 +1,4 @@
-"""What a job gave to the calls of a run: the advantage of each, or why it is excluded.
+"""Credit that a job gave to a run's calls: the advantage of each, or why it is excluded.
 
 Nothing of it is stored. It is computed again, by the functions that the job called, from the
 rewards that were stored with the job; and it is refused unless it comes to the job's own figures.
@@ -24,20 +24,20 @@ _KEPT = 8
 
 
 class CallCredit(BaseModel):
-    """What one job gave to one call."""
+    """Credit that one job gave to one call."""
 
     advantage: float
-    """Of each sampled token, or their mean if they have several; 0 if it is excluded."""
+    """Advantage of each sampled token, or their mean if they have several; 0 if it is excluded."""
     token_advantages: list[float] | None
-    """Of each sampled token, where they were given one by one; else None."""
+    """Advantages of the sampled tokens, where they were given one by one; else None."""
     weight: float
-    """Of each sampled token in the loss."""
+    """Weight of each sampled token in the loss."""
     excluded_because: str | None
-    """As in `TrainResult.excluded`; None: it was trained."""
+    """Reason as in `TrainResult.excluded`; None: it was trained."""
 
 
 class RunCredit(BaseModel):
-    """What one job gave to the calls of one run."""
+    """Credit that one job gave to the calls of one run."""
 
     job: str
     policy: str
@@ -46,10 +46,10 @@ class RunCredit(BaseModel):
     reward: float | None
     """The run's reward with which the job trained."""
     given: bool
-    """Whether its advantages came with the job (`TrainRequest.advantages`)."""
+    """True if its advantages came with the job (`TrainRequest.advantages`)."""
     teacher: str | None
-    """Which scored its tokens as well (`TrainConfig.distillation`); the advantages are those by
-    rewards."""
+    """Teacher that scored its tokens as well (`TrainConfig.distillation`); the advantages are those
+    by rewards."""
     turns: list[CallCredit]
 
 
@@ -62,7 +62,7 @@ class CreditReader:
         self._known: OrderedDict[str, Mapping[str, Sequence[CallDecision]]] = OrderedDict()
 
     async def of_run(self, trajectory_id: str, job_id: str) -> RunCredit:
-        """What a job gave to the calls of a run.
+        """Read the credit that a job gave to the calls of a run.
 
         Raises:
             NotFound: there is no such job, or the run is in none of its groups.

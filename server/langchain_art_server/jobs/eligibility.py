@@ -1,4 +1,4 @@
-"""Which calls of a run may be trained, and why the others may not.
+"""Eligibility of a run's calls for training, and why others may not be trained.
 
 Training and the audit both ask `check_eligibility`. The reasons are the words behind ``calls.`` in
 `TrainResult.excluded`; `langchain_art.wire.exclusions` has what each means. A call that an earlier
@@ -35,7 +35,7 @@ class CallEligibility:
 
     @property
     def policy(self) -> str | None:
-        """Which policy sampled it, as far as is known; None: not one of this server."""
+        """Policy that sampled it, as far as is known; None: not one of this server."""
         if self.record is not None:
             return self.record.policy
         return (self.turn.model or "").partition("@")[0] if self.turn.ours else None
@@ -82,7 +82,7 @@ def check_eligibility(
 
 
 def why_no_pair(sides: Sequence[Sequence[CallEligibility]]) -> Counter[str]:
-    """Why a pair is excluded, and its calls that are the reason; empty: it is trained.
+    """Reason for which a pair is excluded, and the calls that cause it; empty: it is trained.
 
     Without the tokens of one reply a side's probability is not that of its replies, and would be
     compared with one that is: no part of such a pair is trained. Calls that the graph discarded, or
@@ -113,7 +113,7 @@ def _learned(judged: Sequence[CallEligibility]) -> list[tuple[list[int], list[in
 
 
 def _why_excluded(record: CallRecord | None) -> str | None:
-    """Why a call's tokens cannot be trained."""
+    """Reason for which a call's tokens cannot be trained."""
     if record is None:
         return "lost"
     if record.excluded_because is not None:

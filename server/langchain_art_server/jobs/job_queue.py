@@ -1,4 +1,4 @@
-"""Which training job runs when: one after the other, until it ends, fails or is cancelled."""
+"""Queue of training jobs: one after the other, until it ends, fails or is cancelled."""
 
 from __future__ import annotations
 
@@ -223,13 +223,13 @@ class JobQueue(ABC):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the job that runs was cancelled, or is another server's by now."""
+        """True if the job that runs was cancelled, or is another server's by now."""
         running = self._running
         return running is not None and (running.cancelled or running.lost)
 
     @property
     def lease(self) -> PolicyLease | None:
-        """That of the policy of the job that runs."""
+        """Lease of the running job's policy; None if no job runs."""
         return None if self._running is None else self._running.lease
 
     def publishes(self) -> None:

@@ -257,7 +257,7 @@ class JobRunner(JobQueue):
         return self._adapters.path(policy, version)
 
     async def _new_loss(self, job: TrainJob, kind: str, parent: Mapping[str, Any]) -> bool:
-        """Whether the parent was made by another kind of loss than `kind`; says so if it was.
+        """True if the parent was made by another kind of loss than `kind`; says so if it was.
 
         Its Adam state then does not fit: gradients of a supervised step are several times those of
         a step by rewards, whose first updates a second moment from there would shrink to a third.
@@ -272,7 +272,7 @@ class JobRunner(JobQueue):
         return True
 
     async def _settled(self, work: Awaitable[T]) -> T:
-        """What the learner is asked for. If the job is cancelled, the learner ends it first."""
+        """Await the learner's work. If the job is cancelled, the learner ends it first."""
         try:
             return await work
         except asyncio.CancelledError:

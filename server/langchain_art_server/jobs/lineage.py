@@ -1,4 +1,4 @@
-"""How far a version is from those that it descends from: the staleness of what they sampled."""
+"""Staleness of samples: the steps between a version and those that it descends from."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class WeighedPairs:
 
     pairs: list[_Pair]
     base: list[tuple[float, float]]
-    """By pair: the logprobs of both sides, in nats."""
+    """Logprobs of both sides, by pair, in nats."""
     beta: float
 
     async def metrics_after(self, learner: Learner, adapter: Path) -> dict[str, float]:
@@ -121,7 +121,7 @@ async def weigh_pairs(
 async def _logprobs(
     pairs: Sequence[_Pair], learner: Learner, adapter: Path | None
 ) -> list[tuple[float, float]]:
-    """Of each pair, the logprobs of the chosen and of the rejected replies."""
+    """Logprobs of the chosen and of the rejected replies of each pair."""
     found: list[tuple[float, float]] = []
     for some in _parts(pairs):
         rows = [row for pair in some for side in pair for row in side]

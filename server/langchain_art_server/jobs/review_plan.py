@@ -1,4 +1,4 @@
-"""What a step by reviews trains: the one home of its rule, for commands, programs and the page.
+"""Rule of what a step by reviews trains: its one home, for commands, programs and the page.
 
 Runs are compared with runs of their scenario, and calls with calls of the same node in these. A
 verdict that was trained with its value is not trained again; its value is still compared with.
@@ -43,12 +43,12 @@ class ReviewedRun:
 
     trajectory: Trajectory
     held_out: bool
-    """Whether an evaluation ran it, or its scenario."""
+    """True if an evaluation ran it, or its scenario."""
     calls: Sequence[CallEligibility]
-    """By turn."""
+    """Calls by turn."""
     lags: Sequence[int | None]
-    """Of the calls that the policy sampled, how many steps ago; None: by a version that the serving
-    one does not descend from."""
+    """Steps since each call that the policy sampled; None: by a version that the serving one does
+    not descend from."""
 
     @classmethod
     def of(
@@ -111,9 +111,9 @@ class PlannedSteps:
 
     plan: ReviewPlan
     reward_marks: Sequence[VerdictMark]
-    """Of the step by rewards."""
+    """Marks of the step by rewards."""
     correction_marks: Sequence[VerdictMark]
-    """Of each preference step."""
+    """Marks of each preference step."""
     pair_runs: Sequence[Trajectory]
     """The runs of `ReviewPlan.pairs`."""
 
@@ -131,7 +131,7 @@ class _Reward:
 
 @dataclass
 class _Scenario:
-    """What is trained of one scenario."""
+    """Trained items of one scenario."""
 
     runs: dict[str, None] = field(default_factory=dict[str, None])
     compared: dict[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
@@ -238,7 +238,7 @@ def require_untrained(job: str, marks: Sequence[VerdictMark], lineage: Collectio
 def _nodes(
     runs: Mapping[str, ReviewedRun], trained: Iterable[_Reward], corrected: Sequence[str]
 ) -> dict[str, PlannedNode]:
-    """By node, the calls that rewards train, and how often it is `corrected`."""
+    """Calls that rewards train, and how often a node is `corrected`, by node."""
     learn: dict[tuple[str, int], str] = {}
     for one in trained:
         name, call = one.mark.trajectory, one.mark.call_id

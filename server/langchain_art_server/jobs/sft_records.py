@@ -79,6 +79,6 @@ async def demonstrations(
 
 
 def why_too_long(prompt: Sequence[int], reply: Sequence[int], max_len: int) -> str | None:
-    """Why a turn with so many tokens is excluded; None: it is not."""
+    """Reason for which a turn with so many tokens is excluded; None: it is not."""
     length = len(prompt) + len(reply)
     return f"too_long: {length} tokens > {max_len}" if length > max_len else None

@@ -96,7 +96,7 @@ def _completion(call: CallRecord) -> tuple[str, int]:
 
 
 def _in_order(calls: Iterable[CallRecord]) -> list[CallRecord]:
-    """By start; choices of one completion together, in their order."""
+    """Calls by start; choices of one completion together, in their order."""
     return sorted(calls, key=lambda call: (call.began, *_completion(call)))
 
 
@@ -126,7 +126,7 @@ def _link(calls: Sequence[CallRecord]) -> list[tuple[int, ...]]:
 
 
 def _repeats_reply(call: CallRecord, earlier: CallRecord) -> bool:
-    """Whether the call's messages hold a reply at the position of the earlier call's reply."""
+    """True if the call's messages hold a reply at the position of the earlier call's reply."""
     messages, position = call.request["messages"], len(earlier.request["messages"])
     return position < len(messages) and messages[position].get("role") == "assistant"
 
@@ -214,7 +214,7 @@ def _asked_again(
 
 
 def _task(tags: CallTags) -> Hashable:
-    """What the attempts of one task share: a namespace, or a node and its step.
+    """Key that the attempts of one task share: a namespace, or a node and its step.
 
     None where the caller gives neither: attempts then cannot be told from other steps' calls.
     """

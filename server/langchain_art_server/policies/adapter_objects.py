@@ -221,7 +221,7 @@ class AdapterObjects:
 
 
 def _is(folder: Path | None, name: str, digest: str) -> bool:
-    """Whether a folder has a file, undamaged."""
+    """True if a folder has a file, undamaged."""
     try:
         return folder is not None and sha256(folder / name) == digest
     except OSError:

@@ -91,7 +91,7 @@ class AdapterStore:
         make_directory(self._deleting)
 
     def __str__(self) -> str:
-        """Where the versions are, for people."""
+        """Place of the versions, for people."""
         return str(self._root)
 
     async def off_loop(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -224,7 +224,7 @@ class AdapterStore:
         return f"{back}, or roll back to a version that is whole: {whole}." if whole else f"{back}."
 
     def is_whole(self, policy: str, version: int) -> bool:
-        """Whether a version is there and undamaged."""
+        """True if a version is there and undamaged."""
         try:
             self._checked(policy, version)
         except Damaged:
@@ -232,11 +232,11 @@ class AdapterStore:
         return True
 
     def exists(self, policy: str, version: int) -> bool:
-        """Whether a version is there, damaged or not."""
+        """True if a version is there, damaged or not."""
         return self.path(policy, version).exists()
 
     def may_have(self, policy: str, version: int) -> bool:
-        """Whether it is worth looking for a version; answered at once."""
+        """True if it is worth looking for a version; answered at once."""
         return self.path(policy, version).is_dir()
 
     def manifest(self, policy: str, version: int) -> dict[str, Any] | None:

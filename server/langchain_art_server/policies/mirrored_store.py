@@ -59,7 +59,7 @@ class MirroredStore(AdapterStore):
         self._turns = defaultdict[tuple[str, int], _Turn](_Turn)
 
     def __str__(self) -> str:
-        """Where the versions are, for people."""
+        """Place of the versions, for people."""
         return str(self._objects)
 
     def _publish(self, staged: Path, policy: str, version: int) -> bool:
@@ -158,7 +158,7 @@ class MirroredStore(AdapterStore):
         return f"{back}, or roll back to another one of {others}." if others else f"{back}."
 
     def exists(self, policy: str, version: int) -> bool:
-        """Whether a version is in the store, damaged or not."""
+        """True if a version is in the store, damaged or not."""
         self.path(policy, version)
         return self._objects.manifest(policy, version) is not None
 
@@ -233,7 +233,7 @@ class MirroredStore(AdapterStore):
 
 
 def _is_copy(folder: Path, written: bytes) -> bool:
-    """Whether a directory has this manifest, and no links."""
+    """True if a directory has this manifest, and no links."""
     try:
         is_linked = any(one.is_symlink() for one in (folder, *folder.iterdir()))
         return not is_linked and (folder / MANIFEST).read_bytes() == written
@@ -260,7 +260,7 @@ def open_objects(url: str, below: str) -> AdapterObjects:
 
 
 def objects_of(root: Path) -> AdapterObjects | None:
-    """What a directory has copies of; None: it holds the versions. Raises as `open_objects`."""
+    """Store that a directory copies; None: it holds the versions. Raises as `open_objects`."""
     if (origin := _origin(root)) is None:
         return None
     url, below = origin.splitlines()

@@ -162,7 +162,7 @@ class ObjectStore:
 
 
 def _in_words(error: BaseException) -> str:
-    """What obstore says in its first line (the others are its own structures), and S3's code."""
+    """Error of obstore: its first line (the others are its own structures), and S3's code."""
     said = str(error)
     code = _CODE.search(said)
     first = said.partition("\n")[0].partition("<?xml")[0].strip(" .:")[:400]

@@ -1,4 +1,4 @@
-"""Which version a model's name is routed to: hot swap of adapters.
+"""Routing of a model's name to a version: hot swap of adapters.
 
 A call has a lease on its version, which is unloaded only after the last such call has ended.
 """

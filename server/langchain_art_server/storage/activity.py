@@ -1,4 +1,4 @@
-"""What changes while a server works, in one small read: for those who watch it."""
+"""Changes while a server works, in one small read: for those who watch it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RowCount:
 
 
 def read_activity(connection: sa.Connection) -> Activity:
-    """What there is now. Rows are not checked: nothing but the numbers and a message is read."""
+    """Read what there is now. Rows are not checked: only numbers and a message are read."""
 
     def newest(column: sa.Column[int]) -> int:
         return connection.scalar(sa.select(sa.func.max(column))) or 0

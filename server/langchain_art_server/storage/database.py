@@ -228,7 +228,7 @@ def _damaged(failure: DatabaseError) -> Damaged:
 
 
 def _advice(failure: Exception) -> str:
-    """What to do about a damaged database; nothing for other failures."""
+    """Advice on a damaged database; nothing for other failures."""
     if not isinstance(failure, DatabaseError) or isinstance(failure, OperationalError):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""What people said of runs and calls, as the database keeps it: one row a review."""
+"""Reviews of runs and calls, as the database keeps them: one row a review."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class VerdictMark:
 
     @property
     def subject(self) -> tuple[str, str, str, str]:
-        """What it is a verdict on, and under which name."""
+        """Run or call, and name, that it is a verdict on."""
         return self.trajectory, self.call_id, self.kind, self.name
 
     def row(self, job_id: str, policy: str) -> dict[str, Any]:
-        """As a row of the table, of a job that is to train it."""
+        """Row of the table for a job that is to train it."""
         return {
             "job_id": job_id,
             "trajectory_id": self.trajectory,
@@ -232,7 +232,7 @@ def _calls_of(connection: sa.Connection, runs: Iterable[str]) -> dict[str, set[s
 
 
 def _has_calls_of(policy: str) -> sa.ColumnElement[bool]:
-    """Whether the run of a review has a call that a policy answered."""
+    """True if the run of a review has a call that a policy answered."""
     links = sa.select(RUN_CALLS.c.call_id).join(CALLS, CALLS.c.id == RUN_CALLS.c.call_id)
     linked = links.where(RUN_CALLS.c.trajectory_id == REVIEWS.c.trajectory_id)
     tagged = sa.select(CALLS.c.id).where(CALLS.c.trajectory_id == REVIEWS.c.trajectory_id)
@@ -274,7 +274,7 @@ def _put(
 def _versions_of(
     connection: sa.Connection, rows: Sequence[dict[str, Any]]
 ) -> dict[str, tuple[str, ...]]:
-    """By review's id: the versions that were trained with it."""
+    """Versions that were trained with each review, by its id."""
     wanted = {(row["source"], row["id"]) for row in rows}
     found: defaultdict[str, dict[str, None]] = defaultdict(dict)
     runs = {row["trajectory_id"] for row in rows}

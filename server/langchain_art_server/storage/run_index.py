@@ -1,4 +1,4 @@
-"""What the page finds runs by: one row a run, its marks, and the words of its messages.
+"""Index by which the page finds runs: a row a run, its marks, the words of its messages.
 
 All of it follows from the trajectories and is written in the transaction that writes them, so a
 list needs no body of a run, and none is behind. A database of an earlier version gets it when it
@@ -125,7 +125,7 @@ def having_words(text: str, dialect: str) -> sa.Select[int] | None:
 
 @dataclass(frozen=True)
 class RunIndex:
-    """What one run is found by: found before the transaction, which other writes wait for."""
+    """Index entry of one run: made before the transaction, which other writes wait for."""
 
     id: str
     facts: dict[str, Any]
@@ -293,7 +293,7 @@ def _texts(run: Trajectory) -> Iterator[str]:
 
 
 def text_of(message: Message) -> str:
-    """What a message says: its text, and the names and arguments of its tool calls."""
+    """Text of a message, and the names and arguments of its tool calls."""
     content: Any = message.get("content")
     parts = [_plain(part) for part in (content if isinstance(content, list) else [content])]
     if calls := message.get("tool_calls"):

@@ -33,7 +33,7 @@ _CURSOR = TypeAdapter(tuple[float | None, Annotated[int, Field(ge=0, le=2**63 - 
 
 
 class RunFilter(BaseModel):
-    """Which runs a list has: those that all given fields choose."""
+    """Filter of a list of runs: those that all given fields choose."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class RunSummary(BaseModel):
     seconds: float | None
     """From the first call's start to the last one's end, by the client's clock."""
     created_at: float
-    """When the server stored it: seconds since the epoch."""
+    """Time when the server stored it: seconds since the epoch."""
     versions: list[str]
     """The models of its calls."""
     nodes: list[str]
@@ -97,7 +97,7 @@ class RunSummary(BaseModel):
 
     @property
     def total_return(self) -> float | None:
-        """As `Trajectory.total_return`."""
+        """See `Trajectory.total_return`."""
         return self.reward
 
 
@@ -110,14 +110,14 @@ class RunsPage(BaseModel):
 
 
 class RunNames(BaseModel):
-    """What there is to filter by; first what the newest run has."""
+    """Values to filter by; first what the newest run has."""
 
     policies: list[str]
     versions: list[str]
     nodes: list[str]
     scores: list[str]
     runs: int
-    """How many runs are stored."""
+    """Number of stored runs."""
 
 
 class RunList:
@@ -203,7 +203,7 @@ class RunList:
         return await self._database.read(read)
 
     async def names(self) -> RunNames:
-        """What there is to filter by."""
+        """Values to filter by."""
 
         def read(connection: sa.Connection) -> RunNames:
             return RunNames(
@@ -231,7 +231,7 @@ def _names(connection: sa.Connection, kind: str) -> list[str]:
 
 
 def _is_common(connection: sa.Connection, marks: sa.Select[Any]) -> bool:
-    """Whether so many runs are marked that one finds them soon in any order of runs."""
+    """True if so many runs are marked that one finds them soon in any order of runs."""
     some = marks.limit(_COMMON).subquery()
     return connection.scalar(sa.select(sa.func.count()).select_from(some)) == _COMMON
 
@@ -290,7 +290,7 @@ def _within(
 def _behind(
     keys: Sequence[sa.ColumnElement[Any]], place: tuple[float | None, int], descending: bool
 ) -> sa.ColumnElement[bool]:
-    """Whether a row comes behind the place of a cursor."""
+    """True if a row comes behind the place of a cursor."""
     if len(keys) == 1:
         return keys[0] < place[1] if descending else keys[0] > place[1]
     mine, its = sa.tuple_(*keys), sa.tuple_(*map(sa.literal, place))

@@ -119,6 +119,6 @@ def values_of(table: sa.Table, row: sa.Row[Any]) -> dict[str, Any]:
 
 
 def title(table: sa.Table, row: Mapping[str, Any]) -> str:
-    """What a row is called in messages: ``call 'chatcmpl-1'``."""
+    """Name of a row in messages: ``call 'chatcmpl-1'``."""
     names: Sequence[str] = table.info["named_by"]
     return f"{table.info['kind']} {' '.join(repr(row[name]) for name in names)}"

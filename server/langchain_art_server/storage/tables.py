@@ -233,8 +233,8 @@ class CallRecord:
     began: int = 0
     """Grows with each request, over restarts: the order in which calls began."""
     retry: int = 0
-    """How often the client had sent this request before (the header ``x-stainless-retry-count`` of
-    the OpenAI SDKs)."""
+    """Number of times that the client had sent this request before (the header
+    ``x-stainless-retry-count`` of the OpenAI SDKs)."""
     number: int = field(default=0, compare=False)
     """The database's: the order in which calls were recorded."""
 
@@ -261,7 +261,7 @@ class CallRecord:
         return cls(**values)
 
     def public(self) -> dict[str, Any]:
-        """What ``GET /v1/calls/{id}`` answers.
+        """Answer of ``GET /v1/calls/{id}``.
 
         ``restricted``: it was drawn from a part of the vocabulary, which this does not show.
         """
@@ -279,7 +279,7 @@ class StoredRun:
 
     trajectory: Trajectory
     assembled: bool
-    """Whether it was assembled from calls that were tagged with its id."""
+    """True if it was assembled from calls that were tagged with its id."""
     trained_by: dict[str, str]
     """policy -> the last job that trained it on this run."""
 

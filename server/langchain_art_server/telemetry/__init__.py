@@ -1,1 +1,1 @@
-"""What an operator sees of a running server: records of the log, numbers, spans."""
+"""Telemetry for an operator of a running server: records of the log, numbers, spans."""

@@ -1,4 +1,4 @@
-"""What is told of a training job while it runs: its phases, and how it ended."""
+"""Telemetry of a training job while it runs: its phases, and how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What records of the log say of the request or the job that they belong to."""
+"""Log fields of the request or the job that a record belongs to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LogContext:
     refused: str | None = None
     """The code of the error that the request was answered with."""
     model: str | None = None
-    """What answered: a version, or the base model."""
+    """Model that answered: a version, or the base model."""
     input_tokens: int = 0
     """Tokens of a call's prompt."""
     output_tokens: int = 0
@@ -46,7 +46,7 @@ class LogContext:
     """Parameters of the route that answers."""
 
     def fields(self) -> dict[str, str]:
-        """What is known, for a record."""
+        """Known fields, for a record."""
         known = {
             "request_id": self.request_id,
             "tenant": self.tenant,

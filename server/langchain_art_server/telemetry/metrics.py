@@ -52,7 +52,7 @@ _OF_STEP = {
 
 
 class CallSeries:
-    """What is counted of calls to one model of one tenant."""
+    """Counters of calls to one model of one tenant."""
 
     __slots__ = ("_finished", "_first", "_generated", "_labels", "_latency", "_of", "_prompt")
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_traces(wanted: bool) -> OtelTraces | None:
-    """What makes spans; None if they are not `wanted`.
+    """Maker of spans; None if they are not `wanted`.
 
     Raises:
         ConfigError: OpenTelemetry's SDK is not installed.

@@ -51,7 +51,7 @@ class PolicyLeases:
 
     @property
     def are_needed(self) -> bool:
-        """Whether another server may want one."""
+        """True if another server may want one."""
         return self._database.shared
 
     async def take(self, policy: str, job_id: str | None = None) -> PolicyLease | None:
@@ -79,7 +79,7 @@ class PolicyLeases:
         return await self._database.write(write)
 
     async def renew(self, lease: PolicyLease) -> bool:
-        """Whether the lease goes on."""
+        """Renew the lease; False if it was lost."""
         return await self._end_at(lease, lambda now: now + LEASE_SECONDS)
 
     async def release(self, lease: PolicyLease) -> None:
@@ -109,7 +109,7 @@ class PolicyLeases:
 
 
 def holds(connection: sa.Connection, lease: PolicyLease) -> bool:
-    """Whether no later lease was given; none is until this transaction ends."""
+    """True if no later lease was given; none is until this transaction ends."""
     mine = POLICY_LEASES.c.policy == lease.policy
     query = sa.select(POLICY_LEASES).where(mine).with_for_update()
     row = connection.execute(query).first()

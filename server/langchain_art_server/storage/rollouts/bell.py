@@ -18,12 +18,12 @@ class Bell:
         rung.set()
 
     def news(self) -> asyncio.Event:
-        """What the next `ring` sets."""
+        """Event that the next `ring` sets."""
         return self._rung
 
 
 async def heard(news: asyncio.Event, seconds: float) -> bool:
-    """Whether a bell rings within so many seconds."""
+    """Wait for a bell so many seconds; True if it rang."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(news.wait(), seconds)
     return news.is_set()

@@ -91,7 +91,7 @@ def sweep(connection: sa.Connection, now: float) -> int:
 
 
 def is_due(connection: sa.Connection, rollout: str) -> bool:
-    """Whether `lease` would find something to do."""
+    """True if `lease` would find something to do."""
     waits = _QUEUED & (ROLLOUTS.c.rollout == rollout)
     ended = _LEASED & (ROLLOUTS.c.expires_at < now_of(connection))
     query = sa.select(ROLLOUTS.c.number).where(waits | ended).limit(1)
@@ -238,7 +238,7 @@ def _greet(connection: sa.Connection, asked: LeaseRequest, now: float) -> None:
 
 
 def _share(connection: sa.Connection, asked: LeaseRequest, waiting: int, now: float) -> int:
-    """How many more a worker should have, so that all are busy alike; at least one."""
+    """Number of rollouts to give a worker, so that all are busy alike; at least one."""
     held = held_by(connection)
     others = sa.select(WORKERS.c.id, WORKERS.c.slots).where(
         WORKERS.c.rollout == asked.rollout,

@@ -91,7 +91,7 @@ class RolloutQueue:
         return await self._database.write(lambda c: leases.lease(c, asked))
 
     async def is_due(self, rollout: str) -> bool:
-        """Whether there is something to lease, or a lease has ended."""
+        """True if there is something to lease, or a lease has ended."""
         return await self._database.read(lambda c: leases.is_due(c, rollout))
 
     async def hold(self, held: wire.LeasesHeld) -> list[str]:

@@ -211,7 +211,7 @@ def prepare(engine: sa.Engine, *, shared: bool = False) -> int:
 
 
 def _is_alone(connection: sa.Connection) -> bool:
-    """Whether no other server of the fleet has the database open."""
+    """True if no other server of the fleet has the database open."""
     held = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND "
         "database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
