@@ -50,7 +50,7 @@ class PendingTags:
     """The handler's number. If several handlers tag one call, the highest number wins."""
     tags: dict[str, Any]
     within: PendingTags | None = None
-    """Those of the call around it, if a chat model makes it to answer another call."""
+    """Tags of the call around it, if a chat model makes it to answer another call."""
     open: bool = True
     """False once the call has ended. The context variable cannot be reset at that point, because
     LangChain ends asynchronous calls in a copy of the context."""

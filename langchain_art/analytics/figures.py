@@ -77,12 +77,12 @@ class Analysis(Record):
     success: float
     """The total return from which on a run counts as a success."""
     versions: tuple[VersionFigures, ...]
-    """In the order of their numbers."""
+    """Versions in the order of their numbers."""
     nodes: tuple[NodeFigures, ...]
     actions: tuple[ActionFigures, ...]
     errors: tuple[ErrorPattern, ...]
     """The most frequent first."""
     busy_seconds: float
-    """In which at least one call of our server ran, as far as its latency is known."""
+    """Seconds in which at least one call of our server ran, as far as its latency is known."""
     notes: tuple[str, ...] = ()
     """Notes on what the figures leave out, and why."""

@@ -25,7 +25,7 @@ class FitFigures(Record):
 
     name: str
     evals: tuple[EvalResult, ...]
-    """In the order of their steps."""
+    """Evaluations in the order of their steps."""
     steps: int
     reward_first: float | None
     reward_last: float | None
@@ -107,7 +107,7 @@ def compare_evals(evals: Sequence[EvalResult], before: str, after: str) -> Compa
 
 
 def fit_view(found: FitFigures, compared: Sequence[Comparison] = ()) -> Group:
-    """Its evaluations as a table, and the rest in lines."""
+    """Evaluations as a table, and the rest in lines."""
     table = plain_table(f"{found.name}: held out", ["version"])
     for name in ("step", "reward", "runs", "failed", "tokens", "time"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -18,7 +18,7 @@ _LISTED = 10
 
 
 def analysis_view(found: Analysis, compared: Sequence[Comparison] = ()) -> Group:
-    """Its tables and notes; comparisons below."""
+    """Tables and notes; comparisons below."""
     parts: list[RenderableType] = [versions_table(found)]
     if found.nodes:
         parts += [nodes_table(found), actions_table(found)]

@@ -157,7 +157,7 @@ class ChatART(FastChatOpenAI):
         )
 
     def get_num_tokens(self, text: str) -> int:
-        """About how many tokens `text` has; the tokenizer is the server's."""
+        """Estimate the tokens of `text`; the tokenizer is the server's."""
         return count_tokens_approximately([text])
 
     def get_num_tokens_from_messages(
@@ -166,7 +166,7 @@ class ChatART(FastChatOpenAI):
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
         **kwargs: Any,
     ) -> int:
-        """About how many tokens a prompt has; the tokenizer is the server's."""
+        """Estimate the tokens of a prompt; the tokenizer is the server's."""
         schemas: list[BaseTool | dict[str, Any]] = [openai_tool(t) for t in tools or ()]
         return count_tokens_approximately(messages, tools=schemas)
 

@@ -222,7 +222,7 @@ class _AsyncStream(openai.AsyncStream[object]):
 
 
 class Completions(_Completions[openai.OpenAI]):
-    """For synchronous calls."""
+    """Synchronous calls."""
 
     def create(self, **payload: Any) -> Any:
         """A reply, or a stream of chunks."""

@@ -94,7 +94,7 @@ class AnswerParser:
         return Answer(self._status, self._headers, b"".join(self._parts), request, encoded)
 
     def on_message_begin(self) -> None:
-        """Called by httptools, as all below."""
+        """Callback of httptools, as all below."""
         if self.is_complete:  # data that belongs to no request
             self.keeps_connection = False
 

@@ -40,12 +40,12 @@ class Target:
     """Destination and form of a request: all but its body. Time limits in seconds, None: none."""
 
     request: httpx.Request
-    """Without a body."""
+    """Request without a body."""
     headers: Mapping[str, str]
     """All but ``content-length``."""
     connect_timeout: float | None = None
     read_timeout: float | None = None
-    """Without data from the server."""
+    """Seconds without data from the server."""
 
     @cached_property
     def server(self) -> _Server:
@@ -84,7 +84,7 @@ class _Connection(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """At once."""
+        """Close at once."""
 
     @abstractmethod
     def is_usable(self) -> bool:
@@ -133,7 +133,7 @@ class _Idle(Generic[ConnectionT]):
 
 
 class _BlockingConnection(_Connection):
-    """For threads."""
+    """Connection for threads."""
 
     def __init__(self, target: Target) -> None:
         scheme, host, port = target.server
@@ -197,7 +197,7 @@ class Connections:
 
 
 class _AsyncConnection(_Connection, asyncio.Protocol):
-    """For one event loop."""
+    """Connection for one event loop."""
 
     def __init__(self) -> None:
         self._answer = AnswerParser()

@@ -31,7 +31,7 @@ class HasId(Protocol):
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """Id of the item."""
         ...
 
 

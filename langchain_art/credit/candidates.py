@@ -14,8 +14,8 @@ class CandidateCall:
     tokens: int  # how many were sampled
     node: str = "-"  # the role that made it, as the graph names it
     learns: bool = True
-    """Sampled by the policy that is trained, at a node that `trainable` chooses. False for a frozen
-    judge, a user simulator or a foreign model: context, and in no baseline."""
+    """True if it was sampled by the policy that is trained, at a node that `trainable` chooses.
+    False for a frozen judge, a user simulator or a foreign model: context, and in no baseline."""
     superseded: bool = False  # the graph discarded it: no step of the run, and without reward
     excluded_because: str | None = None  # why its tokens are not trained, where that is known
     truncated: bool = False  # its reply was cut off (finish reason ``length``)
@@ -40,7 +40,8 @@ class CandidateRun:
     reward: float | None = None  # of the whole run; None: not scored, which is not zero
     scores: Mapping[str, float] = field(default_factory=dict[str, float])  # rewards by name
     advantages: Sequence[float | Sequence[float] | None] | None = None
-    """Given with the step, for each call: one for all of its tokens, or for each; None: none."""
+    """Advantages given with the step, for each call: one for all of its tokens, or for each; None:
+    none."""
     failed: bool = False  # it ended in an error
     truncated: bool = False  # it was cut off (recursion limit, time-out)
 
@@ -51,7 +52,7 @@ class CandidateRun:
 
     @property
     def total(self) -> float:
-        """Its own reward plus those of its calls."""
+        """Sum of its own reward and those of its calls."""
         return math.fsum([self.reward or 0.0, *(call.reward or 0.0 for call in self.calls)])
 
     @property

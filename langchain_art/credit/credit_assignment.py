@@ -158,7 +158,7 @@ def _compare(runs: Runs, weighted: WeightedPools, config: TrainConfig) -> GroupA
 
 
 def _weighted_scores(runs: Runs, config: TrainConfig) -> list[float]:
-    """Per run, the weighted sum of its scores, each standardised within the group."""
+    """Weighted sum of each run's scores, each standardised within the group."""
     if any(call.reward is not None for run in runs for call in run.calls):
         raise InvalidRequest(
             f"got rewards of single calls together with scores={dict(config.scores)!r}, expected "

@@ -60,7 +60,7 @@ RATE_FACTOR = 4.0
 #: Fewest steps of the toy run.
 LEAST_STEPS = 4
 CanaryProgress = Callable[[int, int, str], None]
-"""Called with the number of finished parts, the number of all, and what comes next."""
+"""Callback with the number of finished parts, the number of all, and what comes next."""
 
 
 def run_canary(

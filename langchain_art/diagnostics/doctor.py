@@ -86,7 +86,7 @@ class MemoryFit(Wire):
     quantization: Literal["nf4"] | None
     """``nf4``: the base is in 4 bits, since it does not fit otherwise."""
     sampler_bytes: int
-    """With a cache for one call; calls for which it has no room wait."""
+    """Bytes with a cache for one call; calls for which it has no room wait."""
     learner_bytes: int
     """Needed by a step with one row of the asked context and gradient checkpointing."""
     placement: Placement | None

@@ -141,7 +141,7 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         reference_outputs: Any = None,
         **given: Any,
     ) -> Any:
-        """With a group: as `ainvoke`, for `Trainer`.
+        """Call `ainvoke` with a group, for `Trainer`.
 
         With names that LangSmith's ``evaluate``, Langfuse's ``run_experiment`` or openevals pass:
         what they expect of an evaluator (see `integrations.by_name`).

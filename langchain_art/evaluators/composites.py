@@ -252,7 +252,7 @@ async def _ask(
 def _merged(
     found: Mapping[str, _Scores], value: Callable[[Mapping[str, Score]], float | None]
 ) -> list[Score | None]:
-    """For each run, `value` of its scores by evaluator; None: no score."""
+    """Merge scores by evaluator with `value`, for each run; None: no score."""
     merged: list[Score | None] = []
     for scores in zip(*found.values(), strict=True):
         by = {name: s for name, s in zip(found, scores, strict=True) if s is not None}

@@ -46,7 +46,7 @@ def errors(run: Trajectory) -> int:
 
 
 def seconds(run: Trajectory) -> float:
-    """From the start of the first model call to the end of the last one.
+    """Seconds from the start of the first model call to the end of the last one.
 
     If start times are missing, the sum of the known latencies; 0.0 if none is known.
     """

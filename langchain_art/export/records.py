@@ -20,7 +20,7 @@ class SpanRecord(_Part):
     """A node, a tool or a model call of a run. Times are in seconds since the epoch."""
 
     number: int
-    """Its place among the run's spans, from 0."""
+    """Place among the run's spans, from 0."""
     parent: int | None
     """The number of the span around it; None: the run itself."""
     kind: Kind
@@ -73,10 +73,11 @@ class ExportedRun(_Part):
 
     trajectory: Trajectory
     spans: tuple[SpanRecord, ...]
-    """In the order of their start, each after the one around it."""
+    """Spans in the order of their start, each after the one around it."""
     labels: Labels
     excluded: tuple[str | None, ...] = ()
-    """For each turn: why a step does not train it; None where it does. Empty: no step did."""
+    """Reason for which a step does not train a turn, for each; None where it does. Empty: no step
+    did."""
     trained_tokens: int | None = None
     """None: not known, or no step took the run."""
 

@@ -46,7 +46,7 @@ class Verdicts:
 
     @property
     def used(self) -> tuple[Consensus, ...]:
-        """Those that do not abstain."""
+        """Verdicts that do not abstain."""
         return tuple(one for one in self.all if not one.abstains)
 
 

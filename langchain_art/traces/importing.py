@@ -51,11 +51,12 @@ class Imported:
     """Outcome of the traces: ``exact + stale + foreign + unreadable`` is all that were read."""
 
     exact: int
-    """Answered by this server's policies, by versions that are fresh enough."""
+    """Traces answered by this server's policies, by versions that are fresh enough."""
     stale: int
-    """Answered by this server's policies, by versions that are too old, or whose policy is gone."""
+    """Traces answered by this server's policies, by versions that are too old, or whose policy is
+    gone."""
     foreign: int
-    """Answered by other models."""
+    """Traces answered by other models."""
     unreadable: int
     written: dict[str, int]
     """Lines by file (`FILES`)."""

@@ -36,7 +36,7 @@ class OpenedRuns:
 
     runs: list[Run] = field(default_factory=list[Run])
     around: list[Run | None] = field(default_factory=list["Run | None"])
-    """For each of them, the run in whose scope it was opened."""
+    """Run in whose scope each of them was opened."""
     exported: bool = False
     """True if the caller exports them: they keep the values of their spans for it."""
 

@@ -119,7 +119,7 @@ class SpanTree:
         return run_id in self._spans
 
     def __iter__(self) -> Iterator[Span]:
-        """In the order in which they started."""
+        """Iterate in the order in which they started."""
         return iter(self._spans.values())
 
     def start(self, span: Span) -> bool:

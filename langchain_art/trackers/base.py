@@ -21,7 +21,7 @@ class FitCard:
     """Name of the fit's folder."""
     folder: Path
     config: Mapping[str, str | float | int | bool | None]
-    """Its config and settings, flat: ``{"config.learning_rate": 2e-5, "seed": 0}``."""
+    """Config and settings, flat: ``{"config.learning_rate": 2e-5, "seed": 0}``."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def summary_table(result: FitResult) -> Table:
 def node_table(
     nodes: Mapping[str, NodeReport], title: str, rewards: Mapping[str, str] | None = None
 ) -> Table:
-    """For each node: its calls' rewards if any has one, what was trained, and excluded calls."""
+    """Table of nodes: their calls' rewards if any has one, what was trained, and excluded calls."""
     node, excluded = Column("node", overflow="fold"), Column("calls excluded", overflow="fold")
     names = [*(["reward"] if rewards else []), "calls", "tokens", "mean |A|", "mean A"]
     numbers = [Column(name, justify="right") for name in names]

@@ -57,7 +57,7 @@ class KeySpec(Options):
     """Body of ``POST /v1/keys``."""
 
     name: Annotated[ScenarioName, Field(min_length=1, max_length=128)]
-    """For people: whose it is, or what for."""
+    """Name for people: whose it is, or what for."""
     tenant: TenantName = DEFAULT_TENANT
     """Tenant whose runs, policies, calls and jobs it reaches; a new name is a new tenant."""
     scopes: Annotated[Several[Scope], Field(min_length=1), AfterValidator(_distinct)] = (

@@ -28,12 +28,12 @@ class Placed(Protocol):
 
     @property
     def node(self) -> str | None:
-        """Its node."""
+        """Node of the call."""
         ...
 
     @property
     def path(self) -> tuple[str, ...]:
-        """Its node with the graphs around it."""
+        """Node with the graphs around it."""
         ...
 
 

@@ -119,7 +119,7 @@ class ReplicaStatus(Wire):
     """One of several engines that sample."""
 
     name: str
-    """Its number from 0, which its log and its GPUs go by."""
+    """Number from 0, which its log and its GPUs go by."""
     problem: str | None
     """Reason why it is given no calls now; None: it is."""
     running_calls: int
@@ -165,7 +165,7 @@ class ServerStatus(Wire):
     free_bytes: int | None
     """Free bytes of the data's disk, a few seconds ago."""
     min_free_bytes: int
-    """With fewer, the server is not ready and adds nothing."""
+    """Bytes of free disk below which the server is not ready and adds nothing."""
     running_calls: int
     engine_restarts: int
     gateway_pause: float

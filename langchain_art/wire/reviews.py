@@ -48,7 +48,8 @@ class Review(Wire):
     at: Finite
     """Time when it was given or last changed: seconds since the epoch, by the source's clock."""
     deleted: bool = False
-    """Its source has it no more: it counts as taken back, and has no value and no correction."""
+    """True if its source has it no more: it counts as taken back, and has no value and no
+    correction."""
 
     @model_validator(mode="after")
     def _says_what_its_kind_says(self) -> Review:
@@ -114,12 +115,12 @@ class ReviewsKept(Wire):
     new: int = 0
     revised: int = 0
     unchanged: int = 0
-    """Kept before, word for word."""
+    """Number kept before, word for word."""
     outdated: int = 0
     """Earlier (`Review.at`) than the one that is kept."""
     refused: Several[RefusedReview] = ()
-    """In the order in which they were sent. Sent again when the server knows their trajectory,
-    they are kept."""
+    """Refused reviews in the order in which they were sent. Sent again when the server knows their
+    trajectory, they are kept."""
     trained: dict[Id, Several[str]] = Field(default_factory=dict)
     """Id of a revised review -> the versions that were trained with an earlier revision of it."""
 

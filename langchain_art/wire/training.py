@@ -147,7 +147,7 @@ class NodeReport(Wire):
     tokens: int
     """Sampled tokens that were trained."""
     advantage_mean: float
-    """Over its trained tokens; 0.0 without any."""
+    """Mean over its trained tokens; 0.0 without any."""
     advantage_abs: float
     """Mean absolute advantage over its trained tokens."""
     excluded: dict[str, int]
@@ -182,8 +182,9 @@ class TurnAudit(Wire):
     excluded_because: str | None
     """Reason why none is trained; None if they are."""
     prefix: Literal["starts", "extends", "forks"] | None
-    """Its prompt shares no token with the turns before it (``starts``), begins with all of one's
-    prompt and reply (``extends``), or with a part of them (``forks``). None: tokens lost."""
+    """Relation to earlier turns: its prompt shares no token with them (``starts``), begins with all
+    of one's prompt and reply (``extends``), or with a part of them (``forks``). None: tokens lost.
+    """
     prefix_turn: int | None
     """Index of the turn that it extends or forks from."""
     prefix_tokens: int

@@ -153,7 +153,7 @@ class Reward(Wire):
     """A reward for a trajectory that the server already has, or can assemble from tagged calls."""
 
     reward: RewardValue | None = None
-    """Left out: the run's reward stays as it is."""
+    """Reward of the run; left out: it stays as it is."""
     turns: dict[str, RewardValue | None] = Field(default_factory=dict, max_length=4096)
     """Call id -> reward of that call alone (`Turn.reward`); None takes it back."""
     scores: dict[str, RewardValue] = Field(default_factory=dict)

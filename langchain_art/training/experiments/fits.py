@@ -35,12 +35,12 @@ class Fit:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """Those that were rolled back included."""
+        """Steps, those that were rolled back included."""
         return [one for one in self.lines if isinstance(one, StepRecord)]
 
     @property
     def evals(self) -> list[EvalResult]:
-        """Those of versions that were rolled back included."""
+        """Evaluations, those of versions that were rolled back included."""
         return [one for one in self.lines if isinstance(one, EvalResult)]
 
     @property

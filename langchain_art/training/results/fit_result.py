@@ -39,7 +39,7 @@ class FitResult(Record):
     """Reason why the fit ended before its steps did; empty: it did not."""
 
     def __repr__(self) -> str:
-        """In a line, for a notebook or a print: the history alone is kilobytes."""
+        """Format in a line, for a notebook or a print: the history alone is kilobytes."""
         parts = [" + ".join(self.adapters), f"{len(self.history)} steps"]
         if self.before is not None and self.after is not None:
             parts.append(f"held out {self.before} → {self.after}")

@@ -177,7 +177,7 @@ class Rollback(Record):
 
     kind: Literal["rollback"] = "rollback"
     step: int
-    """After which it was seen."""
+    """Step after which it was seen."""
     to_step: int
     """The last step whose version is kept; 0: what the fit began with."""
     versions: dict[str, int]

@@ -72,7 +72,7 @@ class OverlongPenalty(Group):
     """Lower rewards for long runs (DAPO, arXiv 2503.14476, eq. 13)."""
 
     tokens: int = Field(ge=1, le=MAX_COUNT)
-    """Sampled tokens of a run from which its reward is lowered by 1."""
+    """Number of sampled tokens of a run from which its reward is lowered by 1."""
     buffer: int = Field(ge=1, le=MAX_COUNT)
     """Tokens before that over which the reward falls linearly; at most `tokens`."""
 

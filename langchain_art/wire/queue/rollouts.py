@@ -35,7 +35,7 @@ class QueuedRollout(Wire):
     name: ScenarioName | None = None
     """The scenario's; the trajectory gets it."""
     seed: _Words | None = None
-    """From which whoever runs it samples: `call_seeds.RunSeed.key`."""
+    """Seed from which whoever runs it samples: `call_seeds.RunSeed.key`."""
 
 
 class RolloutBatch(Wire):
@@ -47,8 +47,8 @@ class RolloutBatch(Wire):
     rollout: RolloutName
     rollouts: Several[QueuedRollout] = Field(max_length=MAX_ROLLOUTS)
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """After so many attempts that raised, or whose leases ended, a rollout is finished without a
-    trajectory. Attempts that were handed back do not count."""
+    """Number of attempts that raised, or whose leases ended, after which a rollout is finished
+    without a trajectory. Attempts that were handed back do not count."""
 
     @field_validator("rollouts")
     @classmethod
@@ -63,9 +63,9 @@ class LeaseRequest(Wire):
     """Request of a worker for leases. It may ask again only when the last request is answered."""
 
     worker: Id
-    """Its own, chosen when it starts, and never that of another process."""
+    """Id of the worker, chosen when it starts, and never that of another process."""
     name: _Words = ""
-    """For people: its machine and process."""
+    """Name for people: its machine and process."""
     rollout: RolloutName
     slots: int = Field(ge=1, le=MAX_ROLLOUTS)
     """Rollouts that it runs at once."""
@@ -75,7 +75,7 @@ class LeaseRequest(Wire):
     """Trajectory ids of all leases that it has. They are renewed; other leases of this worker were
     in an answer that did not arrive, and are given out again."""
     seconds: _LeaseSeconds = 60.0
-    """After which a lease ends, unless it is renewed."""
+    """Seconds after which a lease ends, unless it is renewed."""
     wait: _Wait = 0.0
     """Seconds to wait for a rollout, if there is none."""
 
@@ -90,7 +90,7 @@ class RolloutLease(Wire):
     seed: str | None
     """Each attempt samples from it anew. None: not seeded."""
     attempt: int
-    """From 1."""
+    """Number of the attempt, from 1."""
     trajectory_id: Id
     """Id of this attempt, which renews and completes it. Calls tagged with it become the
     trajectory of a rollout that is completed without one."""
@@ -187,7 +187,7 @@ class BatchStatus(Wire):
     queued: int
     leased: int
     finished: int
-    """Not taken yet."""
+    """Number of finished rollouts that were not taken yet."""
     expired: int
     """Leases that ended because they were not renewed."""
     late: int
@@ -218,4 +218,4 @@ class WorkerStatus(Wire):
     expired: int
     """Leases of it that ended because they were not renewed."""
     heard_seconds: float
-    """Since it was last heard. After 45 s it counts as gone."""
+    """Seconds since its last request. After 45 s it counts as gone."""
