@@ -42,7 +42,7 @@ class _Table(BaseModel):
 
 class _SamplerSettings(_Table):
     threads: int | None = Field(default=None, ge=1)
-    """On a CPU: threads of the process that computes; None: half of the cores, at least one (with
+    """Threads, on a CPU, of the process that computes; None: half of the cores, at least one (with
     more threads than free cores, decoding gets slower by an order of magnitude)."""
     max_batch: int = Field(default=128, ge=1, le=4096)
     """Completions that are decoded at once; more wait."""
@@ -71,9 +71,9 @@ class VllmSettings(_SamplerSettings):
     """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
     never meet the learner's."""
     gpu_memory: float | None = Field(default=None, gt=0, lt=1)
-    """On a GPU: share of its memory for vLLM's weights, activations and cache. The learner needs
-    the rest; with `take_turns` its weights alone do, since vLLM's share is free during a step.
-    None: what the learner leaves, estimated at the start, which the log says."""
+    """Share of a GPU's memory for vLLM's weights, activations and cache. The learner needs the
+    rest; with `take_turns` its weights alone do, since vLLM's share is free during a step. None:
+    what the learner leaves, estimated at the start, which the log says."""
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20)
     """Memory for keys and values; None: what `gpu_memory` leaves on a GPU, 1 GiB on a CPU."""
     max_loras: int = Field(default=4, ge=1, le=64)
@@ -103,8 +103,9 @@ class _LearnerSettings(_Table):
     """``adamw_8bit``: Adam's moments in 8 bits (bitsandbytes), 2 bytes of a LoRA weight, not 8. A
     policy goes on with the one that it began with."""
     offload_activations: bool = False
-    """With gradient checkpointing, the layers' inputs wait in the host's memory for the backward
-    pass: longer rows, and two copies of each over the bus. The adapter is the same to the bit."""
+    """True to keep the layers' inputs, with gradient checkpointing, in the host's memory until the
+    backward pass: longer rows, and two copies of each over the bus. The adapter is the same to the
+    bit."""
 
 
 class PeftSettings(_LearnerSettings):
@@ -238,7 +239,7 @@ class Settings(_Table):
     """``nf4``: the base's linear layers in 4 bits for sampler and learner, on a GPU or a CPU. The
     first start writes a copy of the model in 4 bits to `data_dir`, which both load."""
     chat_template: Annotated[str | None, BeforeValidator(_template)] = None
-    """In place of the model's own chat template: a file with one (Jinja), or ``tools``, which shows
+    """Chat template in place of the model's own: a file with one (Jinja), or ``tools``, which shows
     tools, calls and their results as text to a model whose template shows none. A policy goes on
     with the one that it was trained with."""
     max_model_len: int | None = Field(default=None, ge=16)

@@ -50,9 +50,9 @@ class Merged:
     """KL divergences from the adapter on its base, in nats a token: what a merge has to keep."""
 
     trained: float
-    """To the base."""
+    """Divergence to the base."""
     left: float
-    """To what was written."""
+    """Divergence to what was written."""
     dtype: str
     """Dtype of the weights that were written."""
 

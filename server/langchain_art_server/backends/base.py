@@ -206,7 +206,7 @@ class Sampler(Engine, ChatEngine, Protocol):
 
     @property
     def engines(self) -> Sequence[ChatEngine]:
-        """Those that answer calls now, each with all adapters; without replicas, itself."""
+        """Engines that answer calls now, each with all adapters; without replicas, itself."""
         ...
 
     @property
@@ -316,7 +316,7 @@ class Learner(Engine, Protocol):
         ...
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
-        """Per row, the learner's logprob of each token given those before it; 0.0 at index 0."""
+        """Logprobs of the learner, of each token given those before it, per row; 0.0 at index 0."""
         ...
 
     async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:

@@ -35,7 +35,7 @@ def named_versions(connection: sa.Connection) -> set[tuple[str, int]]:
 
 
 class Databases(ABC):
-    """Those of a server: by the place of each tenant's directory, its URL."""
+    """Databases of a server: by the place of each tenant's directory, its URL."""
 
     def __init__(self, places: dict[Path, str]) -> None:
         self.places = places

@@ -44,7 +44,7 @@ class CallSlots:
         return Lease(self, client, count)
 
     def give_back(self, client: str, count: int) -> None:
-        """For `Lease`."""
+        """Take back a slot from `Lease`."""
         self.running -= count
         self._of[client] -= count
         if not self._of[client]:

@@ -79,16 +79,16 @@ class Health:
             )
 
     def start(self) -> None:
-        """From now on the server answers, if its parts do."""
+        """Start to answer, if the server's parts do."""
         self._server = None
         self._task = asyncio.create_task(self._probe_for_ever())
 
     def drain(self) -> None:
-        """From now on it takes no new requests."""
+        """Stop taking new requests."""
         self._server = "is shutting down: running requests end, new ones are refused"
 
     async def close(self) -> None:
-        """From now on it does not."""
+        """Stop answering."""
         self._server = "is shutting down"
         if self._task is not None:
             self._task.cancel()

@@ -140,7 +140,7 @@ class Service:
             self.health.start()
 
     def _look(self) -> None:
-        """Another server of the fleet has written."""
+        """Look for what another server of the fleet has written."""
         for one in self.tenants:
             if one.fleet is not None:
                 one.fleet.look()
@@ -336,7 +336,7 @@ class Service:
         return runs
 
     async def status(self) -> wire.ServerStatus:
-        """For ``GET /status``."""
+        """Status for ``GET /status``."""
         info, sampler = self.sampler.info, self.settings.sampler
         state = await self.sampler.state()
         calls, trajectories, jobs = await self.store.counts()

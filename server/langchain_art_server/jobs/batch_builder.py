@@ -1,4 +1,4 @@
-"""From scored runs to rows: which calls are trained, and with what advantage.
+"""Rows from scored runs: which calls are trained, and with what advantage.
 
 A group's baseline consists of the runs in which the policy sampled a call that `trainable` chooses,
 even if that call cannot be trained (tokens lost, sampled at temperature 0, superseded): the run's
@@ -147,7 +147,7 @@ class Batch:
         return isinstance(self.config, SFTConfig)
 
     def settle(self) -> None:
-        """After the last group: decide on every call, and make the rows of the trained ones."""
+        """Decide on every call after the last group, and make the rows of the trained ones."""
         given, compared = self.request.advantages, self.request.compared
         candidates = [
             [candidate_run(run, map(self._candidate, judged), given) for run, judged in group]

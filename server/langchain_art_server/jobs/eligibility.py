@@ -30,7 +30,7 @@ class CallEligibility:
 
     @property
     def node(self) -> str:
-        """Its key in `TrainResult.nodes`."""
+        """Key in `TrainResult.nodes`."""
         return label(self.turn)
 
     @property
@@ -51,7 +51,7 @@ def check_eligibility(
     trained: Collection[str] = (),
     learning: set[str] | None = None,
 ) -> list[CallEligibility]:
-    """For each turn of a run, whether it may be trained, and if not, why.
+    """Check each turn of a run: whether it may be trained, and if not, why.
 
     Args:
         run: the run.

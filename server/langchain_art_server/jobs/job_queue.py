@@ -233,7 +233,7 @@ class JobQueue(ABC):
         return None if self._running is None else self._running.lease
 
     def publishes(self) -> None:
-        """From here on, the job can no longer be cancelled. Raises what it was cancelled with."""
+        """Let the job no longer be cancelled. Raises what it was cancelled with."""
         if self._running is not None:
             if self.is_cancelled:
                 raise asyncio.CancelledError

@@ -104,7 +104,7 @@ def _in_order(calls: Iterable[CallRecord]) -> list[CallRecord]:
 
 
 def _link(calls: Sequence[CallRecord]) -> list[tuple[int, ...]]:
-    """For each call, the earlier calls that it may continue, all with the same prompt and reply.
+    """Earlier calls that each call may continue, all with the same prompt and reply.
 
     Token ids decide; if none match, messages do (for a client that rewrote what it sends back).
     """

@@ -36,7 +36,7 @@ class Pair(NamedTuple):
         return hashlib.sha256("\0".join((self.before, self.after, *salt)).encode()).digest()
 
     def sides(self, reviewer: str) -> tuple[str, str]:
-        """Left and right, as they are drawn for a reviewer."""
+        """Sides, left and right, as they are drawn for a reviewer."""
         swapped = self.drawn(reviewer)[0] % 2
         return (self.after, self.before) if swapped else (self.before, self.after)
 

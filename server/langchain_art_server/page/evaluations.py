@@ -50,9 +50,9 @@ class Side(BaseModel):
     mean: float | None
     ci95: float | None
     runs: int
-    """With a reward."""
+    """Runs with a reward."""
     failed: int
-    """Without one, because they failed."""
+    """Runs without a reward, because they failed."""
     counted: int
     """The newest runs, of whose calls the nodes' figures are."""
     cost_usd: float | None
@@ -77,7 +77,7 @@ class ComparedNode(BaseModel):
 
     node: str
     model: str
-    """Without the version that is compared."""
+    """Model without the version that is compared."""
     before: NodeFigures | None
     after: NodeFigures | None
 
@@ -94,7 +94,7 @@ class VersionComparison(BaseModel):
     losses: int
     ties: int
     scenarios: list[ComparedScenario]
-    """Those that differ most, at most `MOST_SCENARIOS`; the greatest loss first."""
+    """Scenarios that differ most, at most `MOST_SCENARIOS`; the greatest loss first."""
     nodes: list[ComparedNode]
     notes: list[str]
     """Notes on what the costs leave out, and why."""

@@ -28,7 +28,7 @@ class OneJob(BaseModel):
 
     job: wire.TrainJob
     log: list[wire.JobEvent]
-    """Its last 200 lines."""
+    """Last 200 lines."""
     reasons: dict[str, str]
     """Meaning of each reason of what was excluded, by ``calls.…`` or the node's own name of it."""
 

@@ -31,7 +31,7 @@ class Session(BaseModel):
     open: bool
     """True if this browser may see the rest of the page."""
     token: str
-    """For the header X-ART-Token of requests that change something; empty if none is needed."""
+    """Token for the header X-ART-Token of requests that change something; empty if not needed."""
 
 
 def login_routes(router: APIRouter, service: Service) -> None:

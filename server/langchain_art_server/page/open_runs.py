@@ -26,9 +26,9 @@ class OpenRun(BaseModel):
     """Node of its last call."""
     calls: int
     tokens: int
-    """Sampled."""
+    """Sampled tokens."""
     seconds: float
-    """From the first call's start to the last one's end."""
+    """Seconds from the first call's start to the last one's end."""
     last_at: float
     """End of its last call: seconds since the epoch."""
     models: list[str]

@@ -48,7 +48,7 @@ class Sibling(BaseModel):
     """Explanation of the score, by evaluator."""
     turns: list[SiblingTurn]
     parts: Parting | None
-    """From the run that was asked for; None: it does not, or it is that run."""
+    """Parting from the run that was asked for; None: it does not, or it is that run."""
 
 
 class Siblings(BaseModel):

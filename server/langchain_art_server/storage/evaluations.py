@@ -47,7 +47,7 @@ class Evaluations:
         self._known: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
 
     async def all(self) -> list[Evaluation]:
-        """Those that were stored first come first. One is read again only if it has changed."""
+        """All evaluations, oldest first. One is read again only if it has changed."""
         marks = RUN_MARKS.c
         sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
         query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)

@@ -53,7 +53,7 @@ class ReviewStep:
     job_id: str
     request: wire.TrainRequest
     runs: Sequence[wire.Trajectory]
-    """Those of its groups."""
+    """Runs of its groups."""
     marks: Sequence[VerdictMark]
     """The verdicts that it trains."""
 

@@ -207,7 +207,7 @@ class ReviewStore:
         return await self._database.read(lambda c: read_marks(c, policy))
 
     async def held_out(self, scenarios: Iterable[str]) -> set[str]:
-        """Those of the scenarios that an evaluation ran."""
+        """Runs of the scenarios that an evaluation ran."""
         column, wanted = HELD_OUT_SCENARIOS.c.scenario, list(scenarios)
 
         def read(connection: sa.Connection) -> set[str]:

@@ -38,11 +38,11 @@ class RunFilter(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     policy: Name | None = None
-    """With a call of it."""
+    """Policy of one of the run's calls."""
     version: _Text | None = None
-    """With a call of it: ``my-agent@17``."""
+    """Version of one of the run's calls: ``my-agent@17``."""
     step: _Step | None = None
-    """From which the step that made this version learned."""
+    """Version: the step that made it learned from the run."""
     scenario: ScenarioName | None = None
     group: Id | None = None
     node: _Text | None = None
@@ -55,7 +55,7 @@ class RunFilter(BaseModel):
     score_min: _Bound | None = None
     score_max: _Bound | None = None
     text: _Text | None = None
-    """With all of these words in messages, replies, input, output, error or scenario; ``refun*``
+    """Words that must all be in messages, replies, input, output, error or scenario; ``refun*``
     stands for every word that begins so."""
     reviewed: bool | None = None
 
@@ -78,9 +78,9 @@ class RunSummary(BaseModel):
     scores: dict[str, float]
     calls: int
     tokens: int
-    """Sampled, as far as clients reported."""
+    """Sampled tokens, as far as clients reported."""
     seconds: float | None
-    """From the first call's start to the last one's end, by the client's clock."""
+    """Seconds from the first call's start to the last one's end, by the client's clock."""
     created_at: float
     """Time when the server stored it: seconds since the epoch."""
     versions: list[str]

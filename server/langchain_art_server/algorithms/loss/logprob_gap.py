@@ -82,7 +82,7 @@ def suspects_of(
     calls_T: Tensor,
     recorded: Sequence[float],
 ) -> list[Suspect]:
-    """For each usual fault, the share of the gap that it leaves, on some tokens.
+    """Share of the gap that each usual fault leaves, on some tokens.
 
     Args:
         own_T: the learner's logprobs, in nats; the tokens of a call stand in their order.

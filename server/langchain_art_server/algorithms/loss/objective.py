@@ -145,7 +145,7 @@ class StepLoss:
         self.reference_logprobs_N: Tensor | None = None
 
     def begin_update(self) -> None:
-        """Before each pass over the tokens."""
+        """Prepare a pass over the tokens; called before each."""
         self._updates += 1
         self.loss, self.stats = 0.0, LossStats()
 

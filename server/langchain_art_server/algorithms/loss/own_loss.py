@@ -37,9 +37,9 @@ class LossTokens:
     sampler_logprobs: Tensor
     """The behaviour policy's, log μ: recorded when the tokens were drawn."""
     reference_logprobs: Tensor | None
-    """Those of `TrainConfig.kl`'s reference or of the teacher; None without these."""
+    """Logprobs of `TrainConfig.kl`'s reference or of the teacher; None without these."""
     advantages: Tensor
-    """Without a unit."""
+    """Advantages, without a unit."""
     calls: Tensor
     """int64, equal for the tokens of one call and of no other."""
 

@@ -28,7 +28,7 @@ class AllowedTokens(Protocol):
     """The tokens that each of T tokens was drawn from."""
 
     def forbidden(self, part: slice, size: int) -> NDArray[Any] | None:
-        """For some tokens, which of a vocabulary of `size` it was not drawn from; None: of all."""
+        """Tokens of a vocabulary of `size` that some tokens were not drawn from; None: of all."""
         ...
 
 
@@ -123,14 +123,14 @@ class TokenLoss(NamedTuple):
 
 
 def call_sums(values_T: Tensor, calls_T: Tensor) -> Tensor:
-    """For each token, the sum over the tokens of its call (equal integers). Differentiable."""
+    """Sum over the tokens of each token's call (equal integers). Differentiable."""
     calls_S, index_T = calls_T.unique(return_inverse=True)
     sums_S = values_T.new_zeros(len(calls_S)).index_add(0, index_T, values_T)
     return sums_S.index_select(0, index_T)
 
 
 def call_means(values_T: Tensor, calls_T: Tensor) -> Tensor:
-    """For each token, the mean over the tokens of its call; as `call_sums`.
+    """Mean over the tokens of each token's call; as `call_sums`.
 
     Example: values ``[1, 3, 5]`` of the calls ``[7, 7, 4]`` give ``[2, 2, 5]``.
     """

@@ -58,7 +58,7 @@ def of_bits(bits: bytes, size: int) -> bytes:
 
 
 def mask_of(tokens: bytes, size: int) -> Mask:
-    """For each token of a vocabulary of `size`, whether it is in the set."""
+    """Mask of the tokens of a vocabulary of `size` that are in the set."""
     allowed_V = np.zeros(size, dtype=bool)
     form, numbers = tokens[:1], tokens[1:]
     if form == WHOLE:
@@ -144,7 +144,7 @@ class SetColumn:
         return SetColumn(self.numbers_M[places], self.sets)
 
     def forbidden(self, part: slice, size: int) -> Mask | None:
-        """For some tokens (rows), which of the vocabulary are not in their sets; None: none."""
+        """Tokens of the vocabulary that are not in the sets of some tokens (rows); None: none."""
         used, row_M = np.unique(self.numbers_M[part], return_inverse=True)
         if not used.any():
             return None

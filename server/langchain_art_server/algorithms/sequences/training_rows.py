@@ -217,7 +217,7 @@ def _at_most_zero(logprobs: Sequence[float]) -> Sequence[float]:
 
 
 def _no_logprobs(values: Sequence[float]) -> list[float]:
-    """Those that are not finite, or above 0. A sum is finite only if all are: it takes less."""
+    """Logprobs that are not finite, or above 0. A sum is finite only if all are: it takes less."""
     if math.isfinite(sum(values)) and max(values) <= LOGPROB_SLACK:
         return []
     return [one for one in values if not (math.isfinite(one) and one <= LOGPROB_SLACK)]

@@ -1,4 +1,4 @@
-"""From messages to token ids: the model's chat template, and the exact ids of sampled text.
+"""Rendering of messages to token ids: the model's chat template, and exact ids of sampled text.
 
 A text can often be tokenised in several ways, and a model does not always sample the tokenizer's
 own. So that a later prompt holds the tokens that were sampled, the ids of every prompt and reply

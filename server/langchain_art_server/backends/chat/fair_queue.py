@@ -18,7 +18,7 @@ class FairQueue(Generic[T]):
 
     @property
     def clients(self) -> Set[str]:
-        """Those for whom something waits."""
+        """Clients for whom something waits."""
         return self._of.keys()
 
     def __bool__(self) -> bool:

@@ -141,7 +141,7 @@ class GrammarReplay(_Child):
         super().__init__(tokenizer, vocab, eos, _REPLY_CPU_SECONDS, python)
 
     def masks(self, grammar: str, reply: list[int]) -> list[bytes] | None:
-        """For each token the bits of the allowed ones; fewer if the grammar forbids a token.
+        """Bits of the allowed tokens, for each token; fewer if the grammar forbids a token.
 
         None if that takes too long.
 

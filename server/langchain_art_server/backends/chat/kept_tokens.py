@@ -28,7 +28,7 @@ class KeptText:
 
 
 class KeptTokens:
-    """Kept texts; the longest unused ones are forgotten first. Used by several threads.
+    """Cache of texts' tokens; the longest unused ones are forgotten first. Used by several threads.
 
     Args:
         turn_end: a later text may begin with a kept one that ends before or after such a match.
@@ -43,7 +43,7 @@ class KeptTokens:
     def beginnings(
         self, text: str, call_ids: tuple[str, ...], tenant: str = ""
     ) -> list[tuple[re.Match[str], bool, KeptText]]:
-        """Kept beginnings of `text` that were a tenant's own, the longest first.
+        """Beginnings of `text` in the cache that were a tenant's own, the longest first.
 
         Each ends before an end-of-turn token (the reply was cut short), or after it (True).
         """

@@ -80,7 +80,7 @@ class RowLinear(nn.Linear):
     packed: Tensor | None
 
     def forward(self, input: Tensor) -> Tensor:
-        """``[…, in]`` -> ``[…, out]``."""
+        """Multiply ``[…, in]`` -> ``[…, out]``."""
         return shaped_rows(self.multiply(flat_rows(input, self.fewest)), input)
 
     def pack(self) -> None:

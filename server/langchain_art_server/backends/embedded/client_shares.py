@@ -79,7 +79,7 @@ class ClientShares:
         return self._turn
 
     def _light(self, rows: list[SequenceState], waiting: Set[str]) -> Set[str]:
-        """Those who ask for less than the average; nobody, if all ask for about as much."""
+        """Clients who ask for less than the average; none, if all ask for about as much."""
         tokens = Counter(dict.fromkeys(waiting, _QUEUE))
         for row in rows:
             tokens[row.client] += max(1, (row.length - row.filled) // _PREFILLED)

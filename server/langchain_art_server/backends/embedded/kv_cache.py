@@ -141,7 +141,7 @@ class SlotCache(Cache):
     # --- sequences ------------------------------------------------------------------------------
 
     def read(self, slot: int, length: int) -> list[Tensor]:
-        """Per buffer, a view ``[entries, H, length, D]`` of a slot's first tokens."""
+        """View ``[entries, H, length, D]`` of a slot's first tokens, per buffer."""
         return [buffer[:, slot, :, :length] for buffer in self.buffers]
 
     def write(self, slots: Sequence[int], states: Sequence[Tensor]) -> None:

@@ -65,7 +65,7 @@ class PrefixCache:
         return [self._known[key].index for key in path], missing
 
     def gather(self, indices: list[int]) -> list[Tensor]:
-        """Per buffer, the blocks' keys and values as ``[entries, H, 16 x blocks, D]``."""
+        """Gather the blocks' keys and values as ``[entries, H, 16 x blocks, D]``, per buffer."""
         index = torch.tensor(indices, device=self._device)
         states: list[Tensor] = []
         for pool in self._pools:

@@ -259,7 +259,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         return sequence
 
     def _read(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> bool:
-        """Read, and stream, what was sampled; whether that ends the reply."""
+        """Read, and stream, what was sampled; True if that ends the reply."""
         try:
             self._stream(chat, chat.output.update(sequence.out))
         except Exception as error:  # noqa: BLE001  see `_take`

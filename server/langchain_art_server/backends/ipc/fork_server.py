@@ -102,12 +102,12 @@ class ForkedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None until it was forked, which waits for the imports."""
+        """Process id; None until it was forked, which waits for the imports."""
         self.poll()
         return self._pid
 
     def poll(self) -> int | None:
-        """Its exit status; negative for a signal, None while it runs."""
+        """Exit status; negative for a signal, None while it runs."""
         with self._lock:
             while self._status is None and not self._deaf and _is_ready(self._told.fileno()):
                 self._hear(self._told.recv(64))

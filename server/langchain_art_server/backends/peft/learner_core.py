@@ -175,7 +175,7 @@ class LearnerCore(HeldAdapter):
         }
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Per row, the logprob of each token given those before it (0.0 at index 0), in nats.
+        """Logprob of each token given those before it, per row (0.0 at index 0), in nats.
 
         Args:
             adapter: folder of an adapter; None is the base model.

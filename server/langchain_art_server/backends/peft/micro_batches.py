@@ -65,7 +65,7 @@ class CountedTokens:
         return cls(row_T, np.concatenate([none, *found]), np.cumsum(new) - 1)
 
     def of_rows(self, group: Sequence[int]) -> tuple[CountedTokens, Ints]:
-        """Those of some rows (ascending), as if there were no others; their numbers among all."""
+        """Counts of some rows (ascending), as if there were no others; their numbers among all."""
         terms = np.flatnonzero(np.isin(self.row_T, group))
         row_T = np.searchsorted(np.asarray(group), self.row_T[terms])
         call_T = np.unique(self.call_T[terms], return_inverse=True)[1]

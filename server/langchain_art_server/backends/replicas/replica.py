@@ -90,7 +90,7 @@ class Replica:
 
     @property
     def status(self) -> ReplicaStatus:
-        """For ``/status``."""
+        """Status for ``/status``."""
         return ReplicaStatus(
             name=str(self.number),
             problem=self.problem,

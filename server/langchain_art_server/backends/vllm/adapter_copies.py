@@ -42,7 +42,7 @@ class CopiedAdapter(LoadedAdapter):
     vllm_name: str  # used once
     folder: Path
     has_effect: bool
-    """Its B is not all zero, so it must change logprobs."""
+    """True if its B is not all zero, so it must change logprobs."""
 
 
 class AdapterCopies:

@@ -44,7 +44,7 @@ class Completion:
     logprobs: list[float]  # under the distribution that was sampled
     prompt_ids: list[int] | None = None  # the prompt as vLLM got it; with the first piece only
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Per token the most probable ``(token id, logprob)``, best first, if asked for."""
+    """Most probable ``(token id, logprob)`` per token, best first, if asked for."""
     finish: str | None = None  # ``stop`` or ``length`` with the last piece
 
 

@@ -78,7 +78,7 @@ class VllmProcess:
         self.ended: asyncio.Task[int] | None = None
 
     def command(self) -> list[str]:
-        """Its command line.
+        """Command line of the process.
 
         Raises:
             ConfigError: `[sampler] args` has an option of these, or one that quantises the base; or

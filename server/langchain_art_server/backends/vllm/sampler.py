@@ -70,7 +70,7 @@ def gpus_of_replica(args: tuple[str, ...]) -> int:
 
 
 def parallel_sizes(args: tuple[str, ...]) -> tuple[int, int]:
-    """Over how many GPUs such a vLLM spreads the model, and how often it holds it.
+    """Number of GPUs over which such a vLLM spreads the model, and how often it holds it.
 
     Raises:
         ConfigError: a number of them is none.

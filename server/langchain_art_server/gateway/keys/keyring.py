@@ -74,7 +74,7 @@ class Keyring:
     store: KeyStore | None = None
     clock: Clock = time.monotonic
     open_tenant: Callable[[str], Awaitable[None]] = _nothing
-    """Called before a key of a tenant is taken."""
+    """Callback before a key of a tenant is taken."""
     _by_hash: dict[bytes, Access] = field(default_factory=dict[bytes, Access])
     _stamp: Stamp | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -77,7 +77,7 @@ class Meter:
         return CallsOfKey(self, calls)
 
     def end(self, calls: int) -> None:
-        """For `CallsOfKey`."""
+        """End a call of `CallsOfKey`."""
         self._running -= calls
 
     def count_tokens(self, tokens: int) -> None:

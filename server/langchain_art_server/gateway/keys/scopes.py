@@ -11,7 +11,7 @@ from typing import Any
 from starlette.routing import BaseRoute, Mount, Route
 
 ADMINISTRATOR = "administrator"
-"""In place of a scope: ``ART_API_KEY``, or a key of its tenant with the scope ``admin``."""
+"""Pseudo-scope of ``ART_API_KEY``, or of a key of its tenant with the scope ``admin``."""
 _ANY = ("infer", "submit", "review")
 _READ = ("submit", "review")
 _PARAMETER = re.compile(r"\{[^}]*\}")

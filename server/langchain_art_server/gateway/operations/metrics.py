@@ -187,7 +187,7 @@ async def _of_server(service: Service) -> list[Metric]:
 
 
 def _of_engine(model: str, state: SamplerState | None) -> list[Metric]:
-    """Under vLLM's names; nothing while the sampler does not answer."""
+    """Metrics under vLLM's names; nothing while the sampler does not answer."""
     if state is None:
         return []
     of_model = {"model_name": model}

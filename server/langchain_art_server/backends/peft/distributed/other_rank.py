@@ -1,4 +1,4 @@
-"""Between rank 0 and another rank: messages to it, and its beats. Child side only.
+"""Link between rank 0 and another rank: messages to it, and its beats. Child side only.
 
 A message is a line of JSON, ``[method, params, files]``, and then the bytes of the files, which a
 rank on another machine lacks. A beat is one byte at each tick of a heartbeat.

@@ -51,7 +51,7 @@ class _ForestPart:
     predictions: Predictions  # tokens that follow tokens of the part
     terms_T: Tensor  # the terms of all calls that end in the part
     shares: dict[int, TermPredictions]
-    """For each part that predicts some of these terms (itself or one above), which."""
+    """Terms of these that each part (itself or one above) predicts."""
 
 
 class ForestRows:
@@ -216,7 +216,7 @@ def token_cost(base: PreTrainedModel) -> float:
 
 
 def _places(parts: list[Part], tokens: int) -> tuple[Ints, Ints]:
-    """For each token of a forest its part, and its place in that part."""
+    """Part of each token of a forest, and its place in that part."""
     part_N, local_N = np.empty(tokens, dtype=np.int64), np.empty(tokens, dtype=np.int64)
     for index, part in enumerate(parts):
         part_N[part.tokens_P] = index
