@@ -68,5 +68,5 @@ async def _put(client: AsyncArtClient, groups: Sequence[TrajectoryGroup]) -> dic
 
 
 def _heard(metadata: dict[str, Any]) -> dict[str, Any]:
-    """A run's metadata without what its scope here did not hear, since the server did."""
+    """A run's metadata without the note on unrecorded calls, since the server recorded them."""
     return {key: value for key, value in metadata.items() if key != NOT_HEARD}

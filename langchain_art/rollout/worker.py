@@ -76,7 +76,7 @@ class LeaseWorker:
         name: by which the rollout is put up (`names.rollout_name`).
         client: of the server. Its `patience` is how long it waits for a server that is away.
         concurrency: most runs at once.
-        lease_seconds: after which the server gives a rollout to others, if this is not heard.
+        lease_seconds: after which the server gives a rollout to others, if this does not renew it.
         say: told what a person should know.
 
     Raises:

@@ -153,8 +153,8 @@ class Run:
 
         If prompts or the output hold replies of our server that were not sampled in this run (a
         cached node, an earlier run of the thread, a raw thread without a handler), its metadata
-        names their calls: ``sampled_elsewhere``. If no call was heard, or one whose model reported
-        no id, its metadata says so: ``not_heard``, a list of sentences.
+        names their calls: ``sampled_elsewhere``. If it has no call, or one whose model reported no
+        id, its metadata says so: ``not_heard``, a list of sentences.
 
         Raises:
             ValidationError: a score is not finite, or the run has more than 4096 turns.
@@ -163,7 +163,7 @@ class Run:
         if elsewhere := self.recorder.sampled_elsewhere(self.output):
             metadata = {**metadata, "sampled_elsewhere": elsewhere}
         turns = tuple(self.turns)
-        if self.status != "failed" and (missed := _not_heard(turns)):
+        if self.status != "failed" and (missed := _not_recorded(turns)):
             metadata = {**metadata, NOT_HEARD: missed}
         return Trajectory(
             id=self.id,
@@ -201,17 +201,17 @@ class Run:
         self.error = f"{type(error).__name__}: {error}"
 
 
-#: What to do about a scope that heard no call.
-UNHEARD = (
-    "no model call was heard: calls of a RemoteGraph, of other processes (process pools) and of "
+#: What to do about a scope that recorded no call.
+NO_CALLS = (
+    "no model call was recorded: calls of a RemoteGraph, of other processes (process pools) and of "
     "threads without this context do not reach capture(). Name the trajectory in the config's "
     "metadata (`art_trajectory_id`), or give the model a CaptureHandler"
 )
 
 
-def _not_heard(turns: Sequence[Turn]) -> list[str]:
+def _not_recorded(turns: Sequence[Turn]) -> list[str]:
     if not turns:
-        return [UNHEARD]
+        return [NO_CALLS]
     nameless = Counter(turn.model for turn in turns if turn.reply and not turn.call_id)
     return [
         f"{calls} of the calls of the model {model!r} reported no id: if the server sampled them, "

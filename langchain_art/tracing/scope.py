@@ -17,7 +17,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.handler import CaptureHandler
-from langchain_art.tracing.run import UNHEARD, Run
+from langchain_art.tracing.run import NO_CALLS, Run
 from langchain_art.wire import Turn
 
 _log = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ _within: ContextVar[frozenset[capture]] = ContextVar("langchain_art_within", def
 opened: ContextVar[OpenedRuns | None] = ContextVar("langchain_art_opened", default=None)
 
 
-def _heard_by() -> list[CaptureHandler]:
-    """The handlers of the scopes that hear a call of this context, the innermost last.
+def _open_handlers() -> list[CaptureHandler]:
+    """The handlers of the scopes that record a call of this context, the innermost last.
 
-    A generator shares the context of who reads it. Its scope hears what runs in its body: beneath
-    its frame, or in a thread or task of the context that was heard while the body was in progress.
+    A generator shares the context of who reads it. Its scope records what runs in its body:
+    beneath its frame, or in a thread or task of the context seen while the body was in progress.
     """
     scopes = _open.get()
     if not _bodies:  # as in nearly all programs: no frame is looked at
@@ -86,7 +86,7 @@ def _heard_by() -> list[CaptureHandler]:
         frames.add(frame)
         frame = frame.f_back
     inner = [scope for scope in bodies if bodies[scope] in frames and scope not in scopes]
-    heard: list[CaptureHandler] = []
+    handlers: list[CaptureHandler] = []
     for scope in (*scopes, *inner):
         if scope.in_generator and (body := bodies.get(scope)) not in frames:
             if body is None:
@@ -95,8 +95,8 @@ def _heard_by() -> list[CaptureHandler]:
                 if not _in_progress(body):
                     continue
                 _within.set(within | {scope})  # a thread or task has a context of its own
-        heard.append(scope.handler)
-    return heard
+        handlers.append(scope.handler)
+    return handlers
 
 
 def _in_progress(frame: FrameType) -> bool:
@@ -144,7 +144,7 @@ class _Hook:
         """Handler that LangChain adds to a call: of the scope of this depth; None: no scope."""
         if not _bodies and len(scopes := _open.get()) == 1:  # nearly always, and asked often
             return None if self._depth or scopes[0].in_generator else scopes[0].handler
-        handlers = _heard_by()
+        handlers = _open_handlers()
         return handlers[self._depth] if len(handlers) > self._depth else None
 
 
@@ -164,11 +164,11 @@ class _ScopeHandler(CaptureHandler):
 
 
 class _Callbacks(list[Any]):
-    """A config's callbacks, with the handlers of those scopes that hear what takes a copy."""
+    """A config's callbacks, with the handlers of those scopes that record what takes a copy."""
 
     def copy(self) -> list[Any]:
         """Copy that LangChain and LangGraph give to a graph."""
-        return [*(one for one in self if not isinstance(one, _ScopeHandler)), *_heard_by()]
+        return [*(one for one in self if not isinstance(one, _ScopeHandler)), *_open_handlers()]
 
 
 def _config_with(handler: CaptureHandler) -> RunnableConfig | None:
@@ -192,10 +192,10 @@ class capture:
     made inside, and calls are tagged with the id of the innermost. Not recorded are calls in raw
     threads that copy no context (LangChain's own executors copy it): give the model a
     `CaptureHandler` there; and graphs that another process runs: name the trajectory in the
-    config's metadata, and the server assembles it (`call_tags`). A scope that heard no call says
+    config's metadata, and the server assembles it (`call_tags`). A scope that recorded no call says
     so in the log, and in the trajectory's metadata (``not_heard``).
 
-    In a generator a scope hears what runs in the generator's body, not what its reader calls
+    In a generator a scope records what runs in the generator's body, not what its reader calls
     between two items.
 
     One scope is one trajectory with one reward, whatever is run in it: several turns of a thread,
@@ -248,7 +248,7 @@ class capture:
                 "got a scope that was entered before, expected a new capture() per run"
             )
         self._entered = True
-        outer = [handler.run for handler in _heard_by()]
+        outer = [handler.run for handler in _open_handlers()]
         self.handler: CaptureHandler = _ScopeHandler(self._run)
         self._run.recorder.spans.in_scope = True
         if (body := _generator_around()) is not None:
@@ -256,7 +256,7 @@ class capture:
             _bodies[self] = body
         self._config = _config_with(self.handler)
         _open.set((*_open.get(), self))
-        _add_hooks(len(_heard_by()))
+        _add_hooks(len(_open_handlers()))
         if self._config is not None:
             self._outer = var_child_runnable_config.set(self._config)
         if (within := opened.get()) is not None:
@@ -275,7 +275,7 @@ class capture:
         if error is not None:
             self._run.fail(error)
         elif opened.get() is None and not self._run.recorder.has_calls:  # else a trainer says it
-            _log.warning("run %s: %s", self._run.id, UNHEARD)
+            _log.warning("run %s: %s", self._run.id, NO_CALLS)
         _bodies.pop(self, None)
         _open.set(tuple(scope for scope in _open.get() if scope is not self))
         if self._config is not None and var_child_runnable_config.get() is self._config:

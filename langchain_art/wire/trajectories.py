@@ -27,7 +27,7 @@ from langchain_art.wire.identifiers import (
 #: Key of `Trajectory.metadata` of an evaluation's runs: the versions that it evaluated, as text
 #: (`EvalResult.version`).
 EVALUATION = "evaluation"
-#: Key of `Trajectory.metadata`: what `capture()` could not hear, or not wholly, in words.
+#: Key of `Trajectory.metadata`: what `capture()` could not record, or not wholly, in words.
 NOT_HEARD = "not_heard"
 Status = Literal["completed", "failed", "interrupted", "truncated"]
 #: Most bytes of a run as JSON: half of what a server takes in one request (`max_body_bytes`).
