@@ -37,7 +37,7 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
     channel.listen()
     while True:
         call = channel.inbox.get()
-        state = {"longest_pause": 0.0, "free_bytes": None}
+        state = {"loop_lag": 0.0, "free_bytes": None}
         results = {"start": dataclasses.asdict(INFO), "chat": reply, "state": state}
         channel.result(call, results.get(call.method))
         if channel.inbox.empty():

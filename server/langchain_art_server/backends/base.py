@@ -149,7 +149,7 @@ class ChatReply:
 class SamplerState:
     """State of a sampler."""
 
-    longest_pause: float
+    loop_lag: float
     """Longest time, in seconds, that the engine's loop took for a turn, in the last minute."""
     free_bytes: float | None
     """Memory of its device that is free for adapters; None: unknown, or the engine has set aside

@@ -13,7 +13,7 @@ from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.trajectory_assembly import assemble
-from langchain_art_server.storage.rollouts.bell import heard
+from langchain_art_server.storage.rollouts.change_signal import wait_for
 from langchain_art_server.storage.rollouts.queue import LOOK_SECONDS
 
 
@@ -99,7 +99,7 @@ async def _lease(service: Service, request: Request, asked: wire.LeaseRequest) -
     """Leases, as soon as there are some, or after the seconds that were asked for."""
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
     while True:
-        news = queue.work.news()
+        change = queue.work.next()
         found = await queue.lease(asked)
         if found.leases or found.lost or not asked.free:
             return found
@@ -108,7 +108,8 @@ async def _lease(service: Service, request: Request, asked: wire.LeaseRequest) -
             left = deadline - time.monotonic()
             if left <= 0 or service.is_stopping():
                 return found
-            is_due = await heard(news, min(left, LOOK_SECONDS)) or await queue.is_due(asked.rollout)
+            changed = await wait_for(change, min(left, LOOK_SECONDS))
+            is_due = changed or await queue.is_due(asked.rollout)
             if await request.is_disconnected():  # one that has gone is given nothing
                 return found
 

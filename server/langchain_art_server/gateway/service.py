@@ -15,7 +15,7 @@ from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
 from langchain_art_server.backends.base import EarlierCall, Learner, Sampler
-from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
+from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.gateway.fleet import Fleet
@@ -88,7 +88,7 @@ class Service:
         self.jobs = JobRunner(*parts, sampler, learner, beside, watch)
         #: None: the database is this server's alone.
         self.fleet = Fleet(self.store, self.router, self.jobs) if settings.fleet else None
-        self._pauses, self._watch = LongestPause(), list[asyncio.Task[None]]()
+        self._lag, self._watch = LoopLag(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
         #: Whether the server ends: answers that have no end of their own are ended then.
         self.is_stopping: Callable[[], bool] = lambda: False
@@ -104,7 +104,7 @@ class Service:
             self.health = Health(engines, self.store, settings.data_dir, *bounds, measure)
         else:
             self.tenants, self.slots, self.health = main.tenants, main.slots, main.health
-            self.sessions, self.keys, self._pauses = main.sessions, main.keys, main._pauses
+            self.sessions, self.keys, self._lag = main.sessions, main.keys, main._lag
             self.is_stopping = lambda: main.is_stopping()
         self.jobs.is_held = lambda: self.health.is_disk_full
         self.policies = Policies(
@@ -125,7 +125,7 @@ class Service:
         """
         if self._main is self:
             await require_servers_key(self.store.keys, self.keys)
-            self._watch.append(asyncio.create_task(watch_event_loop(self._pauses)))
+            self._watch.append(asyncio.create_task(watch_event_loop(self._lag)))
             await self._start_engines()
         await self.policies.start()
         if self.fleet is None:
@@ -158,7 +158,7 @@ class Service:
     @property
     def gateway_pause(self) -> float:
         """Longest time that the event loop did not turn, in the last minute or two, in seconds."""
-        return self._pauses.seconds
+        return self._lag.seconds
 
     @property
     def running_calls(self) -> int:
@@ -369,6 +369,6 @@ class Service:
             running_calls=self.running_calls,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
             gateway_pause=self.gateway_pause,
-            sampler_pause=None if state is None else state.longest_pause,
+            sampler_pause=None if state is None else state.loop_lag,
             uptime=time.monotonic() - self._started,
         )

@@ -212,7 +212,7 @@ class MirroredStore(AdapterStore):
             self._objects.note_deleted(note.name, int(note.read_text()))
             note.unlink()
         for policy, version in sorted(set(kept) - self._objects.published()):
-            with suppress(Damaged):  # whoever needs it hears that it is not there
+            with suppress(Damaged):  # whoever needs it finds that it is not there
                 check_files(self.path(policy, version))
                 self._objects.publish(policy, version, self.path(policy, version))
                 log.warning("%s@%d was uploaded to %s.", policy, version, self._objects)

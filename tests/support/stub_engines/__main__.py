@@ -85,7 +85,7 @@ class StubEngine:
         elif call.method == "start":
             result = dataclasses.asdict(INFO)
         elif call.method == "state":
-            result = {"longest_pause": 0.0, "free_bytes": None}
+            result = {"loop_lag": 0.0, "free_bytes": None}
         self._channel.result(call, result)
 
     def _reply(self, call: EngineCall, weights: bytes, took: float) -> dict[str, Any]:

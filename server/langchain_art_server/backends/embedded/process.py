@@ -30,7 +30,7 @@ from langchain_art_server.backends.embedded.scheduler import Scheduler
 from langchain_art_server.backends.embedded.sequence import SequenceState
 from langchain_art_server.backends.embedded.token_sampler import SamplingState
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.longest_pause import LongestPause
+from langchain_art_server.backends.ipc.loop_lag import LoopLag
 from langchain_art_server.backends.models.device import free_bytes, set_threads
 from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
@@ -130,7 +130,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         self.scheduler = Scheduler(
             runner, self._bank, self._prefixes, model.eos, settings.sampler.max_batch
         )
-        self._pauses = LongestPause()
+        self._lag = LoopLag()
         self._running: dict[SequenceState, ChatCall[RoutedAdapter]] = {}
         self._ended: FairQueue[SequenceState] = FairQueue()
         #: When the answers of a client have had no more than their part of the time.
@@ -159,7 +159,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                     self._read(chat, sequence)
         self._answer()
         self._channel.flush()
-        self._pauses.add(time.monotonic() - begun)
+        self._lag.add(time.monotonic() - begun)
 
     def _answer(self) -> None:
         """Answer calls that have ended, for a while: those with many logprobs take long."""
@@ -305,7 +305,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         known = free if math.isfinite(free) else None
         running, waiting = self.scheduler.counts
         state = SamplerState(
-            self._pauses.seconds,
+            self._lag.seconds,
             known,
             running=running,
             waiting=waiting + len(self._slow) + self._preparing.total(),

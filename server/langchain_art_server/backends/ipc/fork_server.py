@@ -8,7 +8,7 @@ imported is in memory once.
 A process that CUDA was initialised in must not be forked (PyTorch's notes on multiprocessing), so
 with a CUDA build of torch, and outside of Linux, engines are started as programs (`can_fork`).
 
-The parent sends each request with two sockets: the engine's, and one on which it hears the engine's
+The parent sends each request with two sockets: the engine's, and one on which it gets the engine's
 process id and, at the end, its exit status, as lines. When the parent is gone, the server ends.
 
 Run as a module, this is the server, and then, in each forked process, the engine.
@@ -91,14 +91,14 @@ class ForkServer:
 class ForkedProcess:
     """A forked engine: the part of `subprocess.Popen` that its parent uses."""
 
-    def __init__(self, told: socket.socket) -> None:
-        self._told, self._lines, self._lock = told, b"", threading.RLock()
-        told.setblocking(False)
+    def __init__(self, server: socket.socket) -> None:
+        self._socket, self._lines, self._lock = server, b"", threading.RLock()
+        server.setblocking(False)
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._status: int | None = None
-        #: The server was killed, and nobody knows the status.
-        self._deaf = False
+        #: True if the fork server was killed, so that the status is unknown.
+        self._server_died = False
 
     @property
     def pid(self) -> int | None:
@@ -109,10 +109,12 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Exit status; negative for a signal, None while it runs."""
         with self._lock:
-            while self._status is None and not self._deaf and _is_ready(self._told.fileno()):
-                self._hear(self._told.recv(64))
+            while (
+                self._status is None and not self._server_died and _is_ready(self._socket.fileno())
+            ):
+                self._receive(self._socket.recv(64))
             running = self._pidfd is not None and not _is_ready(self._pidfd)
-            if self._deaf and not running and self._status is None:
+            if self._server_died and not running and self._status is None:
                 self._end(-signal.SIGKILL)
         return self._status
 
@@ -124,17 +126,20 @@ class ForkedProcess:
             if self._pidfd is None:
                 self._end(-signal.SIGKILL)
                 return
-            with contextlib.suppress(ProcessLookupError):  # it has ended, which is told next
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which is reported next
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait until it has ended; returns its exit status."""
         while (status := self.poll()) is None:
-            _is_ready(self._pidfd if self._deaf and self._pidfd else self._told.fileno(), wait=True)
+            _is_ready(
+                self._pidfd if self._server_died and self._pidfd else self._socket.fileno(),
+                wait=True,
+            )
         return status
 
-    def _hear(self, data: bytes) -> None:
-        self._deaf = not data
+    def _receive(self, data: bytes) -> None:
+        self._server_died = not data
         *lines, self._lines = (self._lines + data).split(b"\n")
         for line in map(int, lines):
             if self._pid is None:
@@ -146,7 +151,7 @@ class ForkedProcess:
 
     def _end(self, status: int) -> None:
         self._status = status
-        self._told.close()
+        self._socket.close()
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None

@@ -1,4 +1,4 @@
-"""Measures for how long a loop, of the gateway or an engine, did not turn."""
+"""Lag of a loop, of the gateway or an engine: for how long it did not turn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _WINDOW = 60.0
 _EVERY = 0.05
 
 
-class LongestPause:
-    """The longest of the pauses that were added in the last minute or two."""
+class LoopLag:
+    """Lag of a loop: the longest of the pauses that were added in the last minute or two."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + _WINDOW
@@ -35,9 +35,9 @@ class LongestPause:
             self._until += late + _WINDOW
 
 
-async def watch_event_loop(pauses: LongestPause) -> None:
-    """Add the running event loop's pauses until the task is cancelled."""
+async def watch_event_loop(lag: LoopLag) -> None:
+    """Measure the running event loop's lag until the task is cancelled."""
     while True:
         begun = time.monotonic()
         await asyncio.sleep(_EVERY)
-        pauses.add(max(0.0, time.monotonic() - begun - _EVERY))
+        lag.add(max(0.0, time.monotonic() - begun - _EVERY))

@@ -188,15 +188,15 @@ class ReplicatedSampler:
         )
 
     async def state(self) -> SamplerState | None:
-        """The longest pause and the least free memory of those that answer; None: none does."""
+        """The longest lag and the least free memory of those that answer; None: none does."""
         answered = await asyncio.gather(*(one.sampler.state() for one in self._live()))
         states = [state for state in answered if state is not None]
         if not states:
             return None
         known = [state.free_bytes for state in states if state.free_bytes is not None]
-        longest = max(state.longest_pause for state in states)
+        lag = max(state.loop_lag for state in states)
         return SamplerState(
-            longest,
+            lag,
             min(known, default=None),
             running=sum(state.running for state in states),
             waiting=sum(state.waiting for state in states),

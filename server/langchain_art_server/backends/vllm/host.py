@@ -26,7 +26,7 @@ from langchain_art_server.backends.chat.output_processor import truncates
 from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
+from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
 from langchain_art_server.backends.vllm.card_share import Cards, fill_in
@@ -77,7 +77,7 @@ async def _serve(channel: Channel, settings: Settings, replica: int | None, card
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(host.end_with_vllm())
         tasks.create_task(host.cancel_calls())
-        tasks.create_task(watch_event_loop(host.pauses))
+        tasks.create_task(watch_event_loop(host.lag))
         while True:
             host.take(await inbox.get())
 
@@ -103,7 +103,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         self._vllm = self.process.client
         self._replays = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._end, self._python = outline.tokenizer.eos_token_id, settings.sampler.python
-        self.pauses = LongestPause()
+        self.lag = LoopLag()
         self._loading = asyncio.Lock()
         self._running: dict[int, tuple[EngineCall, asyncio.Task[None]]] = {}
         self._preparing = FairSlots(THREADS)
@@ -205,7 +205,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
     async def _state(self, _call: EngineCall) -> dict[str, Any]:
         queues = self._preparing, self._sampling
         return {
-            "longest_pause": self.pauses.seconds,
+            "loop_lag": self.lag.seconds,
             "free_bytes": None,  # set aside
             "running": self._sampling.held,
             "waiting": self._preparing.held + sum(one.waiting for one in queues),

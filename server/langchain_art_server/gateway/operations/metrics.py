@@ -153,7 +153,7 @@ async def _of_server(service: Service) -> list[Metric]:
         )
     about = {"version": __version__, "model_name": info.name, "device": info.device}
     pauses = [({"loop": "gateway"}, service.gateway_pause)]
-    pauses += [({"loop": "sampler"}, state.longest_pause)] if state is not None else []
+    pauses += [({"loop": "sampler"}, state.loop_lag)] if state is not None else []
     return [
         _gauge("langchain_art_info", "Always 1; the labels say what runs.", [(about, 1)]),
         _gauge(

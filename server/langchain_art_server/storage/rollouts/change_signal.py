@@ -6,24 +6,24 @@ import asyncio
 import contextlib
 
 
-class Bell:
-    """Rung after each change; who waits has asked for `news` before looking, and misses none."""
+class ChangeSignal:
+    """Set after each change; who waits has asked for `next` before looking, and misses none."""
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._next = asyncio.Event()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake all that wait, in the order in which they began to."""
-        rung, self._rung = self._rung, asyncio.Event()
-        rung.set()
+        current, self._next = self._next, asyncio.Event()
+        current.set()
 
-    def news(self) -> asyncio.Event:
-        """Event that the next `ring` sets."""
-        return self._rung
+    def next(self) -> asyncio.Event:
+        """Event that the next `notify` sets."""
+        return self._next
 
 
-async def heard(news: asyncio.Event, seconds: float) -> bool:
-    """Wait for a bell so many seconds; True if it rang."""
+async def wait_for(change: asyncio.Event, seconds: float) -> bool:
+    """Wait for a change at most so many seconds; True if there was one."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(news.wait(), seconds)
-    return news.is_set()
+        await asyncio.wait_for(change.wait(), seconds)
+    return change.is_set()

@@ -19,7 +19,7 @@ from langchain_art_server.storage.queries import now_of, select_among
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, sealed, update, values_of
 
-#: Seconds since it was heard after which a worker counts as gone, and after which it is forgotten.
+#: Seconds since its last request after which a worker counts as gone, and is forgotten.
 LIVE_SECONDS, FORGET_SECONDS = 45.0, 600.0
 #: Seconds without a sign of its owner after which a batch is deleted.
 BATCH_SECONDS = 600.0

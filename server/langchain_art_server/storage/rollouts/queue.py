@@ -16,7 +16,7 @@ from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import take_page
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.rollouts import leases
-from langchain_art_server.storage.rollouts.bell import Bell, heard
+from langchain_art_server.storage.rollouts.change_signal import ChangeSignal, wait_for
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import pack, unpack
@@ -33,7 +33,7 @@ class RolloutQueue:
     def __init__(self, database: Database) -> None:
         self._database = database
         #: Rung when there may be something to lease, and when something has ended.
-        self.work, self.ends = Bell(), Bell()
+        self.work, self.ends = ChangeSignal(), ChangeSignal()
 
     async def put(self, batch: wire.RolloutBatch) -> int:
         """Put rollouts up; returns how many are new.
@@ -83,7 +83,7 @@ class RolloutQueue:
             return len(new)
 
         added = await self._database.write(write)
-        self.work.ring()
+        self.work.notify()
         return added
 
     async def lease(self, asked: wire.LeaseRequest) -> wire.Leases:
@@ -103,7 +103,7 @@ class RolloutQueue:
         await self._database.write(
             lambda c: leases.give_back(c, returned.worker, returned.holds, leaving=returned.leaving)
         )
-        self.work.ring()
+        self.work.notify()
 
     async def complete(self, rollout_id: str, outcome: wire.AttemptOutcome) -> None:
         """End an attempt. The same again changes nothing.
@@ -145,8 +145,8 @@ class RolloutQueue:
 
         refusal = await self._database.write(write)
         if outcome.error is not None:
-            self.work.ring()  # its next attempt
-        self.ends.ring()
+            self.work.notify()  # its next attempt
+        self.ends.notify()
         if refusal is not None:
             raise refusal
 
@@ -171,15 +171,15 @@ class RolloutQueue:
 
         deadline = time.monotonic() + asked.wait
         while True:
-            news = self.ends.news()
+            change = self.ends.next()
             if await self._database.read(_any_ended):
                 await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
-                self.work.ring()
+                self.work.notify()
             found = await self._database.read(lambda c: _finished(c, batch, asked.limit))
             left = deadline - time.monotonic()
             if found[0] or left <= 0:
                 return found
-            await heard(news, min(left, LOOK_SECONDS))
+            await wait_for(change, min(left, LOOK_SECONDS))
 
     async def status(self, batch: str) -> wire.BatchStatus:
         """Raises NotFound."""
@@ -193,7 +193,7 @@ class RolloutQueue:
             leases.delete_batch(connection, batch)
 
         await self._database.write(write)
-        self.ends.ring()
+        self.ends.notify()
 
     async def lease_of(self, rollout_id: str, trajectory_id: str) -> str | None:
         """The scenario's name, if this attempt has the rollout."""
@@ -205,7 +205,7 @@ class RolloutQueue:
         await self._database.write(leases.prolong)
 
     async def counts(self) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
-        """Rollouts by state, and the workers, those that were heard last among the first."""
+        """Rollouts by state, and the workers, those that asked last among the first."""
 
         def read(connection: sa.Connection) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
             by_state = sa.select(ROLLOUTS.c.state, sa.func.count()).group_by(ROLLOUTS.c.state)
@@ -264,8 +264,8 @@ def _require_batch(connection: sa.Connection, batch: str) -> sa.Row[Any]:
 
 def _ask(connection: sa.Connection, batch: str) -> None:
     """Note that the owner of a batch is there."""
-    heard = {"asked_at": leases.now_of(connection)}
-    update(connection, BATCHES, BATCHES.c.id == batch, heard)
+    asked = {"asked_at": leases.now_of(connection)}
+    update(connection, BATCHES, BATCHES.c.id == batch, asked)
 
 
 def _any_ended(connection: sa.Connection) -> bool:

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from langchain_art_server.backends.ipc import longest_pause
-from langchain_art_server.backends.ipc.longest_pause import LongestPause, watch_event_loop
+from langchain_art_server.backends.ipc import loop_lag
+from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
 
 
 def test_it_is_kept_for_a_minute_and_forgotten_after_two(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(longest_pause.time, "monotonic", lambda: clock[0])
-    pauses = LongestPause()
+    monkeypatch.setattr(loop_lag.time, "monotonic", lambda: clock[0])
+    pauses = LoopLag()
     assert pauses.seconds == 0.0
     pauses.add(2.0)
     pauses.add(1.0)
@@ -28,7 +28,7 @@ def test_it_is_kept_for_a_minute_and_forgotten_after_two(monkeypatch: pytest.Mon
 
 
 async def test_a_busy_event_loop_is_seen() -> None:
-    pauses = LongestPause()
+    pauses = LoopLag()
     watch = asyncio.create_task(watch_event_loop(pauses))
     await asyncio.sleep(0.01)
     time.sleep(0.3)

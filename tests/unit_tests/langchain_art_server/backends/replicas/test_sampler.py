@@ -299,7 +299,7 @@ async def test_all_are_of_one_model_on_one_kind_of_device(engines: list[ToldSamp
         await ReplicatedSampler(engines).start()
 
 
-async def test_the_state_is_the_longest_pause_and_least_memory_of_those_that_answer(
+async def test_the_state_is_the_loop_lag_and_least_memory_of_those_that_answer(
     replicas: ReplicatedSampler, engines: list[ToldSampler]
 ) -> None:
     assert await replicas.state() == SamplerState(pytest.approx(0.3), 2000.0)
