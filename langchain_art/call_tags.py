@@ -100,7 +100,7 @@ class Surroundings:
     """The running node, chain or tool around a call, by LangChain's config for what is run in it.
 
     A call with callbacks of its own (``invoke(…, {"callbacks": […]})``, ``with_config``,
-    ``generate``) is not told its parent run, nor, in part, the parent's metadata and tags.
+    ``generate``) does not get its parent run, nor, in part, the parent's metadata and tags.
     """
 
     run_id: UUID

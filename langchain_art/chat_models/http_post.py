@@ -253,7 +253,7 @@ class _AsyncConnection(_Connection, asyncio.Protocol):
             self._waiter.set_exception(error)
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None or self._waiter.done():  # nobody asked for it
+        if self._waiter is None or self._waiter.done():  # unasked
             self.close()
             return
         self._heard = asyncio.get_running_loop().time()

@@ -298,7 +298,7 @@ def _loop_of(process: int) -> tuple[asyncio.AbstractEventLoop, Thread]:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:
-        # A task of an evaluator's own raised it, and has told those who wait for it.
+        # A task of an evaluator's own raised it, and has informed those who wait for it.
         with suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()
 

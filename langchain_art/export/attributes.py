@@ -35,7 +35,7 @@ PARAMETERS = {
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
 }
-#: Of a run's metadata, what is told otherwise.
+#: Keys of a run's metadata that other attributes give.
 _OWN = ("judged", names.EXPORTED)
 #: Longest session and user that Langfuse keeps.
 _NAME = 200

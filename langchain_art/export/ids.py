@@ -1,4 +1,4 @@
-"""The ids of what is exported: computed from a run's id, so that nobody has to look them up.
+"""The ids of what is exported: computed from a run's id, so that none has to be looked up.
 
 =============  ==================================================================
 id             formula (hexadecimal digits)

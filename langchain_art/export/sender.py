@@ -1,4 +1,4 @@
-"""Sends what a spool holds, beside the program: a thread that nobody waits for but at the end."""
+"""Sends what a spool holds, beside the program: a thread that is awaited only at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_art.export.destinations import LANGFUSE, Closed, Destination, Not
 from langchain_art.export.spool import Spool
 from langchain_art.wire.redaction import Redactor
 
-#: Seconds that a thread which is told to end may take for it.
+#: Seconds that a thread that is asked to end may take for it.
 _GIVES_UP = 0.2
 #: Seconds until a destination that did not take a batch is asked again; doubles up to the second.
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -62,7 +62,7 @@ class Sender:
     Args:
         spool: what to send.
         to: where.
-        warn: told, once, of the first trouble.
+        warn: called, once, with the first problem.
     """
 
     def __init__(self, spool: Spool, to: Destination, warn: Callable[[str], None]) -> None:

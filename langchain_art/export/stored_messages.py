@@ -65,7 +65,7 @@ def prompt_of(stored: Any) -> tuple[list[Message], list[dict[str, Any]]]:
     """The messages of a stored prompt, and the definitions of its tools.
 
     Langfuse's callback handler puts each definition among the messages, as a tool's message whose
-    content is the definition, without ``tool_call_id``; they are told apart here.
+    content is the definition, without ``tool_call_id``; they are distinguished here.
 
     Raises:
         ValueError: there are no messages in it.

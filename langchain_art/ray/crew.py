@@ -39,7 +39,7 @@ async def crew(
 ) -> AsyncGenerator[None, None]:
     """Workers that lease `rollout` from `server` as long as this is open.
 
-    One that is lost comes back on another node; one without room is waited for, and `warn` is told
+    One that is lost comes back on another node; one without room is waited for, and `warn` gets
     what is missing.
 
     Raises:

@@ -39,7 +39,7 @@ class NoRoom(EngineUnavailable):
 class Seat:
     """One actor, or several of a kind, on a placement group with a bundle for each.
 
-    Blocks: for threads. No method waits longer than it is told to.
+    Blocks: for threads. No method waits longer than its `seconds`.
 
     Args:
         what: what it is, for messages: ``Replica 1``.

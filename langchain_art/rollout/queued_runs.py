@@ -34,7 +34,7 @@ class QueuedRuns(RunSource):
         batch: id of the batch. What an earlier process put up under it is cancelled.
         max_failed: as of `gather`.
         on_done: as of `gather`.
-        warn: told that no worker is there, and what to do.
+        warn: called with the message that no worker is there, and what to do.
         advice: what to do then; None: start workers.
     """
 
@@ -155,7 +155,7 @@ class QueuedRuns(RunSource):
             self._look(taken.status)
 
     def _look(self, status: BatchStatus) -> None:
-        """Say loudly that nobody runs anything, and that somebody does again."""
+        """Warn that no worker runs anything, and say when one does again."""
         now, self._workers = time.monotonic(), status.workers
         if status.workers or not self._waiting:
             if status.workers and self._said_at is not None:

@@ -55,7 +55,7 @@ class RolloutWorker(RunSource):
         on_run: called with what was recorded of each run, beside its trajectory: for an export.
         server: its address, by which calls of other clients than ours are known
             (`is_server_away`). None: ART_BASE_URL, or the default.
-        say: told of an outage for which runs are repeated.
+        say: called with the message of an outage for which runs are repeated.
     """
 
     def __init__(

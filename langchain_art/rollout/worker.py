@@ -63,7 +63,7 @@ class WorkerCounts:
 
 
 class LeaseWorker:
-    """Runs one rollout on scenarios that the server leases it, until it is told to stop.
+    """Runs one rollout on scenarios that the server leases it, until it is stopped.
 
     Example::
 
@@ -77,7 +77,7 @@ class LeaseWorker:
         client: of the server. Its `patience` is how long it waits for a server that is away.
         concurrency: most runs at once.
         lease_seconds: after which the server gives a rollout to others, if this does not renew it.
-        say: told what a person should know.
+        say: called with what a person should know.
 
     Raises:
         ConfigError: a number is out of range, or the rollout is a `RemoteGraph`.

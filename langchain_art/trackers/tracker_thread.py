@@ -40,7 +40,7 @@ class TrackerThread:
 
     Args:
         tracker: its methods are called in this thread alone.
-        fit: what it is told of the fit.
+        fit: facts of the fit that it gets.
         history: the records that the fit has already; those that the tracker's run lacks are sent.
         say: prints one line.
     """
@@ -194,7 +194,7 @@ class FitTrackers:
 
     Args:
         trackers: where to send.
-        fit: what they are told of the fit.
+        fit: facts of the fit that they get.
         history: the records that the fit has already.
         say: prints one line.
     """

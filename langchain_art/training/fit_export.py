@@ -48,7 +48,7 @@ class FitExport:
         exporter: where to.
         plan: of the fit.
         folder: of the fit: the spool is in it.
-        display: told, once, that something is wrong.
+        display: informed, once, that something is wrong.
     """
 
     def __init__(

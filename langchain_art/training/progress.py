@@ -82,7 +82,7 @@ class _Shown:
 class Display:
     """Prints lines, and progress bars below them, on a console. None: standard output.
 
-    Where the console is no terminal, what takes longer than two seconds is told in lines.
+    Where the console is no terminal, what takes longer than two seconds is reported in lines.
     """
 
     def __init__(self, console: Console | None = None) -> None:

@@ -46,7 +46,7 @@ _OF_BATCH = frozenset(
         "truncated_share",
     }
 )
-#: What the fit told the server, and tells the trackers itself: ``time/…``.
+#: Seconds that the fit sent the server, and gives the trackers itself: ``time/…``.
 _OF_FIT = frozenset({"rollout_seconds", "judge_seconds"})
 _RENAMED = {"loss/loss": "loss/train", "loss/swap_seconds": "time/swap_s"}
 

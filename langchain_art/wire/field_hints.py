@@ -36,7 +36,7 @@ def place(kind: type[BaseModel], loc: Sequence[Any]) -> tuple[str, list[str]]:
     """The path of an error's field, and the fields that there are beside it.
 
     Pydantic's `loc` also names the member of a union that it tried (``config.rl.lr``): those parts,
-    which nobody wrote, are left out.
+    which no user wrote, are left out.
     """
     root = _schema(kind)
     nodes, path = list(_variants(root, root)), list[str]()
@@ -116,6 +116,6 @@ def _children(node: dict[str, Any], part: Any) -> list[Any]:
 
 
 def _is_called(node: dict[str, Any], tag: str) -> bool:
-    """True if a union's member is told apart by this tag: its `kind`, or its class."""
+    """True if this tag discriminates a union's member: its `kind`, or its class."""
     kind: dict[str, Any] = node.get("properties", {}).get("kind", {})
     return tag in (node.get("title"), kind.get("const"), *kind.get("enum", ()))

@@ -97,7 +97,7 @@ def run_source(
     Args:
         plan: of the fit.
         client: of the server.
-        display: told that no worker is there, and that the server is away.
+        display: informed that no worker is there, and that the server is away.
         rollout: what is run.
         batch: id under which workers get the runs.
         on_done: as of `gather`.

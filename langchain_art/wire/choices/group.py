@@ -34,5 +34,5 @@ def _by_kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-#: Of a union whose members are told apart by `kind`; the string of a kind stands for its defaults.
+#: Decorates a union that is discriminated by `kind`; the string of a kind stands for its defaults.
 CHOICE = (Field(discriminator="kind"), BeforeValidator(_by_kind))

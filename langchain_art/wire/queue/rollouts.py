@@ -18,7 +18,7 @@ from langchain_art.wire.trajectories import Trajectory
 MAX_ROLLOUTS = 1000
 #: Seconds that the server holds a request open, at most.
 MAX_HOLD = 30.0
-#: Which function a rollout runs, as a worker of Python's is told it: ``my_agent:rollout``.
+#: Name of the function that a rollout runs, as a Python worker gets it: ``my_agent:rollout``.
 RolloutName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 Held = Annotated[Several[Id], Field(max_length=MAX_ROLLOUTS)]
 _Words = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
