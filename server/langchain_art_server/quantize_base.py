@@ -2,7 +2,7 @@
 
 A server with ``quantization = "nf4"`` runs this before its engines start. Both then load what is
 written here: on a GPU and on a CPU, in vLLM and in transformers, the 4-bit weights are the same.
-Scales stay in float32 (no double quantisation), so that nobody has to compute them.
+Scales stay in float32 (no double quantisation), so that readers need not compute them.
 """
 
 from __future__ import annotations

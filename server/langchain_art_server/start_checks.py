@@ -59,7 +59,7 @@ def check_start(settings: Settings) -> None:
 def with_base_folder(settings: Settings, say: Callable[[str], None]) -> Settings:
     """Settings whose model is what both engines load: of a GGUF file, or in 4 bits, a copy.
 
-    It is made now if it is not there, after `say` was told.
+    It is made now if it is not there, after `say` was called.
 
     Raises:
         ConfigError: it cannot be made; says why.
@@ -188,13 +188,13 @@ def _unreadable(file: Path, why: object) -> ConfigError:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if nobody can listen there now."""
+    """Raises ConfigError if no socket can listen there now."""
     if (problem := _port_problem(host, port)) is not None:
         raise ConfigError(_in_words(host, port, problem)) from problem
 
 
 def _port_problem(host: str, port: int) -> OSError | None:
-    """Reason why nobody can listen there; None if one address of several (IPv4, IPv6) is free.
+    """Reason why no socket can listen there; None if one address of several (IPv4, IPv6) is free.
 
     One that is in use is a problem whatever the others are.
     """

@@ -29,9 +29,8 @@ log = logging.getLogger(__name__)
 HEADER_SECONDS, BODY_SECONDS, READ_SECONDS = 10.0, 60.0, 30.0
 _LEAST_READ = 16 << 10
 #: Seconds for which a connection may be idle between two requests. Longer than clients keep theirs
-#: (OpenAI's and httpx 5 s, aiohttp 15 s, load balancers 60 s) and than others are told to: of a
-#: request to a connection that the server closes at that moment, nobody can tell whether it was
-#: served.
+#: (OpenAI's and httpx 5 s, aiohttp 15 s, load balancers 60 s) and than others are configured to: a
+#: client cannot tell whether a request was served whose connection is closed at that moment.
 IDLE_SECONDS = 75
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _KEPT = b"connection: keep-alive\r\nkeep-alive: timeout=%d\r\n\r\n" % (IDLE_SECONDS - 10)
@@ -180,7 +179,7 @@ class DeadlineHttp(HttpToolsProtocol):
             self.write(b"")
 
     def write(self, data: bytes) -> None:
-        """Write a part of an answer, unless the peer was told that there is no more."""
+        """Write a part of an answer, unless its end was already sent."""
         if self._held:
             data, self._held = self._held + data, b""
         if not self._lingers:

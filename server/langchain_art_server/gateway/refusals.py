@@ -28,7 +28,7 @@ _MESSAGE, _VALUE = 4000, 200
 
 
 def answer(error: Exception) -> JSONResponse:
-    """The response to an error. One that nobody expected is 500, without its words."""
+    """The response to an error. An unexpected one is 500, without its words."""
     response, code = _answer(error)
     if (context := current()) is not None:
         context.refused = code

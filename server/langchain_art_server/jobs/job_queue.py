@@ -41,7 +41,7 @@ class _Running:
 class JobQueue(ABC):
     """Runs jobs one after the other, oldest first; `_run` does one.
 
-    With a queue `beside` it, of another tenant, they take turns. `watch` is told of each job.
+    With a queue `beside` it, of another tenant, they take turns. `watch` is notified of each job.
     """
 
     def __init__(

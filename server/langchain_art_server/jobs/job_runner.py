@@ -104,7 +104,7 @@ class JobRunner(JobQueue):
                 return await self._make(job)
             except VersionTaken as error:
                 # By a server that woke up after it had lost the policy's lease, or by another job:
-                # what no row names is nobody's version, and its name is not used again.
+                # what no row names belongs to no version, and its name is not used again.
                 log.warning("Job %s makes another version: %s", job.id, error)
                 self.publishes_not_yet()
                 job = await self._store.jobs.get(job.id)

@@ -216,7 +216,7 @@ def _asked_again(
 def _task(tags: CallTags) -> Hashable:
     """Key that the attempts of one task share: a namespace, or a node and its step.
 
-    None where the caller gives neither: attempts then cannot be told from other steps' calls.
+    None where the caller gives neither: attempts then look like other steps' calls.
     """
     if tags.namespace:
         return tags.thread, tags.namespace
@@ -239,7 +239,7 @@ def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
 
     Each retry excludes one earlier try of the same request that no call continues; of several such
     tries the one that ended last. A try that failed before it was sampled has no record, and then
-    nothing is excluded, unless an equal request ran in parallel: the two cannot be told apart.
+    nothing is excluded, unless an equal request ran in parallel: the two cannot be distinguished.
     """
     if not any(completion.first.retry for completion in completions):
         return []

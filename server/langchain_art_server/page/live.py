@@ -1,7 +1,7 @@
 """Server-sent events of what happens on the server: one reader of the store for all viewers.
 
 An event names the kinds of facts that changed; the page asks for those again. Events have ids, and
-the last ones are kept: a browser that reconnects sends ``Last-Event-ID`` and is told what it
+the last ones are kept: a browser that reconnects sends ``Last-Event-ID`` and gets what it
 missed, or ``reset`` if that is not known any more (the server was started again, or it was long
 ago).
 Format: HTML, section 9.2 (html.spec.whatwg.org/multipage/server-sent-events.html).
@@ -29,7 +29,7 @@ from langchain_art_server.storage.activity import Activity, read_activity
 
 log = logging.getLogger(__name__)
 #: Seconds between two looks, between two signs of life of an idle stream, and for which the events
-#: go on being noted when nobody watches.
+#: go on being noted without viewers.
 LOOK_SECONDS, ALIVE_SECONDS, NOTED_SECONDS = 0.5, 10.0, 60.0
 #: Seconds for each viewer that lie between two looks at least: each asks for what has changed.
 EACH_SECONDS = 0.04

@@ -193,7 +193,7 @@ def _review_routes(router: APIRouter, service: Service) -> None:
     ) -> ReviewQueue:
         """Get the runs that are most worth a look, of the newest ones.
 
-        Without a reviewer, those that nobody has reviewed. For one, those that he has not, and
+        Without a reviewer, those without a review. For one, those that he has not, and
         fewer than two others, or two who disagree: these come first.
         """
         which = RunFilter(reviewed=None if reviewer else False, policy=policy)

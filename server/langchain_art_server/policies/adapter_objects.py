@@ -10,7 +10,7 @@
 
 Two that publish the same version upload to different folders, so neither writes over the other's
 files, and one of them creates the manifest. A deletion removes the manifest first. What has no
-manifest is nobody's version; it is swept up (`sweep`).
+manifest is no version; it is swept up (`sweep`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from langchain_art_server.backends.models.adapter_files import MANIFEST, check_f
 if TYPE_CHECKING:
     from langchain_art_server.policies.object_store import ObjectStore
 
-#: After so long without a manifest, nobody makes an upload any more.
+#: Time without a manifest after which an upload counts as abandoned.
 LEFT_AFTER = timedelta(hours=24)
 _DELETED, _DELETING, _OWNER = ".deleted", ".deleting", ".owner"
 _PUBLISHED = re.compile(rf"([a-z0-9][^/]*)/(0|[1-9][0-9]*)/{re.escape(MANIFEST)}")

@@ -188,7 +188,7 @@ class MirroredStore(AdapterStore):
         self._objects.spare(policy, version)
 
     def delete(self, policy: str, version: int) -> None:
-        """Remove a version, if it is there: its manifest first, so that nobody finds a part."""
+        """Remove a version, if it is there: its manifest first, so that no reader finds a part."""
         self.path(policy, version)
         self._objects.delete(policy, version)
         self.drop_copy(policy, version)

@@ -80,7 +80,7 @@ class Router:
     def _load_ended(self, name: str, ended: asyncio.Task[None]) -> None:
         del self._loading[name]
         if not ended.cancelled():
-            ended.exception()  # told to whoever still waits
+            ended.exception()  # raised in whoever still waits
 
     def users(self, policy: str) -> int:
         """Calls that versions of a policy are answering now."""

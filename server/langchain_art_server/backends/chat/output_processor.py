@@ -178,7 +178,7 @@ def token_texts(model: str, token_ids: Sequence[int]) -> list[str] | None:
 
 @lru_cache(maxsize=1)
 def _tokenizer(model: str) -> Any:
-    # A server that nobody looks at needs neither.
+    # A server without viewers needs neither.
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
     from tokenizers import Tokenizer  # noqa: PLC0415
 

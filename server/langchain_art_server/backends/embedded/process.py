@@ -45,7 +45,7 @@ _NEXT_SECONDS, _GATHER_SECONDS = 0.003, 0.02
 #: Slow calls that threads have at once: each thread one, and its next.
 _AHEAD = 2 * THREADS
 #: Seconds of a turn after which no further call that has ended is answered in it: while others
-#: wait, and while nobody does, when to answer all at once makes the next batch full.
+#: wait, and while none does, when to answer all at once makes the next batch full.
 _ANSWER_SECONDS, _ANSWER_ALONE_SECONDS = 0.005, 0.05
 #: The part of the time that may go into one client's answers while sequences run, and the seconds
 #: over which that is counted.
@@ -234,7 +234,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         return chat, SamplingState(sampling, random.Random(sampling.seed), processor)
 
     def begin(self, waiting: _WaitingCall) -> SequenceState | None:
-        """The sequence of a call; None if it is refused, which its caller is told."""
+        """The sequence of a call; None if it is refused, which its caller gets as the error."""
         call, adapter, prepared = waiting.call, waiting.adapter, waiting.prepared
         try:
             chat, state = prepared.result() if prepared else self._prepare_sampling(call, adapter)

@@ -79,5 +79,5 @@ class SharedPrefixes:
             self._prefixes.insert(sequence.root, tokens, states)
 
     def let_go(self, sequences: list[SequenceState]) -> None:
-        """Nobody waits for the blocks of these sequences any more."""
+        """Drop the claims of these sequences: none waits for their blocks any more."""
         self._claims = {key: s for key, s in self._claims.items() if s not in sequences}

@@ -30,7 +30,7 @@ class NodeAddress(NamedTuple):
 
 
 def connect(address: NodeAddress) -> socket.socket:
-    """Raises EngineUnavailable if nobody answers there."""
+    """Raises EngineUnavailable if no process answers there."""
     try:
         connection = socket.create_connection(address[:2], timeout=_CONNECT_SECONDS)
         connection.sendall(bytes.fromhex(address.secret))

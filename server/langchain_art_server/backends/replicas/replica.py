@@ -54,7 +54,7 @@ class Replica:
         self.number, self.sampler, self._wanted = number, sampler, wanted
         #: Calls that it is answering.
         self.calls = 0
-        #: Why it could not be started when that was last tried; None: it was, or nobody tried.
+        #: Reason for which its last start failed; None: it did not, or there was none.
         self.failure: EngineUnavailable | None = None
         self.asleep = False
         self._caught_up_at = -1  # its restarts then

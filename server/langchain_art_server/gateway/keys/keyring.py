@@ -2,7 +2,7 @@
 
 A key has 256 random bits, so SHA-256 is a hash that cannot be turned back; one that is slow on
 purpose is for passwords, which can be guessed. What is compared are hashes of what was sent, whose
-bytes nobody can choose, so the time that it takes tells nothing of a key; the last comparison is in
+bytes no caller can choose, so its time tells nothing of a key; the last comparison is in
 constant time, too.
 """
 

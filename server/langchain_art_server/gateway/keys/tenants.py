@@ -74,7 +74,7 @@ def settings_of(settings: Settings, tenant: str) -> Settings:
 
 
 async def require_servers_key(store: KeyStore, keys: Keyring | None) -> None:
-    """Raise ConfigError if others have keys, and this start would ask nobody for one."""
+    """Raise ConfigError if others have keys, and this start would ask for none."""
     made = [one for one in await store.all() if one.revoked_at is None]
     if made and keys is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The outermost layer of the application: what is told of each request, and the end of taking any.
+"""The outermost layer of the application: telemetry of each request, and the end of taking any.
 
 A request has an id (its own ``x-request-id`` or a new one), which its answer gives back and the
 records of the log have; it is counted and, if that is asked for, traced. While the server drains,

@@ -117,7 +117,7 @@ def holds(connection: sa.Connection, lease: PolicyLease) -> bool:
 
 
 def require(connection: sa.Connection, lease: PolicyLease | None) -> None:
-    """Refuse to write for one who has lost a lease; None: nobody else can have one.
+    """Refuse to write for one who has lost a lease; None: no other server can have one.
 
     Raises:
         LeaseLost: another server has the policy now.

@@ -65,7 +65,7 @@ def fail_attempt(
 
 
 def sweep(connection: sa.Connection, now: float) -> int:
-    """End the leases that were not renewed, and delete what nobody asks for.
+    """End the leases that were not renewed, and delete what is no longer asked for.
 
     Returns:
         How many leases ended.

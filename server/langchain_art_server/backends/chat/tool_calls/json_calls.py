@@ -61,7 +61,7 @@ def one_object(text: str, _schemas: Schemas) -> list[FunctionCall]:
 def objects(text: str, schemas: Schemas) -> list[FunctionCall]:
     """The whole reply: ``{"name": …, "parameters": {…}}``, several separated by ``;``.
 
-    Or ``functools[…]``, as Phi-4-mini is told to by vLLM's template, which writes objects itself.
+    Or ``functools[…]``, as vLLM's template, which writes objects itself, asks of Phi-4-mini.
     """
     text = text.strip().removeprefix("<|python_tag|>")
     if text.startswith("functools"):
