@@ -143,8 +143,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def seats_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Actors of a Ray cluster are in this process, and their node is this machine."""
     from langchain_art_server.backends.ray import place
-    from tests.support.seats import SeatHere
+    from tests.support.local_actors import LocalActors
 
-    monkeypatch.setattr(SeatHere, "missing", "")
-    monkeypatch.setattr(place, "Seat", SeatHere)
+    monkeypatch.setattr(LocalActors, "missing", "")
+    monkeypatch.setattr(place, "PlacedActors", LocalActors)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")

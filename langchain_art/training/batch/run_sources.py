@@ -37,11 +37,11 @@ async def own_workers(
         yield
         return
     require_ray()
-    from langchain_art.ray.crew import crew  # noqa: PLC0415 - Ray
+    from langchain_art.ray.worker_pool import worker_pool  # noqa: PLC0415 - Ray
 
     chosen = RayWorkers() if plan.workers == "ray" else plan.workers
     where = (rollout_name(rollout), client.base_url, client.api_key)
-    async with crew(chosen, *where, plan.concurrency, display.warn):
+    async with worker_pool(chosen, *where, plan.concurrency, display.warn):
         yield
 
 

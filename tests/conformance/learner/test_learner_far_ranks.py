@@ -22,8 +22,8 @@ from langchain_art_server.backends.ray.engines import learner_place
 from langchain_art_server.config import PeftSettings, RaySettings, Settings
 from tests.support.learner_cases import LENIENT, LORA, contents, folder, make_rows
 from tests.support.live_server import free_port
+from tests.support.local_actors import LocalActors
 from tests.support.ranks import ignore, ranked
-from tests.support.seats import SeatHere
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("seats_here")]
 CONFIG = TrainConfig(
@@ -34,13 +34,13 @@ CONFIG = TrainConfig(
 )
 
 
-def far(model: str, ranks: int = 2, *, shard: bool = False) -> tuple[PeftLearner, SeatHere]:
+def far(model: str, ranks: int = 2, *, shard: bool = False) -> tuple[PeftLearner, LocalActors]:
     chosen = PeftSettings(threads=1, ranks=ranks, shard=shard)
     settings = Settings(model=model, device="cpu", learner=chosen, ray=RaySettings())
-    seat = SeatHere("The learner", actors=ranks)
+    placed = LocalActors("The learner", actors=ranks)
     place = learner_place(settings)
-    place._seat = seat
-    return PeftLearner(settings, place), seat
+    place._placed = placed
+    return PeftLearner(settings, place), placed
 
 
 async def three_steps(learner: PeftLearner, where: Path, reference: Path) -> list[object]:
@@ -62,7 +62,7 @@ async def three_steps(learner: PeftLearner, where: Path, reference: Path) -> lis
 async def test_files_of_their_own_make_the_same_versions_to_the_bit(
     shard: bool, tiny: str, tmp_path: Path
 ) -> None:
-    near, (there, seat) = ranked(tiny, 3, shard=shard), far(tiny, 3, shard=shard)
+    near, (there, placed) = ranked(tiny, 3, shard=shard), far(tiny, 3, shard=shard)
     reference = folder(tmp_path, "reference")
     found: list[list[object]] = []
     for learner in (near, there):
@@ -75,23 +75,23 @@ async def test_files_of_their_own_make_the_same_versions_to_the_bit(
         finally:
             await learner.close()
     assert found[0] == found[1]
-    for host in seat.hosts:  # none outlives its connection
+    for host in placed.hosts:  # none outlives its connection
         assert host._process is not None
         await asyncio.wait_for(asyncio.to_thread(host._process.wait), 30)
 
 
 @pytest_asyncio.fixture
-async def two(tiny: str) -> AsyncIterator[tuple[PeftLearner, SeatHere]]:
-    learner, seat = far(tiny)
+async def two(tiny: str) -> AsyncIterator[tuple[PeftLearner, LocalActors]]:
+    learner, placed = far(tiny)
     await learner.start()
-    yield learner, seat
+    yield learner, placed
     await learner.close()
 
 
 async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
-    two: tuple[PeftLearner, SeatHere], tmp_path: Path
+    two: tuple[PeftLearner, LocalActors], tmp_path: Path
 ) -> None:
-    learner, seat = two
+    learner, placed = two
     start, rows = folder(tmp_path, "start"), make_rows(40)
     await learner.init_adapter(start, LORA)
     whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
@@ -99,7 +99,7 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
     killed: list[int] = []
 
     async def kill_once(_fraction: float, _message: str) -> None:
-        process = seat.hosts[1]._process
+        process = placed.hosts[1]._process
         if not killed and process is not None and process.pid is not None:
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
@@ -110,7 +110,7 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
 
 
 async def test_what_is_not_there_is_refused_on_all_ranks_which_go_on(
-    two: tuple[PeftLearner, SeatHere], tmp_path: Path
+    two: tuple[PeftLearner, LocalActors], tmp_path: Path
 ) -> None:
     learner, _ = two
     start, out, rows = folder(tmp_path, "start"), folder(tmp_path, "out"), make_rows(12)
@@ -132,10 +132,10 @@ async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> 
 async def test_a_rank_that_cannot_be_reached_stops_the_start(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner, seat = far(tiny)
-    start = seat.hosts[1].start
+    learner, placed = far(tiny)
+    start = placed.hosts[1].start
     monkeypatch.setattr(
-        seat.hosts[1], "start", lambda *given: start(*given)._replace(port=free_port())
+        placed.hosts[1], "start", lambda *given: start(*given)._replace(port=free_port())
     )
     with pytest.raises(EngineUnavailable, match="of a node does not answer"):
         await learner.start()

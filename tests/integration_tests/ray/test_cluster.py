@@ -19,8 +19,8 @@ import ray
 from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
 from langchain_art.ray.cluster import connect
-from langchain_art.ray.crew import crew
-from langchain_art.ray.seat import NoRoom, Seat
+from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors
+from langchain_art.ray.worker_pool import worker_pool
 from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer
 from tests.support.ray_cluster import LocalCluster, local_cluster
@@ -64,32 +64,34 @@ class Refusing:
 @pytest.mark.usefixtures("joined")
 def test_without_room_the_message_says_what_is_missing_in_time() -> None:
     for needs, missing in (({"CPU": 3, "GPU": 1}, "CPU, GPU"), ({"CPU": 0, "spot": 1}, "spot")):
-        seat = Seat("Replica 3", Refusing, needs)
-        with pytest.raises(NoRoom, match=f"Replica 3 waits for room .* Missing: {missing}.$") as no:
-            seat.wait(1)
+        placed = PlacedActors("Replica 3", Refusing, needs)
+        with pytest.raises(
+            ActorsUnavailable, match=f"Replica 3 waits for room .* Missing: {missing}.$"
+        ) as no:
+            placed.wait(1)
         if "GPU" in needs:
             assert "needs CPU 3 and GPU 1 on one node" in str(no.value)
             assert "4 nodes with CPU 6 (6 free), GPU 0 (0 free), and at most CPU 2" in str(no.value)
-        seat.close()
+        placed.close()
 
 
 @pytest.mark.usefixtures("joined")
 def test_a_call_of_an_actor_has_a_deadline_and_its_error() -> None:
-    seat = Seat("Replica 0", Refusing, {"CPU": 1})
-    seat.wait(60)
-    assert seat.problem is None
+    placed = PlacedActors("Replica 0", Refusing, {"CPU": 1})
+    placed.wait(60)
+    assert placed.problem is None
     with pytest.raises(ConfigError, match=r"^got this$"):
-        seat.call("refuse", "this", seconds=30)
-    with pytest.raises(NoRoom, match=r"did nothing for 0\.2 s, in sleep"):
-        seat.call("sleep", 5, seconds=0.2)
-    seat.close()
+        placed.call("refuse", "this", seconds=30)
+    with pytest.raises(ActorsUnavailable, match=r"did nothing for 0\.2 s, in sleep"):
+        placed.call("sleep", 5, seconds=0.2)
+    placed.close()
 
 
 @pytest.mark.usefixtures("joined")
 async def test_a_worker_without_room_is_said_and_the_fit_may_end_meanwhile() -> None:
     said: list[str] = []
     chosen = RayWorkers(1, needs={"spot": 1})
-    async with crew(chosen, "m:rollout", "http://127.0.0.1:1/v1", None, 1, said.append):
+    async with worker_pool(chosen, "m:rollout", "http://127.0.0.1:1/v1", None, 1, said.append):
         async with asyncio.timeout(60):
             while not said:
                 await asyncio.sleep(0.05)

@@ -21,7 +21,7 @@ from langchain_art_server.backends.ipc.pending_call import WorkerDied
 from langchain_art_server.backends.ipc.worker import Worker
 from langchain_art_server.backends.ray.engine_host import EngineHost
 from langchain_art_server.backends.ray.place import RayPlace
-from tests.support.seats import SeatHere
+from tests.support.local_actors import LocalActors
 
 REPO = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("seats_here")
@@ -89,20 +89,20 @@ async def test_an_engine_ends_with_its_connection(make: Any) -> None:
     worker = await make()
     pid = await pid_of(worker)
     assert there(pid)
-    seat = worker.place._seat
+    placed = worker.place._placed
     await worker.close()
     for _ in range(250):
         if not there(pid):
             break
         await asyncio.sleep(0.02)
-    assert not there(pid) and seat.closed
+    assert not there(pid) and placed.closed
 
 
 async def test_without_room_calls_are_refused_with_what_is_missing(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = await make()
-    monkeypatch.setattr(SeatHere, "missing", "Replica 0 waits for room: Missing: GPU")
+    monkeypatch.setattr(LocalActors, "missing", "Replica 0 waits for room: Missing: GPU")
     worker.end()
     with pytest.raises(EngineUnavailable, match="Missing: GPU"):
         async with asyncio.timeout(20):
@@ -110,7 +110,7 @@ async def test_without_room_calls_are_refused_with_what_is_missing(
                 await worker.call("echo", {})
                 await asyncio.sleep(0.02)
     assert worker.problem == "Replica 0 waits for room: Missing: GPU"
-    monkeypatch.setattr(SeatHere, "missing", "")
+    monkeypatch.setattr(LocalActors, "missing", "")
     async with asyncio.timeout(20):
         while not worker.ready.is_set():
             await asyncio.sleep(0.02)
@@ -118,7 +118,7 @@ async def test_without_room_calls_are_refused_with_what_is_missing(
 
 
 async def test_a_start_without_room_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeatHere, "missing", "Missing: CPU")
+    monkeypatch.setattr(LocalActors, "missing", "Missing: CPU")
     worker = Worker(TARGET, {}, env=ENV, place=RayPlace("Replica 0", {"CPU": 1}, 5))
     with pytest.raises(NoPlace, match="Missing: CPU"):
         await worker.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_art.errors import EngineUnavailable
-from langchain_art.ray.seat import NoRoom, Seat
+from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors
 from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram, NoPlace
 from langchain_art_server.backends.ipc.node_socket import NodeAddress, connect
 from langchain_art_server.backends.ray.engine_host import EngineHost
@@ -77,14 +77,14 @@ class RayPlace:
         self.patience, self._targets = start_seconds, beside
         #: See `EnginePlace.beside`.
         self.beside: Sequence[NodeAddress] = ()
-        self._seat: Seat | None = None
+        self._placed: PlacedActors | None = None
         # Not asyncio's threads, which a few places without room would keep from everybody.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
 
     @property
     def problem(self) -> str | None:
         """See `EnginePlace.problem`."""
-        return self._seat.problem if self._seat else None
+        return self._placed.problem if self._placed else None
 
     async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
         """See `EnginePlace.launch`. Waits for room."""
@@ -119,21 +119,21 @@ class RayPlace:
 
     async def close(self) -> None:
         """See `EnginePlace.close`."""
-        if self._seat is not None:
-            await asyncio.to_thread(self._seat.close)
+        if self._placed is not None:
+            await asyncio.to_thread(self._placed.close)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _in_thread(self, do: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
 
     def _launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
-        if self._seat is None:
+        if self._placed is None:
             actors = 1 + len(self._targets)
-            self._seat = Seat(self._what, EngineHost, self._needs, actors=actors)
+            self._placed = PlacedActors(self._what, EngineHost, self._needs, actors=actors)
         try:
-            self._seat.wait(self._seconds)
+            self._placed.wait(self._seconds)
             self._seconds = _FIND_SECONDS
-        except NoRoom as error:
+        except ActorsUnavailable as error:
             raise NoPlace(str(error), retry_after=5) from error
         _, _, *rest = program.arguments
         self.beside = [
@@ -162,8 +162,8 @@ class RayPlace:
             Path(path, file).write_bytes(content)
 
     def _call(self, method: str, *arguments: object, actor: int = 0) -> Any:
-        assert self._seat is not None
+        assert self._placed is not None
         try:
-            return self._seat.call(method, *arguments, seconds=_CALL_SECONDS, actor=actor)
-        except NoRoom as error:
+            return self._placed.call(method, *arguments, seconds=_CALL_SECONDS, actor=actor)
+        except ActorsUnavailable as error:
             raise NoPlace(str(error), retry_after=5) from error

@@ -9,7 +9,7 @@ import pytest
 from langchain_art import Trainer
 from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
-from langchain_art.ray.crew import _check_reach
+from langchain_art.ray.worker_pool import _check_reach
 
 
 @pytest.mark.parametrize(

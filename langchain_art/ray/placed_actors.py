@@ -32,11 +32,11 @@ _PAUSE = 0.5
 _SAY_EVERY = 10.0
 
 
-class NoRoom(EngineUnavailable):
+class ActorsUnavailable(EngineUnavailable):
     """The cluster has no room for an actor, or the actor does not answer. Says what is missing."""
 
 
-class Seat:
+class PlacedActors:
     """One actor, or several of a kind, on a placement group with a bundle for each.
 
     Blocks: for threads. No method waits longer than its `seconds`.
@@ -66,7 +66,7 @@ class Seat:
         self._open()
 
     def wait(self, seconds: float) -> None:
-        """Return when the actors are there. Raises NoRoom after so many seconds, or when closed."""
+        """Wait for the actors. Raises ActorsUnavailable after so many seconds, or when closed."""
         deadline = time.monotonic() + seconds
         while not self._closed:
             left = deadline - time.monotonic()
@@ -83,16 +83,16 @@ class Seat:
                 return
             if left <= 0:
                 why = self.problem or f"{self.what} is started on the cluster and does not answer"
-                raise NoRoom(f"{why}.", retry_after=5)
+                raise ActorsUnavailable(f"{why}.", retry_after=5)
             time.sleep(_PAUSE)
-        raise NoRoom(f"{self.what} was closed.")
+        raise ActorsUnavailable(f"{self.what} was closed.")
 
     def call(self, method: str, *arguments: Any, seconds: float, actor: int = 0) -> Any:
         """Call a method of an actor once, of the first one by default; return its result.
 
         Raises:
             ArtError: what the method raised.
-            NoRoom: the actor is not there, or does not answer within so many seconds.
+            ActorsUnavailable: the actor is not there, or does not answer within so many seconds.
         """
         try:
             asked = getattr(self._actors[actor], method).remote(*arguments)
@@ -103,7 +103,7 @@ class Seat:
             raise
         except (RayActorError, GetTimeoutError) as error:
             why = f"{self.what} was lost, or did nothing for {seconds:g} s, in {method}"
-            raise NoRoom(f"{why} ({type(error).__name__}).", retry_after=5) from error
+            raise ActorsUnavailable(f"{why} ({type(error).__name__}).", retry_after=5) from error
 
     def close(self) -> None:
         """End the actors and give their place back."""

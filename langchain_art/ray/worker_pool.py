@@ -16,8 +16,8 @@ import ray.util
 from langchain_art.errors import ConfigError
 from langchain_art.ray.choice import RayWorkers
 from langchain_art.ray.cluster import connect
+from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors
 from langchain_art.ray.rollout_actor import RolloutActor
-from langchain_art.ray.seat import NoRoom, Seat
 
 #: Seconds between two looks at the workers, and within which each says that it is there.
 _LOOK_SECONDS = 2.0
@@ -29,7 +29,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 @asynccontextmanager
-async def crew(
+async def worker_pool(
     chosen: RayWorkers,
     rollout: str,
     server: str,
@@ -46,19 +46,21 @@ async def crew(
         ConfigError: the cluster cannot be joined, or its nodes cannot reach the server's address.
     """
     stopping = threading.Event()
-    seats = await asyncio.to_thread(_seats, chosen, rollout, server, key, concurrency)
-    keeper = threading.Thread(target=_keep, args=(seats, stopping, warn), daemon=True, name="crew")
+    workers = await asyncio.to_thread(_workers, chosen, rollout, server, key, concurrency)
+    keeper = threading.Thread(
+        target=_keep, args=(workers, stopping, warn), daemon=True, name="ray workers"
+    )
     keeper.start()
     try:
         yield
     finally:
         stopping.set()
-        await asyncio.to_thread(_end, seats, keeper)
+        await asyncio.to_thread(_end, workers, keeper)
 
 
-def _seats(
+def _workers(
     chosen: RayWorkers, rollout: str, server: str, key: str | None, concurrency: int
-) -> list[Seat]:
+) -> list[PlacedActors]:
     connect(chosen.address)
     nodes = [node for node in ray.nodes() if node["Alive"]]
     _check_reach(server, {node["NodeManagerAddress"] for node in nodes})
@@ -69,7 +71,7 @@ def _seats(
     ]
     arguments = (rollout, server, key, concurrency)
     return [
-        Seat(f"Worker {number}", RolloutActor, chosen.needs, *arguments)
+        PlacedActors(f"Worker {number}", RolloutActor, chosen.needs, *arguments)
         for number in range(chosen.count or max(1, len(able)))
     ]
 
@@ -83,27 +85,29 @@ def _check_reach(server: str, addresses: set[str]) -> None:
         )
 
 
-def _keep(seats: list[Seat], stopping: threading.Event, warn: Callable[[str], None]) -> None:
+def _keep(
+    workers: list[PlacedActors], stopping: threading.Event, warn: Callable[[str], None]
+) -> None:
     """Look after the workers until the end."""
     said: dict[str, float] = {}
     while not stopping.wait(_LOOK_SECONDS):
-        for seat in seats:
+        for worker in workers:
             try:
-                seat.wait(_LOOK_SECONDS)
-            except NoRoom:
-                if stopping.is_set() or seat.problem is None:
+                worker.wait(_LOOK_SECONDS)
+            except ActorsUnavailable:
+                if stopping.is_set() or worker.problem is None:
                     continue
-                if time.monotonic() - said.get(seat.what, -_AGAIN) >= _AGAIN:
-                    said[seat.what] = time.monotonic()
-                    warn(f"{seat.problem}.")
+                if time.monotonic() - said.get(worker.what, -_AGAIN) >= _AGAIN:
+                    said[worker.what] = time.monotonic()
+                    warn(f"{worker.problem}.")
 
 
-def _end(seats: list[Seat], keeper: threading.Thread) -> None:
-    def end(seat: Seat) -> None:
-        with suppress(NoRoom):  # it is away, and has no lease for long
-            seat.call("stop", _STOP_SECONDS, seconds=_STOP_SECONDS)
-        seat.close()
+def _end(workers: list[PlacedActors], keeper: threading.Thread) -> None:
+    def end(worker: PlacedActors) -> None:
+        with suppress(ActorsUnavailable):  # it is away, and has no lease for long
+            worker.call("stop", _STOP_SECONDS, seconds=_STOP_SECONDS)
+        worker.close()
 
     keeper.join()
-    with ThreadPoolExecutor(len(seats)) as threads:
-        list(threads.map(end, seats))
+    with ThreadPoolExecutor(len(workers)) as threads:
+        list(threads.map(end, workers))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from langchain_art.ray.seat import NoRoom
+from langchain_art.ray.placed_actors import ActorsUnavailable
 from langchain_art_server.backends.ray.engine_host import EngineHost
 
 
-class SeatHere:
-    """A `Seat` whose actors are in this process; `missing` says why there is no room."""
+class LocalActors:
+    """A `PlacedActors` whose actors are in this process; `missing` says why there is no room."""
 
     missing = ""
 
@@ -26,7 +26,7 @@ class SeatHere:
     def wait(self, seconds: float) -> None:
         self.problem = self.missing or None
         if self.missing:
-            raise NoRoom(self.missing)
+            raise ActorsUnavailable(self.missing)
 
     def call(self, method: str, *arguments: Any, seconds: float, actor: int = 0) -> Any:
         return getattr(self.hosts[actor], method)(*arguments)
