@@ -1,4 +1,4 @@
-"""Rewards of one group of runs to advantages. No torch.
+"""Rewards of one group of runs to advantages, and the test for zero variance. No torch.
 
 A *pool* holds the values that are compared: one sequence for each run, most often of one value, the
 run's reward. Statistics count every run once, however many values it has, so that a run of many
