@@ -48,7 +48,7 @@ def review_routes(app: FastAPI, service: Service) -> None:
         kept = await service.store.reviews.put(sent.reviews)
         refused = {(one.source, one.id) for one in kept.refused}
         runs = {one.trajectory for one in sent.reviews if (one.source, one.id) not in refused}
-        if runs:
+        if kept.new or kept.revised:
             subject = " ".join(sorted(runs))
             await service.note(access_of(request.scope), "reviewed", subject)
         return kept

@@ -10,11 +10,15 @@ import sqlalchemy as sa
 
 from langchain_art.errors import NotFound
 from langchain_art.wire import ApiKey, KeyLimits, KeySpec, LoggedAction
+from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import Page, take_page
 from langchain_art_server.storage.schema.key_tables import ACTIONS, API_KEYS
 from langchain_art_server.storage.seals import insert, intact, update
 
+#: Entries of the log that are kept of a tenant's keys, and of all administrators; and bytes of what
+#: one says: together they bound what a tenant's log takes of the server's own database.
+MAX_ENTRIES, MAX_SUBJECT = 10_000, 500
 #: Rows and revocations: they differ whenever a key was made or revoked, by whatever process.
 Stamp = tuple[int, int]
 
@@ -75,7 +79,7 @@ class KeyStore:
         return await self._database.read(read)
 
     async def note(self, tenant: str, key: str | None, action: str, subject: str) -> None:
-        """Write an entry of the log."""
+        """Write an entry of the log, its subject cut at `MAX_SUBJECT`; the oldest one goes."""
         await self._database.write(lambda c: _note(c, tenant, key, action, subject))
 
     async def actions(self, limit: int, before: int | None = None) -> Page[LoggedAction]:
@@ -100,8 +104,19 @@ def _stamp(connection: sa.Connection) -> Stamp:
 def _note(
     connection: sa.Connection, tenant: str, key: str | None, action: str, subject: str
 ) -> None:
+    if len(whole := subject.encode()) > MAX_SUBJECT:
+        subject = whole[: MAX_SUBJECT - len("…".encode())].decode(errors="ignore") + "…"
     row = {"at": time.time(), "tenant": tenant, "key": key, "action": action, "subject": subject}
     insert(connection, ACTIONS, [row])
+    administers = (API_KEYS.c.tenant == DEFAULT_TENANT) & API_KEYS.c.scopes.contains("admin")
+    tenants = sa.select(API_KEYS.c.id).where(~administers)
+    if connection.scalar(tenants.where(API_KEYS.c.id == key)) is not None:
+        mine = (ACTIONS.c.tenant == tenant) & ACTIONS.c.key.in_(tenants)
+    else:
+        mine = ACTIONS.c.key.is_(None) | ACTIONS.c.key.not_in(tenants)
+    kept = sa.select(ACTIONS.c.number).where(mine).order_by(ACTIONS.c.number.desc())
+    beyond = kept.offset(MAX_ENTRIES).limit(1).scalar_subquery()
+    connection.execute(sa.delete(ACTIONS).where(mine & (ACTIONS.c.number <= beyond)))
 
 
 def _key(row: sa.Row[Any]) -> ApiKey:

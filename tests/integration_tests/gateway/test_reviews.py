@@ -162,7 +162,9 @@ async def test_both_clients_put_and_read_reviews_of_real_calls(art_server: LiveS
         async with AsyncArtClient(art_server.base_url) as client:
             many = [said(f"many-{run}-{i}", run) for i in range(1500)]
             assert (await client.put_reviews(many)).new == 1500
+            logged = await client.actions(1)
             assert (await client.put_reviews(many)).unchanged == 1500
+            assert await client.actions(1) == logged and logged[0].subject == run
             mine = await client.reviews(policy=art_server.policy, source="langfuse")
             assert {one.id for one in many} <= {one.id for one in mine}
             assert await client.reviews(policy="nobody") == []

@@ -1,0 +1,84 @@
+"""The log of what was done has a bound by tenant, in entries and in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from langchain_art.wire import KeySpec
+from langchain_art_server.storage import key_store
+from langchain_art_server.storage.store import Store
+
+
+@pytest.fixture
+def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(key_store, "MAX_ENTRIES", 3)
+    opened = Store(database_url)
+    yield opened
+    opened.close()
+
+
+async def logged(store: Store) -> list[str]:
+    page = await store.keys.actions(100)
+    return [f"{one.tenant} {one.subject}" for one in reversed(page.items)]
+
+
+async def made(store: Store, name: str, tenant: str, *scopes: str) -> str:
+    spec = KeySpec.model_validate({"name": name, "tenant": tenant, "scopes": scopes or ("submit",)})
+    return (await store.keys.add(spec, f"{name:0>64}", by="ART_API_KEY")).id
+
+
+async def test_a_tenant_pushes_out_its_own_oldest_entries_only(store: Store) -> None:
+    ana, bob = await made(store, "a", "ana"), await made(store, "b", "bob")
+    await store.keys.note("bob", bob, "trained", "by bob")
+    for number in range(40):
+        await store.keys.note("ana", ana, "rolled_back", f"tiny@{number}")
+    assert await logged(store) == [
+        f"ana {ana} a",
+        f"bob {bob} b",
+        "bob by bob",
+        *(f"ana tiny@{number}" for number in (37, 38, 39)),
+    ]
+
+
+async def test_keys_of_one_tenant_share_its_entries(store: Store) -> None:
+    keys = [await made(store, name, "ana") for name in "ab"]
+    for number in range(8):
+        await store.keys.note("ana", keys[number % 2], "trained", str(number))
+    assert (await logged(store))[2:] == ["ana 5", "ana 6", "ana 7"]
+
+
+async def test_other_keys_of_the_default_tenant_do_not_push_out_an_administrators(
+    store: Store,
+) -> None:
+    chief = await made(store, "chief", "default", "admin")
+    plain = await made(store, "plain", "default", "review")
+    await store.keys.note("default", chief, "trained", "by chief")
+    for number in range(8):
+        await store.keys.note("default", plain, "trained", str(number))
+    found = await logged(store)
+    assert "default by chief" in found and found[-3:] == ["default 5", "default 6", "default 7"]
+
+
+@pytest.mark.parametrize("by", ["ART_API_KEY", None])
+async def test_an_administrators_entries_have_the_same_bound(store: Store, by: str | None) -> None:
+    ana = await made(store, "a", "ana")
+    await store.keys.note("ana", ana, "trained", "by ana")
+    for number in range(8):
+        await store.keys.note("default", by, "trained", str(number))
+    assert await logged(store) == ["ana by ana", "default 5", "default 6", "default 7"]
+
+
+@pytest.mark.parametrize("text", ["x", "é", "日", "👍"])
+async def test_a_long_subject_is_cut(store: Store, text: str) -> None:
+    await store.keys.note("default", None, "rolled_back", text * 4096)
+    (entry,) = (await store.keys.actions(1)).items
+    size = len(entry.subject.encode())
+    assert key_store.MAX_SUBJECT - 4 < size <= key_store.MAX_SUBJECT
+    assert entry.subject.endswith(f"{text}…")
+
+
+async def test_a_subject_that_fits_is_whole(store: Store) -> None:
+    await store.keys.note("default", None, "trained", "x" * key_store.MAX_SUBJECT)
+    assert (await store.keys.actions(1)).items[0].subject == "x" * key_store.MAX_SUBJECT
