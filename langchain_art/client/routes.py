@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -21,6 +23,7 @@ from langchain_art.wire import (
     TrajectoryGroup,
 )
 
+log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 #: The most that the server gives at once.
 _PAGE = 1000
@@ -71,6 +74,8 @@ def pages(
     def read(content: bytes) -> str | None:
         page = json.loads(content)
         found.extend(map(model.model_validate, page["data"]))
+        for message in page.get("damaged", ()):
+            _warn_once(message)
         return page["last_id"] if page["has_more"] else None
 
     while limit is None or len(found) < limit:
@@ -79,6 +84,12 @@ def pages(
         if after is None:
             break
     return found
+
+
+@lru_cache(maxsize=_PAGE)
+def _warn_once(message: str) -> None:
+    """Warn, unless it is among the last that were said: who follows a job reads its list again."""
+    log.warning("A list leaves a row out. %s", message)
 
 
 def deleted(content: bytes) -> str:

@@ -238,7 +238,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
     ) -> PageOf[wire.TrainJob]:
         """List jobs, oldest first; with `policy`, those of that policy."""
         page = await service.store.jobs.page(limit, after, policy)
-        return PageOf(data=page.items, last_id=page.last_id, has_more=page.has_more)
+        return PageOf.of(page)
 
     @app.get("/v1/jobs/{job_id}")
     async def get_job(
@@ -277,7 +277,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
             page = await service.store.jobs.events(job_id, after, limit)
             left = deadline - time.monotonic()
             if page.items or left <= 0 or job.ended or service.is_stopping():
-                return PageOf(data=page.items, last_id=page.last_id, has_more=page.has_more)
+                return PageOf.of(page)
             await service.jobs.wait(min(left, 1.0))
 
 

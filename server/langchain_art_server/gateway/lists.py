@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from fastapi import Query
@@ -27,10 +27,21 @@ class ListOf(BaseModel, Generic[T]):
 
 
 class PageOf(ListOf[T]):
-    """A page of a list. The next one begins `after` the item of `last_id`."""
+    """A page of a list. The next one begins `after` the item of `last_id`.
+
+    `damaged` has a message for each item that the disk changed: it is not in `data`.
+    """
 
     last_id: str | None
     has_more: bool
+    damaged: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, page: Page[T]) -> Self:
+        """A page that the store has read."""
+        return cls(
+            data=page.items, last_id=page.last_id, has_more=page.has_more, damaged=page.damaged
+        )
 
 
 class PageTurns:

@@ -95,5 +95,6 @@ def record_routes(app: FastAPI, service: Service) -> None:
 def whole(page: Page[bytes]) -> Response:
     """A page whose items are JSON already."""
     about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
+    about["damaged"] = page.damaged
     whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"
     return Response(whole, media_type="application/json")

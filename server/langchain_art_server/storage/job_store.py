@@ -203,8 +203,8 @@ class JobStore:
         if policy is not None:
             query = query.where(JOBS.c.policy == policy)
 
-        def item(row: sa.Row[Any]) -> tuple[str, wire.TrainJob, int]:
-            return row.id, job_of(row), len(row.result or "") + len(row.error or "")
+        def item(row: sa.Row[Any]) -> tuple[wire.TrainJob, int]:
+            return job_of(row), len(row.result or "") + len(row.error or "")
 
         def read(connection: sa.Connection) -> Page[wire.TrainJob]:
             found = query
@@ -214,7 +214,7 @@ class JobStore:
                     raise no_such_cursor(after)
                 found = found.where(JOBS.c.number > last)
             with connection.execute(found, execution_options={"yield_per": 8}) as rows:
-                return take_page(rows, limit, item)
+                return take_page(rows, limit, "id", item)
 
         return await self._database.read(read)
 
@@ -389,11 +389,11 @@ class JobStore:
         mine = (EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after)
         query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq).limit(limit + 1)
 
-        def item(row: sa.Row[Any]) -> tuple[str, wire.JobEvent, int]:
+        def item(row: sa.Row[Any]) -> tuple[wire.JobEvent, int]:
             event = _event(row)
-            return str(event.seq), event, len(event.message)
+            return event, len(event.message)
 
-        return await self._database.read(lambda c: take_page(c.execute(query), limit, item))
+        return await self._database.read(lambda c: take_page(c.execute(query), limit, "seq", item))
 
 
 class JobCancelled(ArtError):

@@ -88,11 +88,13 @@ class KeyStore:
         if before is not None:
             query = query.where(ACTIONS.c.number < before)
 
-        def item(row: sa.Row[Any]) -> tuple[str, LoggedAction, int]:
+        def item(row: sa.Row[Any]) -> tuple[LoggedAction, int]:
             entry = LoggedAction.model_validate(intact(ACTIONS, row), from_attributes=True)
-            return str(row.number), entry, len(row.subject)
+            return entry, len(row.subject)
 
-        return await self._database.read(lambda c: take_page(c.execute(query), limit, item))
+        return await self._database.read(
+            lambda c: take_page(c.execute(query), limit, "number", item)
+        )
 
 
 def _stamp(connection: sa.Connection) -> Stamp:

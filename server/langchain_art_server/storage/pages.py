@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
-from langchain_art.errors import InvalidRequest
+import sqlalchemy as sa
 
+from langchain_art.errors import Damaged, InvalidRequest
+
+log = logging.getLogger(__name__)
 T = TypeVar("T")
-R = TypeVar("R")
 #: A page ends before the item that would make it larger; its first item may be larger by itself.
 MAX_PAGE_BYTES = 8 << 20
 #: The most items of one.
@@ -22,24 +26,46 @@ class Page(Generic[T]):
 
     items: list[T]
     last_id: str | None
-    """The cursor: the next page begins after the item of this id."""
+    """The cursor: the next page begins after the row of this id."""
     has_more: bool
+    damaged: tuple[str, ...] = ()
+    """A message for each row that is damaged, and so not among the items."""
 
 
-def take_page(rows: Iterable[R], limit: int, read: Callable[[R], tuple[str, T, int]]) -> Page[T]:
-    """A page of the first rows; `read` gives a row's id, its item and the item's bytes."""
-    items: list[T] = []
+def take_page(
+    rows: Iterable[sa.Row[Any]],
+    limit: int,
+    cursor: str,
+    read: Callable[[sa.Row[Any]], tuple[T, int]],
+) -> Page[T]:
+    """A page of the first rows: at most `limit`, those that are damaged and left out included.
+
+    `cursor` is the column of a row's id; `read` gives its item and the item's bytes, or raises
+    Damaged.
+    """
+    items, damaged = list[T](), list[str]()
     last, size = None, 0
     for row in rows:
-        if len(items) == limit:
-            return Page(items, last, True)
-        name, item, more = read(row)
-        size += more
-        if items and size > MAX_PAGE_BYTES:
-            return Page(items, last, True)
-        items.append(item)
-        last = name
-    return Page(items, last, False)
+        if len(items) + len(damaged) == limit:
+            return Page(items, last, True, tuple(damaged))
+        try:
+            item, more = read(row)
+        except Damaged as error:
+            damaged.append(str(error))
+            _log_once(str(error))
+        else:
+            size += more
+            if items and size > MAX_PAGE_BYTES:
+                return Page(items, last, True, tuple(damaged))
+            items.append(item)
+        last = str(getattr(row, cursor))
+    return Page(items, last, False, tuple(damaged))
+
+
+@lru_cache(maxsize=MAX_PAGE)
+def _log_once(message: str) -> None:
+    """Log it, unless it is among the last that were logged."""
+    log.error("A list leaves a row out. %s", message)
 
 
 def no_such_cursor(after: str) -> InvalidRequest:

@@ -163,13 +163,13 @@ class ReviewStore:
         if policy is not None:
             query = query.where(_has_calls_of(policy))
 
-        def item(row: sa.Row[Any]) -> tuple[str, bytes, int]:
+        def item(row: sa.Row[Any]) -> tuple[bytes, int]:
             body: bytes = intact(REVIEWS, row).body
-            return str(row.number), body, len(body)
+            return body, len(body)
 
         def read(connection: sa.Connection) -> Page[bytes]:
             with connection.execute(query, execution_options={"yield_per": 100}) as rows:
-                return take_page(rows, limit, item)
+                return take_page(rows, limit, "number", item)
 
         return await self._database.read(read)
 

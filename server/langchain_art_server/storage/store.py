@@ -176,9 +176,9 @@ class Store(Database):
             begins = sa.func.substr(TRAJECTORIES.c.id, 1, len(prefix))
             query = query.where(begins == prefix)
 
-        def item(row: sa.Row[Any]) -> tuple[str, bytes, int]:
+        def item(row: sa.Row[Any]) -> tuple[bytes, int]:
             body = zlib.decompress(intact(TRAJECTORIES, row).body)
-            return row.id, body, len(body)
+            return body, len(body)
 
         def read(connection: sa.Connection) -> Page[bytes]:
             found = query
@@ -190,7 +190,7 @@ class Store(Database):
                 found = found.where(TRAJECTORIES.c.number < last)
             options = {"yield_per": 8}  # a body may have megabytes
             with connection.execute(found, execution_options=options) as rows:
-                return take_page(rows, limit, item)
+                return take_page(rows, limit, "id", item)
 
         return await self.read(read)
 

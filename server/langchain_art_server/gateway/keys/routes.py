@@ -41,7 +41,7 @@ def key_routes(app: FastAPI, service: Service) -> None:
     ) -> PageOf[wire.LoggedAction]:
         """List who did what, newest first: training, rollbacks, deletions, reviews, keys."""
         page = await service.store.keys.actions(limit, after)
-        return PageOf(data=page.items, last_id=page.last_id, has_more=page.has_more)
+        return PageOf.of(page)
 
 
 def _keys_of(service: Service) -> Keyring:

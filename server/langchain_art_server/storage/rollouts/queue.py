@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pydantic_core import to_json
 
 from langchain_art import wire
-from langchain_art.errors import Conflict, NotFound, Overloaded
+from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import take_page
 from langchain_art_server.storage.queries import select_among
@@ -297,13 +297,16 @@ def _finished(connection: sa.Connection, batch: str, limit: int) -> tuple[list[b
     mine = (ROLLOUTS.c.batch == batch) & (ROLLOUTS.c.state == "finished")
     query = sa.select(ROLLOUTS).where(mine).order_by(ROLLOUTS.c.number).limit(limit + 1)
 
-    def item(row: sa.Row[Any]) -> tuple[str, bytes, int]:
-        blob = intact(ROLLOUTS, row).trajectory
-        about = {"id": row.id, "attempt": row.attempt, "error": row.error, "fatal": row.fatal}
-        about["trajectory"] = None if blob is None else unpack(blob)
+    def item(row: sa.Row[Any]) -> tuple[bytes, int]:
+        try:
+            blob = intact(ROLLOUTS, row).trajectory
+            about = {"id": row.id, "attempt": row.attempt, "error": row.error, "fatal": row.fatal}
+            about["trajectory"] = None if blob is None else unpack(blob)
+        except Damaged as error:  # left out, its owner would wait for it for ever
+            about = {"id": row.id, "attempt": 1, "error": str(error), "fatal": False}
         body = to_json(about)
-        return row.id, body, len(body)
+        return body, len(body)
 
     with connection.execute(query, execution_options={"yield_per": 8}) as rows:
-        page = take_page(rows, limit, item)
+        page = take_page(rows, limit, "id", item)
     return page.items, _status(connection, batch).model_dump_json().encode()

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from pydantic_core import from_json
 
 from langchain_art import wire
 from langchain_art.errors import Conflict, NotFound
 from langchain_art_server.storage.rollouts import leases
 from langchain_art_server.storage.rollouts.queue import RolloutQueue
+from langchain_art_server.storage.rollouts.tables import ROLLOUTS
 from langchain_art_server.storage.store import Store
 
 ROLLOUT = "my_agent:rollout"
@@ -24,6 +26,7 @@ class Queue:
 
     queue: RolloutQueue
     now: list[float]
+    engine: sa.Engine
     holds: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
 
     async def put(self, count: int, batch: str = "b", start: int = 0, **more: Any) -> None:
@@ -65,7 +68,7 @@ async def queue(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
     monkeypatch.setattr(leases, "now_of", clock)
     store = Store(database_url)
-    yield Queue(store.rollouts, now)
+    yield Queue(store.rollouts, now, store.engine)
     store.close()
 
 
@@ -260,3 +263,18 @@ async def test_a_server_that_was_away_ends_no_lease(queue: Queue) -> None:
     assert await queue.lease("b", free=1) == []
     await queue.complete(lease)
     assert len(await queue.take()) == 1
+
+
+async def test_a_damaged_rollout_ends_as_one_that_failed_and_says_why(queue: Queue) -> None:
+    await queue.put(3)
+    for lease in await queue.lease("a", free=3):
+        await queue.complete(lease)
+    with queue.engine.begin() as connection:
+        connection.execute(
+            sa.update(ROLLOUTS).where(ROLLOUTS.c.id == "b-1").values(trajectory=b"x")
+        )
+    first, damaged, last = await queue.take()
+    assert first.trajectory is not None and last.trajectory is not None
+    assert damaged.id == "b-1" and damaged.trajectory is None
+    assert damaged.error is not None and "in the database is damaged" in damaged.error
+    assert await queue.take("b", "b-0", "b-1", "b-2") == []

@@ -1,0 +1,118 @@
+"""A page leaves a damaged row out, says so, and goes on behind it: in every list."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_art.client.routes import pages
+from langchain_art.wire import LoggedAction, LoraConfig, Review, TrainRequest, Trajectory
+from langchain_art_server.storage.pages import Page, _log_once
+from langchain_art_server.storage.schema.key_tables import ACTIONS
+from langchain_art_server.storage.store import Store
+from langchain_art_server.storage.tables import EVENTS, JOBS, REVIEWS, TRAJECTORIES
+
+Read = Callable[[Store, int, str | None], Awaitable[Page[Any]]]
+#: Of each list: its table, the column of its cursor, one that is damaged, and how a page is read.
+LISTS: dict[str, tuple[sa.Table, str, str, Read]] = {
+    "trajectories": (
+        TRAJECTORIES,
+        "id",
+        "scenario",
+        lambda store, limit, after: store.recent_trajectories(limit, after=after),
+    ),
+    "jobs": (JOBS, "id", "error", lambda store, limit, after: store.jobs.page(limit, after)),
+    "events": (
+        EVENTS,
+        "seq",
+        "message",
+        lambda store, limit, after: store.jobs.events("j-0", int(after or 0), limit),
+    ),
+    "reviews": (
+        REVIEWS,
+        "number",
+        "source",
+        lambda store, limit, after: store.reviews.page(limit, after=int(after or 0)),
+    ),
+    "actions": (
+        ACTIONS,
+        "number",
+        "subject",
+        lambda store, limit, after: store.keys.actions(limit, int(after) if after else None),
+    ),
+}
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    opened = Store(database_url)
+    yield opened
+    opened.close()
+
+
+async def fill(store: Store) -> None:
+    """Five rows of each list."""
+    runs = [Trajectory(id=f"t-{number}") for number in range(5)]
+    await store.add_trajectories(runs)
+    await store.add_policy("p", LoraConfig())
+    for number in range(5):
+        request = TrainRequest(policy="p", groups=((f"t-{number}",),))
+        await store.jobs.add(f"j-{number}", f"k-{number}", request, runs[number : number + 1], 9)
+        await store.jobs.add_event("j-0", f"said {number}")
+        await store.keys.note("default", None, "trained", str(number))
+    about: dict[str, Any] = {"source": "s", "kind": "reward", "name": "n", "at": 1.0, "value": 1.0}
+    await store.reviews.put([Review(id=run.id, trajectory=run.id, **about) for run in runs])
+
+
+async def everything(store: Store, read: Read, limit: int) -> tuple[int, list[str]]:
+    """Items and messages of a list, page by page."""
+    items, damaged, after = 0, list[str](), None
+    while True:
+        page = await read(store, limit, after)
+        assert len(page.items) + len(page.damaged) <= limit
+        items += len(page.items)
+        damaged += page.damaged
+        if not page.has_more:
+            return items, damaged
+        after = page.last_id
+
+
+@pytest.mark.parametrize("name", LISTS)
+async def test_a_damaged_row_is_left_out_and_the_rest_is_listed(
+    store: Store, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table, cursor, column, read = LISTS[name]
+    await fill(store)
+    rows, none = await everything(store, read, 2)
+    assert rows >= 5 and none == []
+    with store.engine.begin() as connection:
+        keys = connection.execute(sa.select(table.c[cursor]).order_by(table.c[cursor])).scalars()
+        hurt = list(keys)[1:3]
+        other = sa.update(table).where(table.c[cursor].in_(hurt)).values({column: f"x {name}"})
+        connection.execute(other)
+    _log_once.cache_clear()
+    for limit in (1, 2, 3, 100):
+        items, damaged = await everything(store, read, limit)
+        assert items == rows - 2 and len(set(damaged)) == len(damaged) == 2
+        assert all("in the database is damaged" in one for one in damaged)
+    assert len(caplog.messages) == len(set(caplog.messages)) == 2
+
+
+def test_a_client_goes_on_behind_a_damaged_row_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    entry = LoggedAction(number=1, at=1.0, tenant="t", key=None, action="trained", subject="x")
+    flow = pages("/v1/log", LoggedAction, {}, 2)
+    answers = [
+        b'{"data":[],"last_id":"2","has_more":true,"damaged":["entry 2 is damaged"]}',
+        b'{"data":[%b],"last_id":"1","has_more":false}' % entry.model_dump_json().encode(),
+    ]
+    request = next(flow)
+    with pytest.raises(StopIteration) as end:
+        for content in answers:
+            request = flow.send(request.parse(content))
+    assert end.value.value == [entry]
+    assert [one for one in caplog.messages if "entry 2" in one] == [
+        "A list leaves a row out. entry 2 is damaged"
+    ]
