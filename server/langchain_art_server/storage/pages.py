@@ -52,7 +52,7 @@ def take_page(
             item, more = read(row)
         except Damaged as error:
             damaged.append(str(error))
-            _log_once(str(error))
+            log_once(str(error))
         else:
             size += more
             if items and size > MAX_PAGE_BYTES:
@@ -63,7 +63,7 @@ def take_page(
 
 
 @lru_cache(maxsize=MAX_PAGE)
-def _log_once(message: str) -> None:
+def log_once(message: str) -> None:
     """Log it, unless it is among the last that were logged."""
     log.error("A list leaves a row out. %s", message)
 

@@ -9,8 +9,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from langchain_art.wire.redaction import REDACTED, redact
+
 #: A request id that is taken from a caller: as ids on the wire, and no longer than others.
 _GIVEN = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
+#: What `new_api_key` makes: 32 random bytes in base64.
+_KEY = re.compile(
+    r"(?<![\w-])(?=[\w-]{43}(?![\w-]))(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?=[\w-]*\d)[\w-]{43}", re.ASCII
+)
 #: Parameters of paths, by the names that records have for them.
 _OF_PATHS = {
     "trajectory_id": "run_id",
@@ -46,7 +52,7 @@ class LogContext:
     """Parameters of the route that answers."""
 
     def fields(self) -> dict[str, str]:
-        """Known fields, for a record."""
+        """Known fields, for a record or a span; without a key that stood in a wrong place."""
         known = {
             "request_id": self.request_id,
             "tenant": self.tenant,
@@ -60,7 +66,7 @@ class LogContext:
         for given, value in (self.path_params or {}).items():
             if (name := _OF_PATHS.get(given)) is not None:
                 found.setdefault(name, str(value)[:128])
-        return found
+        return {name: without_keys(redact(value)) for name, value in found.items()}
 
 
 CURRENT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
@@ -69,6 +75,11 @@ CURRENT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
 def current() -> LogContext | None:
     """The context of the code that runs; None outside of requests and jobs."""
     return CURRENT.get()
+
+
+def without_keys(text: str) -> str:
+    """The text without what may be the key of a server."""
+    return _KEY.sub(REDACTED, text)
 
 
 def request_id_of(given: bytes | None) -> str:

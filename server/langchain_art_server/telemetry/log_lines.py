@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from langchain_art.wire.redaction import redact, redact_values
-from langchain_art_server.telemetry.log_context import current
+from langchain_art_server.telemetry.log_context import current, without_keys
 
 
 class TextLines(logging.Formatter):
@@ -16,7 +16,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, with its traceback."""
-        return redact(super().format(record))
+        return without_keys(redact(super().format(record)))
 
 
 class JsonLines(logging.Formatter):
@@ -41,7 +41,7 @@ class JsonLines(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(redact_values(line), default=str)
+        return without_keys(json.dumps(redact_values(line), default=str))
 
 
 def log_as_json(level: int | str = logging.WARNING) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from langchain_art.client.routes import pages
 from langchain_art.wire import LoggedAction, LoraConfig, Review, TrainRequest, Trajectory
-from langchain_art_server.storage.pages import Page, _log_once
+from langchain_art_server.storage.pages import Page, log_once
 from langchain_art_server.storage.schema.key_tables import ACTIONS
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import EVENTS, JOBS, REVIEWS, TRAJECTORIES
@@ -93,7 +93,7 @@ async def test_a_damaged_row_is_left_out_and_the_rest_is_listed(
         hurt = list(keys)[1:3]
         other = sa.update(table).where(table.c[cursor].in_(hurt)).values({column: f"x {name}"})
         connection.execute(other)
-    _log_once.cache_clear()
+    log_once.cache_clear()
     for limit in (1, 2, 3, 100):
         items, damaged = await everything(store, read, limit)
         assert items == rows - 2 and len(set(damaged)) == len(damaged) == 2

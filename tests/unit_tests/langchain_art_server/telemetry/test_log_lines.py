@@ -12,6 +12,7 @@ import pytest
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext, request_id_of
 from langchain_art_server.telemetry.log_lines import JsonLines, TextLines
 
+KEY = "9DDaF9GcuMTOUT3uFE8Tb4x-ltJHoEHX5eesrK_ofOk"
 SECRET = "sk-art-0123456789abcdefghijklmnop"
 
 
@@ -51,6 +52,26 @@ def test_a_traceback_is_a_field_and_no_line_has_a_secret() -> None:
     said = JsonLines().format(record)
     assert "ValueError" in json.loads(said)["exception"]
     assert SECRET not in said and SECRET not in TextLines("%(message)s").format(record)
+
+
+@pytest.mark.parametrize("key", [KEY, f"sk-art-{KEY}"])
+def test_a_key_in_a_path_is_in_no_field_no_line_and_no_span(key: str) -> None:
+    context = LogContext(request_id=key, model=key, path_params={"name": key, "job_id": f"a:{key}"})
+    assert key not in str(context.fields()) and context.fields()["job_id"] == "a:[redacted]"
+    token = CURRENT.set(context)
+    try:
+        said = line(f"GET /v1/policies/{key} failed.", fields={"path": f"/{key}/x"})
+    finally:
+        CURRENT.reset(token)
+    assert key not in str(said) and said["message"] == "GET /v1/policies/[redacted] failed."
+    record = logging.LogRecord("art", logging.ERROR, "f.py", 1, f"no /{key}", (), None)
+    assert TextLines("%(message)s").format(record) == "no /[redacted]"
+
+
+@pytest.mark.parametrize("name", ["0123456789abcdef" * 4, f"trajectory-{'0a' * 16}", "A1b" * 14])
+def test_a_name_that_is_no_key_stays(name: str) -> None:
+    assert LogContext(run_id=name).fields() == {"run_id": name}
+    assert line(name)["message"] == name
 
 
 @pytest.mark.parametrize("given", [b"a", b"0af7:1/x_2-y=", b"x" * 128])
