@@ -13,6 +13,7 @@ import resource
 from collections.abc import Callable
 from typing import Any, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -140,6 +141,7 @@ class DeadlineHttp(HttpToolsProtocol):
         self._reading: _Deadline | None = None
         self._lingers = False  # the answer is sent, and what still comes is not kept
         self._after_answer = 0  # bytes of a body whose request was answered
+        self._refusal: RequestRefused | None = None  # of what follows the requests before it
         self._held = b""  # a header that is not sent yet
 
     # --- connection -----------------------------------------------------------------------------
@@ -222,13 +224,34 @@ class DeadlineHttp(HttpToolsProtocol):
         if self._lingers:
             self._not_kept(len(data))
             return
-        super().data_received(data)
+        if self._refusal is not None:
+            self.flow.pause_reading()  # until an answer before it is whole
+            return
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self._part == "body" and self._answers_nothing():
             self._not_kept(len(data))
+        if self._refusal is not None:
+            return
         if self._part:
             self._unfinished(len(data))
         elif self._answers_nothing():
             self._within(HEADER_SECONDS)  # empty lines before a header, which end uvicorn's timer
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Ignored (RFC 9110, 7.8): the parser, which takes what follows for another protocol's,
+            # gives way to one that is told of no upgrade.
+            method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+            lines += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._feed(b"\r\n".join([*lines, b"\r\n"]) + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
 
     def on_message_begin(self) -> None:
         """A header begins."""
@@ -239,17 +262,29 @@ class DeadlineHttp(HttpToolsProtocol):
         """A header is whole."""
         if len(self.headers) > MAX_FIELDS or len(self.pipeline) >= MAX_AHEAD:
             raise _Refused
+        if self.parser.get_method() == b"CONNECT":
+            raise _Refused
+        if self.parser.should_upgrade():
+            return
+        super().on_headers_complete()
         self._in_time()
         self._part = "body"
-        super().on_headers_complete()
         is_old = self.scope["http_version"] == "1.0"
         self.cycle.transport = cast("asyncio.Transport", _AnswerWriter(self, is_old))
 
     def on_message_complete(self) -> None:
         """A request is whole."""
+        if self.parser.should_upgrade():
+            return
         self._in_time()
         self._part = ""
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is whole."""
+        super().on_response_complete()
+        if self._refusal is not None:
+            self._refuse(self._refusal)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed."""
@@ -335,15 +370,16 @@ class DeadlineHttp(HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def _refuse(self, error: RequestRefused) -> None:
-        """Answer without the application, unless it answers already, and close."""
+        """Answer without the application, behind what it answers already, and close."""
         self._in_time()
         if self._lingers or self.transport.is_closing():
             return
-        if self._part == "body":  # of a request that may have been answered, or wait for others
-            unanswered = not (self.cycle.response_started or self.pipeline)
-        else:
-            unanswered = self._answers_nothing()
-        if unanswered:
+        if self._part != "body" and not self._answers_nothing():
+            self._refusal = error
+            return
+        self._release()
+        # The request of a body may have been answered, or wait for others.
+        if self._part != "body" or not (self.cycle.response_started or self.pipeline):
             self._say(error)
         self.close()
         self._end_soon()

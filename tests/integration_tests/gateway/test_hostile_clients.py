@@ -175,6 +175,47 @@ def test_who_asks_whether_to_send_a_body_is_told(small: Small) -> None:
     assert b"200 OK" in (answer := one.recv(4096)) and answer.endswith(b"\r\n\r\n3")
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 1000])
+@pytest.mark.parametrize("to", [b"h2c", b"websocket", b"h2c, TLS/1.0"])
+def test_an_upgrade_that_is_not_spoken_is_ignored(small: Small, to: bytes, pieces: int) -> None:
+    fields = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AA\r\n" % to
+    post = (POST % 10).replace(b"\r\n", b"\r\n" + fields, 1) + b'{"a": 123}'
+    chunked = post.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked")
+    chunked = chunked.replace(b'{"a"', b'a\r\n{"a"') + b"\r\n0\r\n\r\n"
+    whole = post + chunked + GET + fields + b"\r\n" + GET + b"Connection: close\r\n\r\n"
+    with small.connect() as connection:
+        size = -(-len(whole) // pieces)
+        for start in range(0, len(whole), size):
+            connection.sendall(whole[start : start + size])
+        answers = said(connection).split(b"HTTP/1.1 ")[1:]
+    assert [one[:3] for one in answers] == [b"200"] * 4
+    assert [one.rpartition(b"\r\n\r\n")[2] for one in answers] == [b"10", b"10", b"0", b"0"]
+
+
+@pytest.mark.parametrize("first", [b"", GET + b"\r\n"])
+@pytest.mark.parametrize("target", [b"a:1", b"localhost:80", b"/x", b"[::1]:443"])
+def test_a_tunnel_is_refused_in_one_line(
+    small: Small, target: bytes, first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small.connect() as connection:
+        connection.sendall(first + b"CONNECT %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
+        answers = said(connection).split(b"HTTP/1.1 ")[1:]
+    assert [one[:3] for one in answers] == [b"200"] * bool(first) + [b"400"]
+    assert len(caplog.records) <= 1 and all(one.exc_info is None for one in caplog.records)
+
+
+@pytest.mark.parametrize("wrong", [(GET + b"\r\n") * 5000, b"no HTTP\r\n\r\n", b"GET / HTTP/9\r\n"])
+def test_what_came_before_a_refused_request_is_answered_first(small: Small, wrong: bytes) -> None:
+    with small.connect() as connection:
+        connection.sendall((GET + b"\r\n") * 3 + (POST % 2) + b"{}" + wrong)
+        *answered, refused = whole(connection).split(b"HTTP/1.1 ")[1:]
+    assert {one[:3] for one in answered} == {b"200"} and refused.startswith(b"400")
+    bodies = [one.rpartition(b"\r\n\r\n")[2] for one in answered]
+    assert bodies[:4] == [b"0", b"0", b"0", b"2"]
+    assert len(bodies) >= (http_protocol.MAX_AHEAD if wrong.startswith(GET) else 4)
+    assert f"at most {http_protocol.MAX_AHEAD} requests".encode() in refused
+
+
 def test_a_header_goes_out_before_a_body_that_comes_later(small: Small) -> None:
     one = small.connect()
     one.sendall(GET.replace(b"healthz", b"late") + b"\r\n")
