@@ -94,7 +94,7 @@ def record_routes(app: FastAPI, service: Service) -> None:
 
 def whole(page: Page[bytes]) -> Response:
     """A page whose items are JSON already."""
-    about = {"object": "list", "last_id": page.last_id, "has_more": page.has_more}
-    about["damaged"] = page.damaged
+    known: dict[str, Any] = {"last_id": page.last_id, "has_more": page.has_more}
+    about = {"object": "list", **known, "damaged": page.damaged}
     whole = to_json(about)[:-1] + b',"data":[' + b",".join(page.items) + b"]}"
     return Response(whole, media_type="application/json")
