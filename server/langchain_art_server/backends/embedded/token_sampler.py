@@ -91,11 +91,8 @@ class TokenSampler:
         log_total = total.log()
         if self._greedy is not None:
             ids = torch.where(self._greedy, logits.argmax(-1), ids)
-        picked = (
-            (logprobs.gather(1, ids.unsqueeze(1)).to(self._wide) - log_total)
-            .squeeze(1)
-            .clamp_(max=0.0)
-        )
+        picked = logprobs.gather(1, ids.unsqueeze(1)).to(self._wide) - log_total
+        picked = picked.squeeze(1).clamp_(max=0.0)
         tokens, values = torch.stack([ids.to(self._wide), picked]).tolist()
         sampled = SampledTokens([int(token) for token in tokens], values, ids)
         if self._top:
