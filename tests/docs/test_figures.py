@@ -1,6 +1,7 @@
 """Figures that pages quote are those of the sections that they link to.
 
-`docs/benchmarks.md` and the H200's section of `docs/gpu.md` hold the published figures.
+`docs/benchmarks.md`, the H200's section of `docs/gpu.md` and the examples' pages hold the published
+figures.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ H200 = REPO / "benchmarks" / "gpu" / "figures" / "h200-2026-11-26" / "learner-qw
 FIGURE = re.compile(
     r"(?<![\w.])\d[\d,]*(?:\.\d+(?:e-?\d+)?(?![\w.]|-\d)|(?=(?: %| s\b| seconds| times)))"
 )
-LINK = re.compile(r"\]\((?:docs/|\.\./)?((?:benchmarks|gpu)\.md)#([\w-]+)\)")
+LINK = re.compile(r"\]\((?:docs/|\.\./)?((?:benchmarks|gpu|examples/[\w-]+)\.md)#([\w-]+)\)")
 #: Of `docs/gpu.md`, the section that holds figures.
 MEASURED = {("gpu.md", "on-one-h200")}
 
