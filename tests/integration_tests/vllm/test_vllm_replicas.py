@@ -80,7 +80,7 @@ class Killer(threading.Thread):
                 time.sleep(0.01)
                 now = http.get("/status").json()
                 calls = [one["running_calls"] for one in now["replicas"]]
-                if now["policies"][0]["version"] >= 1 and min(calls) >= 2:
+                if now["policies"][0]["version"] >= 1 and min(calls) >= 1:
                     os.kill(children(self.server.guards()[-1])[0], signal.SIGKILL)
                     self.calls = calls
             while not self.back(http.get("/status").json()):
