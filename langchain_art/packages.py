@@ -35,9 +35,9 @@ def unpack_package(requirement: str, folder: Path, what: str) -> None:
     """Have pip put a package into `folder`, without what it depends on.
 
     Args:
-        requirement: A version of the package, as pip takes it.
-        folder: Where it goes; made if missing.
-        what: Is wanted of it, for the error.
+        requirement: version of the package, as pip takes it.
+        folder: destination; made if missing.
+        what: name of its content, for the error.
 
     Raises:
         ConfigError: pip did not fetch it; says why.

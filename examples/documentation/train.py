@@ -14,8 +14,8 @@ import typer
 from examples.documentation.agent import build_agent
 from examples.documentation.pages import Question, questions
 from examples.support.command import train_command
-from examples.support.demo import Demo, Fit, Setup
-from langchain_art import ChatART, Run, TrainConfig, capture
+from examples.support.demo import Fit, Setup, pretrained_demo
+from langchain_art import ChatART, Run, capture
 
 Rollout = Callable[[Question], Awaitable[Run]]
 
@@ -49,23 +49,18 @@ def build_fit(setup: Setup) -> Fit:
     """Questions in the order of the setup's seed; held-out ones are of other modules."""
     model = setup.chat()
     return Fit(
-        trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
+        trainer=setup.trainer([model]),
         rollout=make_rollout(model),
         train=questions("train", setup.seed),
         held_out=questions("test", setup.seed)[: setup.demo.held_out],
     )
 
 
-DEMO = Demo(
+DEMO = pretrained_demo(
     name="documentation",
     title="Documentation",
-    base_model="smollm2-135m",
     policies=("documentation",),
     build=build_fit,
-    steps=40,
-    groups_per_step=4,
-    held_out=96,
-    learning_rate=None,
 )
 
 main = train_command(DEMO, "Train a pretrained model to search, open and answer.")

@@ -14,8 +14,8 @@ import typer
 from examples.frozen_lake.agent import build_agent
 from examples.frozen_lake.environment import Lake, Walk, lakes
 from examples.support.command import train_command
-from examples.support.demo import Demo, Fit, Setup
-from langchain_art import ChatART, Run, TrainConfig, capture
+from examples.support.demo import Fit, Setup, pretrained_demo
+from langchain_art import ChatART, Run, capture
 
 Rollout = Callable[[Lake], Awaitable[Run]]
 
@@ -39,23 +39,19 @@ def build_fit(setup: Setup) -> Fit:
     """Lakes of the setup's seed."""
     model = setup.chat()
     return Fit(
-        trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
+        trainer=setup.trainer([model]),
         rollout=make_rollout(model),
         train=lakes("train", setup.train_scenarios, setup.seed),
         held_out=lakes("test", setup.demo.held_out, setup.seed),
     )
 
 
-DEMO = Demo(
+DEMO = pretrained_demo(
     name="frozen-lake",
     title="Frozen Lake",
-    base_model="smollm2-135m",
     policies=("frozen-lake",),
     build=build_fit,
     steps=30,
-    groups_per_step=4,
-    held_out=96,
-    learning_rate=None,
 )
 
 main = train_command(DEMO, "Train a pretrained model on an environment of TextArena.")

@@ -16,8 +16,8 @@ from langchain_core.messages import BaseMessage
 from examples.function_calling.agent import build_agent
 from examples.function_calling.leaderboard import Question, grade, questions, solved
 from examples.support.command import train_command
-from examples.support.demo import Demo, Fit, Setup
-from langchain_art import Run, TrainConfig, capture
+from examples.support.demo import Fit, Setup, pretrained_demo
+from langchain_art import Run, capture
 
 Rollout = Callable[[Question], Awaitable[Run]]
 
@@ -43,23 +43,18 @@ def build_fit(setup: Setup) -> Fit:
     train, rest = questions("train"), questions("held out")
     drawn.shuffle(train)
     return Fit(
-        trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
+        trainer=setup.trainer([model]),
         rollout=make_rollout(model, setup.shots(train)),
         train=train,
         held_out=drawn.sample(rest, min(setup.demo.held_out, len(rest))),
     )
 
 
-DEMO = Demo(
+DEMO = pretrained_demo(
     name="function-calling",
     title="Function calling",
-    base_model="smollm2-135m",
     policies=("caller",),
     build=build_fit,
-    steps=40,
-    groups_per_step=4,
-    held_out=96,
-    learning_rate=None,
     max_tokens=80,
     serve_options=("--chat-template", "tools"),
     solved=solved,

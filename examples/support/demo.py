@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from langchain_art import (
     Trainer,
     reward_plot,
 )
+from langchain_art.packages import made_once
 
 #: Below a demo's folder: what a fit leaves there, and its server.
 FILES = ("server", "fit.json", "history.jsonl", "pending.json", "earlier")
@@ -84,6 +86,12 @@ class Demo:
     solved: Callable[[Any], Sequence[BaseMessage]] | None = None
 
 
+#: A `Demo` on a pretrained model, which pip fetches.
+pretrained_demo = partial(
+    Demo, base_model="smollm2-135m", steps=40, groups_per_step=4, held_out=96, learning_rate=None
+)
+
+
 def base_model_of(folder: Path | str) -> Path | str:
     """A base model as `Demo` names it; if its folder is not there, its example's script makes one.
 
@@ -92,15 +100,14 @@ def base_model_of(folder: Path | str) -> Path | str:
     if isinstance(folder, str) or folder.exists():
         return folder
     example = folder.parent
-    made = Path("out", "base_models", example.name).resolve()
-    if not made.exists():
-        inner = example.relative_to(Path(__file__).parents[1]).parts
-        script = ".".join((__name__.removesuffix(".support.demo"), *inner, "build_base_model"))
+    inner = example.relative_to(Path(__file__).parents[1]).parts
+    script = ".".join((__name__.removesuffix(".support.demo"), *inner, "build_base_model"))
+
+    def build(out: Path) -> None:
         Console().print(f"Building the base model with {script}, once. It takes some minutes.")
-        unfinished = made.with_name(f"{made.name}.unfinished")
-        subprocess.run([sys.executable, "-m", script, "--out", unfinished], check=True)
-        unfinished.rename(made)
-    return made
+        subprocess.run([sys.executable, "-m", script, "--out", out], check=True)
+
+    return made_once(Path("out", "base_models", example.name).resolve(), build)
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,12 @@ class Setup:
         )
 
     def config(self, **options: Any) -> TrainConfig:
-        """The demo's settings of an optimizer step; `options` are of `TrainConfig`."""
+        """The demo's settings of an optimizer step; `options` are of `TrainConfig`.
+
+        A pretrained model has the defaults, but for the learning rate.
+        """
+        if isinstance(self.demo.base_model, str):
+            return TrainConfig(learning_rate=self.demo.learning_rate, **options)
         settings: dict[str, Any] = {
             "learning_rate": self.demo.learning_rate,
             "schedule": LRSchedule(warmup_steps=5, decay_steps=max(self.steps, 6)),
@@ -161,7 +173,7 @@ class Setup:
         return TrainConfig(**(settings | options))
 
     def trainer(self, models: Sequence[ChatART], **options: Any) -> Trainer:
-        """The trainer of `models`, with the demo's sizes and settings that suit a small model.
+        """The trainer of `models`, with the demo's sizes and settings.
 
         Args:
             models: Chat model of each policy.

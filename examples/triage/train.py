@@ -12,10 +12,10 @@ import typer
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from examples.support.command import train_command
-from examples.support.demo import Demo, Fit, Setup
+from examples.support.demo import Fit, Setup, pretrained_demo
 from examples.triage.agent import Route, build_agent
 from examples.triage.tickets import Ticket, tickets
-from langchain_art import ChatART, Run, TrainConfig, capture
+from langchain_art import ChatART, Run, capture
 
 Rollout = Callable[[Ticket], Awaitable[Run]]
 #: Messages to learn from; each comes again after as many steps as they fill.
@@ -45,23 +45,18 @@ def build_fit(setup: Setup) -> Fit:
     """Messages of the setup's seed; held-out ones tell other problems."""
     model, train = setup.chat(), tickets("train", MESSAGES, setup.seed)
     return Fit(
-        trainer=setup.trainer([model], config=TrainConfig(learning_rate=setup.demo.learning_rate)),
+        trainer=setup.trainer([model]),
         rollout=make_rollout(model, setup.shots(train)),
         train=train,
         held_out=tickets("test", setup.demo.held_out, setup.seed),
     )
 
 
-DEMO = Demo(
+DEMO = pretrained_demo(
     name="triage",
     title="Triage",
-    base_model="smollm2-135m",
     policies=("triage",),
     build=build_fit,
-    steps=40,
-    groups_per_step=4,
-    held_out=96,
-    learning_rate=None,
     solved=solved,
 )
 

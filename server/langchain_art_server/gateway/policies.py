@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from langchain_art import wire
 from langchain_art.errors import (
     ArtError,
@@ -32,6 +30,7 @@ from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.mirrored_store import MirroredStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
 from langchain_art_server.storage.fleet.policy_leases import PolicyLease
+from langchain_art_server.storage.queries import database_identity
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class Policies:
                 trained with another chat template; or the adapters are those of another database.
         """
         if isinstance(self._adapters, MirroredStore):
-            kept, owner = (await self._store.served())[1], await self._store.read(identity)
+            kept, owner = (await self._store.served())[1], await self._store.read(database_identity)
             await self._adapters.off_loop(self._adapters.adopt, kept, owner)
         await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
@@ -284,14 +283,3 @@ def require_memory(policy: str, adapter: Path, free: float | None) -> None:
 
 def _mib(size: float) -> str:
     return f"{size / (1 << 20):,.0f} MiB"
-
-
-_IDENTITY = sa.text(
-    "SELECT system_identifier::text || '/' || oid::text FROM pg_control_system(), pg_database "
-    "WHERE datname = current_database()"
-)
-
-
-def identity(connection: sa.Connection) -> str:
-    """PostgreSQL's number of the cluster and of the database in it; a restored copy has another."""
-    return str(connection.execute(_IDENTITY).scalar_one())

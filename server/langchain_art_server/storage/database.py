@@ -33,6 +33,7 @@ from langchain_art_server.storage.schema.opening import (
 from langchain_art_server.storage.seals import insert
 from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
@@ -239,9 +240,6 @@ def _advice(failure: Exception) -> str:
 
 def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> Iterator[dict[str, Any]]:
     return (record.row() for records, _ in batch for record in records)
-
-
-log = logging.getLogger(__name__)
 
 
 def make_private(data_dir: Path) -> None:
