@@ -58,7 +58,7 @@ def _is_local(host_header: str) -> bool:
 
 
 @lru_cache(maxsize=_MAX_PEERS)
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """An IPv4 address, or the /64 of an IPv6 address: one host has all of its addresses."""
     if ":" not in address:
         return address
@@ -81,7 +81,7 @@ def peer_of(scope: Scope) -> str:
     if (access := access_of(scope)) is not None and access.client is not None:
         return access.client
     client = scope.get("client")
-    return _network(client[0]) if client else ""
+    return network_of(client[0]) if client else ""
 
 
 @dataclass
