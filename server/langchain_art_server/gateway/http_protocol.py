@@ -295,8 +295,12 @@ class DeadlineHttp(HttpToolsProtocol):
         """A header is whole."""
         if len(self.headers) > MAX_FIELDS or len(self.pipeline) >= MAX_AHEAD:
             raise _Refused
-        if self.parser.get_method() == b"CONNECT":
-            raise _Refused
+        version, hosts = self.parser.get_http_version(), sum(n == b"host" for n, _ in self.headers)
+        if version not in {"1.0", "1.1"} or hosts > 1 or (version == "1.1" and not hosts):
+            raise _Refused  # RFC 9112, 3.2
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]) or self.parser.get_method() == b"CONNECT":
+            raise _Refused  # RFC 9112, 6.1: another coding is not undone here
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
@@ -328,9 +332,9 @@ class DeadlineHttp(HttpToolsProtocol):
         """Answer what cannot be parsed."""
         self._refuse(
             InvalidRequest(
-                f"{msg} Expected HTTP/1.1, with at most {MAX_FIELDS} fields and "
-                f"{MAX_HEADER_BYTES} bytes of header, and at most {MAX_AHEAD} requests that wait "
-                "for their answers."
+                f"{msg} Expected HTTP/1.1, with one field Host, no Transfer-Encoding but chunked, "
+                f"at most {MAX_FIELDS} fields and {MAX_HEADER_BYTES} bytes of header, and at most "
+                f"{MAX_AHEAD} requests that wait for their answers."
             )
         )
 
