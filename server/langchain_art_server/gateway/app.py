@@ -24,7 +24,7 @@ from langchain_art_server.gateway.chat.completions import ChatCompletions
 from langchain_art_server.gateway.keys.routes import key_routes
 from langchain_art_server.gateway.keys.scopes import require_rules
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, look_turns
-from langchain_art_server.gateway.openapi import body_docs, document
+from langchain_art_server.gateway.openapi import body_docs, document_route
 from langchain_art_server.gateway.operations.metrics import metrics_route
 from langchain_art_server.gateway.operations.request_watch import RequestWatch
 from langchain_art_server.gateway.record_routes import record_routes
@@ -69,7 +69,7 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> Re
 
 def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
     """One tenant's application, behind the check of access."""
-    app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="langchain-art", version=__version__, openapi_url=None)
 
     async def refused(_request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):  # of a path, a query or a header
@@ -94,7 +94,7 @@ def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIA
     metrics_route(app, service)
     page(app, service)
     require_rules(app.routes)
-    app.openapi = lambda: document(app)
+    document_route(app)
     chat = ChatCompletions(service)
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:

@@ -107,7 +107,7 @@ async def _lease(
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
     while True:
         change = queue.work.next()
-        found = await queue.lease(asked)
+        found = await looks.take(peer_of(request.scope), lambda: queue.lease(asked))
         if found.leases or found.lost or not asked.free:
             return found
         is_due = False
@@ -131,7 +131,8 @@ async def _take(
     """Finished rollouts as JSON, as soon as there are some, and the status of the batch."""
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
     peer = peer_of(request.scope)
-    change, found = queue.ends.next(), await queue.take(batch, asked)
+    change = queue.ends.next()
+    found = await looks.take(peer, lambda: queue.take(batch, asked))
     while not (found[0] or service.is_stopping() or await request.is_disconnected()):
         if (left := deadline - time.monotonic()) <= 0:
             break

@@ -166,7 +166,14 @@ class RolloutQueue:
             for row in list(done):
                 connection.execute(sa.delete(ROLLOUTS).where(ROLLOUTS.c.number == row.number))
 
-        await self._database.write(write)
+        def is_noted(connection: sa.Connection) -> bool:
+            asked_at = _require_batch(connection, batch).asked_at
+            return (
+                not asked.done and leases.now_of(connection) - asked_at < leases.BATCH_SECONDS / 10
+            )
+
+        if not await self._database.read(is_noted):
+            await self._database.write(write)
         return await self.finished(batch, asked.limit)
 
     async def finished(self, batch: str, limit: int) -> tuple[list[bytes], bytes]:
