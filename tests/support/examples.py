@@ -14,9 +14,8 @@ from langchain_openai import ChatOpenAI
 from typer.testing import CliRunner
 
 from examples.support.demo import Demo, run
-from langchain_art_server.config import Settings, load_settings
 from tests.support.json_server import JsonServer
-from tests.support.live_server import REPO, ForkedServer
+from tests.support.live_server import ForkedServer
 
 
 @contextmanager
@@ -49,11 +48,6 @@ def evaluation(main: Callable[..., None], *arguments: str) -> str:
     done = CliRunner().invoke(program, list(arguments))
     assert done.exit_code == 0, done.output
     return done.stdout
-
-
-def settings_of(name: str) -> Settings:
-    """The settings that an example's ``server.toml`` makes."""
-    return load_settings(REPO / "examples" / name / "server.toml")
 
 
 class HostedModel(JsonServer):

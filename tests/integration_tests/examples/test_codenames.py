@@ -21,7 +21,6 @@ from tests.support.examples import (
     evaluation,
     require_same_base,
     server_of,
-    settings_of,
     short_fit,
 )
 
@@ -89,10 +88,6 @@ async def test_the_program_runs_on_hosted_models() -> None:
             "guesses_follow_clue": 1.0,
             "assassin_met": 0.0,
         }
-
-
-def test_the_settings_for_a_card_are_accepted() -> None:
-    assert settings_of("codenames").policies == DEMO.policies
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from examples.email_assistant.mailbox import scenarios
 from examples.email_assistant.train import DEMO, WEIGHTS, build_fit, criteria, make_rollout
 from examples.support.demo import Setup
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 KINDS = {"success, newest", "success, oldest", "success, sender"}
 
@@ -68,7 +68,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         for scenario in scenarios("test", 6, 0):
             run = await rollout(scenario)
             assert (run.reward, run.scores[f"success, {scenario.kind}"]) == (1.0, 1.0)
-
-
-def test_the_settings_for_a_card_are_accepted() -> None:
-    assert settings_of("email_assistant").policies == DEMO.policies

@@ -17,7 +17,7 @@ from examples.mcp_server.evaluate import main as evaluate
 from examples.mcp_server.session import McpServer
 from examples.mcp_server.train import DEMO, main
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -85,8 +85,3 @@ def test_another_server_takes_real_models(options: list[str], words: str, tmp_pa
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
     assert not (tmp_path / "none").exists()
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("mcp_server")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

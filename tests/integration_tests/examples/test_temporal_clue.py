@@ -17,7 +17,6 @@ from tests.support.examples import (
     evaluation,
     require_same_base,
     server_of,
-    settings_of,
     short_fit,
 )
 
@@ -48,10 +47,6 @@ async def test_the_program_runs_on_a_hosted_model() -> None:
         runs = [await rollout(puzzle) for puzzle in puzzles("test", 3, 0)]
     assert [run.reward for run in runs] == [1.0, 1.0, 1.0]
     assert all(run.scores["all_right"] == 1.0 for run in runs)
-
-
-def test_the_settings_for_a_card_are_accepted() -> None:
-    assert settings_of("temporal_clue").policies == DEMO.policies
 
 
 @pytest.mark.slow

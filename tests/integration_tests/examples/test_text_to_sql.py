@@ -11,7 +11,7 @@ from examples.text_to_sql.agent import CHECK, RIGHT, WRITE, WRONG, build_agent
 from examples.text_to_sql.environment import Databases, reward
 from examples.text_to_sql.evaluate import main as evaluate
 from examples.text_to_sql.train import DEMO
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -48,8 +48,3 @@ async def test_it_runs_unchanged_on_a_hosted_model(tmp_path: Path) -> None:
     assert state["queries"] == ["SELECT COUNT(*) FROM nowhere", scenario.gold]
     assert state["approved"] == [False, True]
     assert reward(scenario, databases, state["queries"]) == 1.0
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("text_to_sql")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -16,7 +16,7 @@ from examples.triage.evaluate import main
 from examples.triage.tickets import DEPARTMENTS, tickets
 from examples.triage.train import DEMO
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -49,7 +49,3 @@ async def test_the_agent_runs_on_a_hosted_model(tmp_path: Path) -> None:
         agent = build_agent(hosted.chat, shots)
         found = await agent.ainvoke({"message": "Where is my parcel?"})
         assert found["department"] == "shipping"
-
-
-def test_its_settings_are_of_a_server() -> None:
-    assert settings_of("triage").policies == DEMO.policies

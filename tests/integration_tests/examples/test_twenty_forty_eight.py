@@ -12,7 +12,7 @@ from examples.twenty_forty_eight.environment import PENALTY, TARGET, Game, rando
 from examples.twenty_forty_eight.evaluate import main as evaluate
 from examples.twenty_forty_eight.train import DEMO
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -54,8 +54,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         await build_agent(hosted.chat).ainvoke({"game": game})
         assert game.is_over and game.illegal == 0
         assert len(hosted.requests) == game.made > 5
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("twenty_forty_eight")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from examples.email_assistant.demonstrations import RandomPolicy
 from examples.email_assistant.mailbox import (
     ABOUT_EVENT,
     SHOWN,
@@ -92,13 +90,3 @@ def test_held_out_pairs_are_in_no_training_mail() -> None:
     asked = {pair_of(scenario) for scenario in scenarios("test", 300, 1)}
     seen = {mail.subject for scenario in scenarios("train", 300, 2) for mail in scenario.mails}
     assert len(asked) > 30 and not asked & seen
-
-
-def test_the_random_policy_is_right_at_times_and_no_expert() -> None:
-    played = list(scenarios("train", 600, 3))
-    right = 0
-    for scenario in played:
-        policy = RandomPolicy(random.Random(scenario.id), scenario)
-        policy.play()
-        right += is_right(scenario, policy.answer)
-    assert 0.15 < right / len(played) < 0.45
