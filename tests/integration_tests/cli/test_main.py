@@ -181,13 +181,6 @@ def test_a_run_is_shown_turn_by_turn() -> None:
         assert words in shown
 
 
-def test_a_run_whose_calls_alone_have_rewards_is_shown_with_them() -> None:
-    turns = (Turn(call_id="a", reward=0.25), Turn(call_id="b", reward=0.5))
-    run = Trajectory(id="t", scenario="q", turns=turns)
-    shown = in_columns(80, run_view(run), runs_table([run]))
-    assert shown.count("0.750") == 2 and "not scored" not in shown
-
-
 def in_columns(width: int, *views: Any) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(*views)
@@ -246,18 +239,6 @@ def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.Monkey
     for broken in ("bad.jsonl", "empty.jsonl", "missing.jsonl"):
         with pytest.raises(ConfigError):
             load_scenarios(broken)
-
-
-def test_the_card_says_what_it_is() -> None:
-    checkpoint = Checkpoint(
-        policy="p", version=3, name="p@3", parent=2, created_at=0, bytes=1, metrics={"loss": 0.25}
-    )
-    config = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "k_proj"]}
-    shown = export.card(checkpoint, config, "org/base")
-    for word in ["base_model: org/base", "rank | 8", "alpha | 16", "k_proj, q_proj", "loss | 0.25"]:
-        assert word in shown
-    for word in ["PeftModel", "vllm serve org/base", "licence applies"]:
-        assert word in shown
 
 
 # --- against the real server ------------------------------------------------------------------

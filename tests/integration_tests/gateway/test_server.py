@@ -121,14 +121,6 @@ def test_a_stream_says_the_same_as_a_whole_reply(http: httpx.Client, sdk: openai
     assert streamed["token_ids"] == http.get(f"/v1/calls/{whole.id}").json()["token_ids"]
 
 
-def test_n_choices_are_n_records(http: httpx.Client, sdk: openai.OpenAI) -> None:
-    reply = sdk.chat.completions.create(model="tiny", messages=SAY, max_tokens=12, n=3, seed=5)
-    assert [c.index for c in reply.choices] == [0, 1, 2]
-    ids = [reply.id, f"{reply.id}:1", f"{reply.id}:2"]
-    records = [http.get(f"/v1/calls/{one}").json() for one in ids]
-    assert len({tuple(r["token_ids"]) for r in records}) > 1
-
-
 def test_what_cannot_be_trained_says_why(http: httpx.Client) -> None:
     forced = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 64}
     for body, reason in [
@@ -302,41 +294,6 @@ def test_calls_tagged_by_the_plain_sdk_become_a_trained_trajectory(
     assert chat(http, model=f"tiny@{before}").json()["model"] == f"tiny@{before}"
     messages = [e["message"] for e in http.get(f"/v1/jobs/{job['id']}/events").json()["data"]]
     assert f"tiny@{before + 1} serves" in messages
-
-
-def test_plain_chat_openai_is_trained_like_ours(http: httpx.Client, art_server: LiveServer) -> None:
-    from langchain_openai import ChatOpenAI
-
-    runs: list[str] = []
-    for seed in range(3):
-        run = new_id("t")
-        model = ChatOpenAI(
-            model="tiny",
-            base_url=art_server.base_url,
-            api_key="none",  # type: ignore[arg-type]
-            max_tokens=8,  # type: ignore[call-arg]
-            seed=seed,
-            extra_body={"art": {"trajectory_id": run}},
-        )
-        model.invoke("When is the falcon review?")
-        http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed == 1)})
-        runs.append(run)
-    job = finished(http, train(http, new_id("k"), groups=[runs]).json())
-    assert job["result"]["metrics"]["runs_trained"] == 3
-
-
-def test_headers_tag_as_well(http: httpx.Client) -> None:
-    run = new_id("t")
-    body = {"model": "tiny", "messages": SAY, "max_tokens": 4}
-    headers = {
-        "x-art-trajectory-id": run,
-        "x-art-node": "n",
-        "x-art-path": "a/b",
-        "x-art-step": "2",
-    }
-    call = http.post("/v1/chat/completions", json=body, headers=headers).json()["id"]
-    tags = http.get(f"/v1/calls/{call}").json()["tags"]
-    assert tags == {"trajectory_id": run, "node": "n", "path": ["a", "b"], "step": 2}
 
 
 def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
