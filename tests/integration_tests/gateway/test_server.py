@@ -121,6 +121,14 @@ def test_a_stream_says_the_same_as_a_whole_reply(http: httpx.Client, sdk: openai
     assert streamed["token_ids"] == http.get(f"/v1/calls/{whole.id}").json()["token_ids"]
 
 
+def test_n_choices_are_n_records(http: httpx.Client, sdk: openai.OpenAI) -> None:
+    reply = sdk.chat.completions.create(model="tiny", messages=SAY, max_tokens=12, n=3, seed=5)
+    assert [c.index for c in reply.choices] == [0, 1, 2]
+    ids = [reply.id, f"{reply.id}:1", f"{reply.id}:2"]
+    records = [http.get(f"/v1/calls/{one}").json() for one in ids]
+    assert len({tuple(r["token_ids"]) for r in records}) > 1
+
+
 def test_what_cannot_be_trained_says_why(http: httpx.Client) -> None:
     forced = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 64}
     for body, reason in [
