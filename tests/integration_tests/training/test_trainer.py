@@ -25,7 +25,7 @@ from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.fit_state import History
 from langchain_art.training.fits import read_fits
 from langchain_art.training.records import StepRecord, best_of_evals, summarize
-from langchain_art.training.report import reward_plot, summary_table
+from langchain_art.training.report import summary_table
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     ID,
@@ -131,26 +131,6 @@ def test_a_broken_line_is_said(tmp_path: Path) -> None:
         History(tmp_path, identity())
 
 
-def test_another_fit_in_the_directory_is_refused_or_put_aside(tmp_path: Path) -> None:
-    first = History(tmp_path, identity())
-    first.append(record(1, 1))
-    for other, words in (
-        (identity(policies=("q",)), "policy p -> q"),
-        (identity(seed=1), "seed 0 -> 1"),
-        (identity(config={"learning_rate": 1e-4}), "config.learning_rate 1e-05 -> 0.0001"),
-        (identity(rollout={"rollout": "a", "score": "c"}), r"the rollout's source \(score\)"),
-        (identity(scenarios="4 b"), "the content of scenarios"),
-        (identity(scenarios="3 b"), r"scenarios \(4 -> 3\)"),
-    ):
-        with pytest.raises(ConfigError, match=f"(?s)p@1.*{words}.*fresh=True"):
-            History(tmp_path, other)
-    fresh = History(tmp_path, identity(seed=1), fresh=True)
-    assert fresh.done == 0
-    assert fresh.state.fit_id != first.state.fit_id
-    moved = tmp_path / "earlier" / first.state.fit_id
-    assert History(moved, identity()).done == 1
-
-
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
     state = History(tmp_path / "my fit", identity()).state
     assert state.key("p", 3) == f"my-fit-{state.fit_id}:p:step:3"
@@ -167,14 +147,6 @@ def test_a_key_has_room_for_every_folders_name(name: str, tmp_path: Path) -> Non
     state = History(tmp_path / name, identity()).state
     key = state.model_copy(update={"failed_jobs": {99_999: 98}}).key("p" * 64, 99_999)
     assert ID.fullmatch(key), key
-
-
-def test_reward_plot_without_matplotlib_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match="pip install"):
-        reward_plot([], tmp_path / "r.png")
 
 
 # --- arguments --------------------------------------------------------------------------------
