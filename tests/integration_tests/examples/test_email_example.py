@@ -59,7 +59,7 @@ def fit(
         concurrency=128,
         config=TrainConfig(
             learning_rate=3e-3,
-            schedule=LRSchedule(warmup_steps=2, decay_steps=steps),
+            schedule=LRSchedule(warmup_steps=2, decay_steps=5),
             optimizer_steps=4,
             tokens_per_microbatch=4096,
         ),
@@ -87,7 +87,7 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
     for control in (False, True):
         folder = tmp_path / str(control)
         folder.mkdir()
-        found = fit(art_server, folder, f"agent-{control}".lower(), 4 if control else 5, control)
+        found = fit(art_server, folder, f"agent-{control}".lower(), 2 if control else 5, control)
         before, after = found["before"], found["after"]
         assert isinstance(before, dict) and isinstance(after, dict)
         assert before["n"] == after["n"] == 120
