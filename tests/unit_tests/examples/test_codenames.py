@@ -14,12 +14,8 @@ from examples.codenames.environment import (
     Game,
     Split,
     boards,
-    clue_is_good,
-    count_is_right,
-    follows_clue,
     held_out_pairs,
     reward,
-    role_figures,
 )
 from examples.codenames.words import KIND_OF, KINDS
 
@@ -103,31 +99,6 @@ def test_the_rules_are_those_that_were_told_twice(moves: list[tuple[str, list[st
         if game.clue is not None:
             game = game.guess(f"guess: {' '.join(names)}")
     assert (reward(game), len(game.turns), game.over) == retold(moves)
-
-
-def test_what_each_role_did_is_judged() -> None:
-    game = Game(BOARD).hint("clue: mammal 2").guess("guess: dog tin")
-    assert game.turns[0].revealed == ("dog", "tin")
-    assert role_figures(game) == {
-        "legal_clues": 1.0,
-        "good_clues": 1.0,
-        "right_counts": 1.0,
-        "guesses_follow_clue": 0.5,
-        "assassin_met": 0.0,
-    }
-    game = game.hint("clue: instrument 1").guess("guess: harp")
-    assert game.over and reward(game) == 0.0
-    assert [clue_is_good(BOARD, turn) for turn in game.turns] == [True, False]
-    assert [count_is_right(BOARD, turn) for turn in game.turns] == [True, None]
-    assert [follows_clue(turn) for turn in game.turns] == [0.5, 1.0]
-    few = Game(BOARD).hint("mammal 1").guess("zebra").turns[0]
-    assert count_is_right(BOARD, few) is False and follows_clue(few) == 0.0
-    assert follows_clue(Game(BOARD).hint("mammal 1").guess("").turns[0]) == 0.0
-    assert follows_clue(Game(BOARD).hint("vehicle 1").guess("dog").turns[0]) is None
-    own_word = Game(BOARD).hint("pets 2").guess("dog cow").turns[0]
-    assert clue_is_good(BOARD, own_word) is follows_clue(own_word) is None
-    illegal = {"legal_clues": 0.0, "good_clues": 0.0, "assassin_met": 0.0}
-    assert role_figures(Game(BOARD).hint("dog 1")) == illegal
 
 
 def test_the_guesser_is_not_told_whose_cards_are() -> None:

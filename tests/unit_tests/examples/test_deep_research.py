@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.deep_research.agent import Note
 from examples.deep_research.environment import (
     RECORD,
     Corpus,
@@ -15,7 +14,6 @@ from examples.deep_research.environment import (
     reward,
     split_pairs,
 )
-from examples.deep_research.train import figures
 
 SCENARIO = Scenario("test-0", "test", "?", (("Arlen", "river"), ("Brom", "mayor")), ("Tay", "Ann"))
 
@@ -64,14 +62,3 @@ def test_no_pair_is_on_both_sides_and_questions_keep_to_theirs() -> None:
 )
 def test_a_report_is_worth_the_facts_in_their_place(report: str, worth: float) -> None:
     assert reward(SCENARIO, report) == worth
-
-
-def test_each_node_is_measured_by_what_it_was_given() -> None:
-    def note(query: str, found: str) -> Note:
-        return Note(query=query, hits=[], found=found)
-
-    notes = [(1, note("Brom mayor", "Bea")), (0, note("Arlen river", "Tay"))]
-    state = {"notes": notes, "report": "Tay, Bea"}
-    assert figures(SCENARIO, state) == {"plan": 1.0, "read": 0.5, "write": 1.0}
-    assert figures(SCENARIO, state | {"report": "Bea, Tay"})["write"] == 0.0
-    assert figures(SCENARIO, {"notes": [(0, note("Arlen", "Tay"))], "report": ""}) == {"plan": 0.0}

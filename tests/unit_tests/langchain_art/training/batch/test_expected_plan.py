@@ -11,6 +11,7 @@ from langchain_art.training.batch.expected_plan import group_has_zero_variance
 from langchain_art.wire.choices.credit import CreditKind
 
 from langchain_art.wire import (
+    OverlongPenalty,
     TrainConfig,
     TrainRequest,
     Trajectory,
@@ -99,3 +100,14 @@ def test_what_is_called_flat_is_excluded(
         assert flat == is_excluded(group, config, trainable)
     elif flat:
         assert is_excluded(group, config, trainable)
+
+
+def test_the_penalty_for_length_is_a_difference() -> None:
+    def run(name: str, tokens: int) -> Trajectory:
+        usage = Usage(prompt_tokens=1, completion_tokens=tokens)
+        return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
+
+    pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
+    assert group_has_zero_variance(pair, "p", TrainConfig(), {})
+    penalized = TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4))
+    assert not group_has_zero_variance(pair, "p", penalized, {})
