@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-
 from benchmarks.scaling.queues import Clock, Fit, Pool, simulate
 
 
