@@ -9,7 +9,6 @@ import pytest
 
 from examples.deep_research.agent import PLAN, READ, build_agent
 from examples.deep_research.environment import make_world, reward
-from examples.deep_research.evaluate import main as evaluate
 from examples.deep_research.train import DEMO
 from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
@@ -22,7 +21,7 @@ def test_all_three_nodes_are_trained_and_measured(tmp_path: Path) -> None:
         assert found["measures"]["plan"]["after"]["n"] == 16
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("plan", "search/read", "write"))
-        said = evaluation(evaluate, "research-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "research-agent@1", "--base-url", server.base_url, "--n", "8")
         assert "research-agent@1: " in said and "plan: " in said
 
 

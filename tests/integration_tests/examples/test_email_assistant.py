@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from examples.email_assistant.agent import SYSTEM_PROMPT
-from examples.email_assistant.evaluate import main
 from examples.email_assistant.mailbox import scenarios
 from examples.email_assistant.train import DEMO, WEIGHTS, build_fit, criteria, make_rollout
 from examples.support.demo import Setup
@@ -36,7 +35,7 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         parts = {f"criteria/{name}" for name in WEIGHTS}
         assert train and all({"criteria", *parts} <= {*run.scores} for run in train)
         assert all(run.reward in (0.0, 1.0) for run in runs if run not in train)
-        said = evaluation(main, "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "--base-url", server.base_url, "--n", "8")
         assert re.search(r"email-assistant@\d+: [01]\.\d+ ± ", said) and "success, " in said
 
 

@@ -10,6 +10,7 @@ import pytest
 from examples.email_search import build_base_model
 from examples.email_search.inbox import MailStore, build
 from examples.email_search.train import BASE_MODEL, make_rollout
+from examples.support import tiny_model
 from examples.support.control import shuffled
 from examples.support.demo import summary
 from examples.support.mail_words import split_pairs
@@ -98,7 +99,7 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
 
 @pytest.mark.slow
 def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
-    build_base_model.main(["--smoke", "--out", str(tmp_path)])
+    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
     require_same_base(tmp_path, BASE_MODEL)
     server = ForkedServer(tmp_path / "data", model=tmp_path).start()
     server.stop()

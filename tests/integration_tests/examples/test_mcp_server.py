@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from examples.mcp_server import dataset, server
 from examples.mcp_server.agent import answer, build_agent
-from examples.mcp_server.evaluate import main as evaluate
 from examples.mcp_server.session import McpServer
 from examples.mcp_server.train import DEMO, main
 from langchain_art import ArtClient
@@ -27,7 +26,7 @@ def test_the_demo_trains_on_the_judge_alone(tmp_path: Path) -> None:
         assert found["excluded"].get("groups.unjudged", 0) == 0
         with ArtClient(server.base_url) as client:
             runs = client.trajectories(1000)
-        said = evaluation(evaluate, "mcp-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "mcp-agent@1", "--base-url", server.base_url, "--n", "8")
         assert "mcp-agent@1: " in said
     judged = {str(run.scenario).split("-")[0]: "judged" in run.metadata for run in runs}
     assert judged == {"train": True, "test": False}

@@ -9,7 +9,6 @@ import pytest
 
 from examples.text_to_sql.agent import CHECK, RIGHT, WRITE, WRONG, build_agent
 from examples.text_to_sql.environment import Databases, reward
-from examples.text_to_sql.evaluate import main as evaluate
 from examples.text_to_sql.train import DEMO
 from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
@@ -23,7 +22,7 @@ def test_all_three_nodes_are_trained_and_held_out_runs_have_one_reward(tmp_path:
             assert 0 <= found[when]["mean"] <= 1  # rewards of calls would come on top
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("write", "check", "rewrite"))
-        said = evaluation(evaluate, "sql-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "sql-agent@1", "--base-url", server.base_url, "--n", "8")
         assert "sql-agent@1: " in said and "first query right: " in said
 
 

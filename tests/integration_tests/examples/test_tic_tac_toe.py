@@ -9,7 +9,6 @@ import pytest
 
 from examples.tic_tac_toe.agent import SYSTEM_PROMPT, Match, build_agent, points
 from examples.tic_tac_toe.environment import EMPTY, best_moves
-from examples.tic_tac_toe.evaluate import main as evaluate
 from examples.tic_tac_toe.train import DEMO
 from langchain_art import ArtClient
 from tests.support.examples import HostedModel, evaluation, server_of, short_fit
@@ -36,7 +35,7 @@ def test_both_sides_learn_and_older_versions_do_not(tmp_path: Path) -> None:
             else:
                 assert run.reward in (0.0, 1.0) and not rewarded
         assert found["excluded"]["calls.frozen"] > 0
-        said = evaluation(evaluate, "tic-tac-toe@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "tic-tac-toe@1", "--base-url", server.base_url, "--n", "8")
         assert "tic-tac-toe@1: " in said and "losses: " in said
 
 

@@ -12,7 +12,6 @@ import pytest
 from examples.email_search.train import BASE_MODEL
 from examples.support.demo import Setup
 from examples.triage.agent import ROUTER_PROMPT, build_agent
-from examples.triage.evaluate import main
 from examples.triage.tickets import DEPARTMENTS, tickets
 from examples.triage.train import DEMO
 from langchain_art import ArtClient
@@ -29,7 +28,7 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         state = json.loads((tmp_path / "out" / "fit.json").read_text())
         assert state["identity"]["config"]["learning_rate"] is None and state["learning_rate"] > 0
         asked = ("--base-url", server.base_url, "--n", "8", "--few-shot", "1")
-        assert "triage@" in evaluation(main, *asked)
+        assert "triage@" in evaluation(DEMO, *asked)
         with ArtClient(server.base_url) as client:
             told = [len(one.turns[0].messages) for one in client.trajectories(200)]
         assert told.count(4) == 8 and told.count(2) == len(told) - 8

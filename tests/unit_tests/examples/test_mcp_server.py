@@ -8,10 +8,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from examples.mcp_server.demonstrations import call
 from mcp.shared.memory import create_connected_server_and_client_session
 
+from examples.mcp_server.build_base_model import call
 from examples.mcp_server.dataset import MEASURES, MONTHS, answer_of, build
-from examples.mcp_server.demonstrations import call
 from examples.mcp_server.scripted_models import (
     LISTED,
     READ_PAGE,
