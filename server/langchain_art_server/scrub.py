@@ -23,7 +23,7 @@ from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.gateway.keys.tenants import FOLDER, url_of
 from langchain_art_server.policies.mirrored_store import objects_of
-from langchain_art_server.storage.schema.opening import check_schema, connect, place_of
+from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
 

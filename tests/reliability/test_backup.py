@@ -24,9 +24,8 @@ from langchain_art import ArtClient
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backups import archive as archives
-from langchain_art_server.backups.backup import back_up
+from langchain_art_server.backups.commands import back_up, restore
 from langchain_art_server.backups.databases import SqliteFiles
-from langchain_art_server.backups.restore import restore
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.scrub import Scrub

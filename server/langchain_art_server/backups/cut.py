@@ -18,7 +18,7 @@ from pathlib import Path
 from langchain_art.errors import ConfigError, Damaged
 from langchain_art_server.backups.databases import Databases, named_versions
 from langchain_art_server.policies.mirrored_store import objects_of
-from langchain_art_server.storage.schema.opening import connect
+from langchain_art_server.storage.schema import connect
 
 #: The directories of `AdapterStore` that hold no versions.
 _DELETED = ".deleted"

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from langchain_art.errors import ConfigError, Damaged
-from langchain_art_server.storage.schema.opening import check_schema, connect, place_of
+from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.tables import CHECKPOINTS, SCHEMA
 
 SQLITE, DUMP = "art.sqlite3", "database.dump"

@@ -1,7 +1,7 @@
 """Follower of a fleet's other servers, whose changes are routed to within a second.
 
 The database says which version serves. A server looks at it twice a second, and at once when
-another one has written (`fleet.notifications`), loads a version into its own sampler, and then
+another one has written (`fleet.notify`), loads a version into its own sampler, and then
 routes to it. A call is routed by what the database said at most `STALE_SECONDS` before: a server
 that was asleep, cannot reach the database or is still loading has the call wait.
 """
@@ -19,7 +19,7 @@ from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art_server.backends.base import EarlierCall
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.router import Router
-from langchain_art_server.storage.fleet.call_order import begin_call
+from langchain_art_server.storage.fleet import begin_call
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
@@ -110,7 +110,7 @@ class Fleet:
                 task = asyncio.create_task(self._load(policy))
                 self._loading[policy] = task
                 task.add_done_callback(lambda _, name=policy: self._loading.pop(name))
-        await self._router.keep(self._kept, lambda name: self._jobs.held.here(name).locked())
+        await self._router.keep(self._kept, lambda name: self._store.leases.here(name).locked())
         self._seen = begun
         await self._jobs.look()
         async with self._looked:
@@ -119,7 +119,7 @@ class Fleet:
     async def _load(self, policy: str) -> None:
         """Load the version that serves, and route to it; what changes it here does that itself."""
         try:
-            async with self._jobs.held.here(policy):
+            async with self._store.leases.here(policy):
                 begun = time.monotonic()
                 version = (await self._store.served())[0].get(policy)
                 if version is None:

@@ -14,7 +14,7 @@ from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import chosen_calls
-from langchain_art_server.storage.pages import Page
+from langchain_art_server.storage.queries import Page
 
 
 def record_routes(app: FastAPI, service: Service) -> None:

@@ -19,7 +19,7 @@ from langchain_art_server.gateway.record_routes import whole
 from langchain_art_server.gateway.refusals import refuse
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.review_plan import PlannedSteps, ReviewedRun, plan_reviews
 from langchain_art_server.storage.job_store import ReviewStep
 from langchain_art_server.storage.review_store import VerdictMark

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from langchain_art.credit.candidates import CallDecision
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import TrainConfig, TrainJob
-from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.job_groups import RunsGone, read_group
+from langchain_art_server.jobs.batch_builder import Batch, RunsGone, read_group
 from langchain_art_server.storage.store import Store
 
 #: Jobs whose decisions are kept: a reader looks at one after the other run of a step.

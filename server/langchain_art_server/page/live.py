@@ -15,17 +15,18 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import takewhile
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Header
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from langchain_art.errors import ArtError, Overloaded
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.storage.activity import Activity, read_activity
+from langchain_art_server.storage.tables import CALLS, EVENTS, JOBS, REVIEWS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
 #: Seconds between two looks, between two signs of life of an idle stream, and for which the events
@@ -48,6 +49,24 @@ class Happened(BaseModel):
     message: str
     progress: float | None
     ready: bool
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Numbers of the newest rows, and the job that runs. Two equal ones: nothing happened."""
+
+    runs: int
+    calls: int
+    reviews: int
+    jobs: tuple[tuple[str, int], ...]
+    """State and number of jobs, sorted."""
+    job: str | None
+    """The job that runs."""
+    event: int
+    """The number of its last event; 0 before the first."""
+    message: str
+    progress: float | None
+    """0 to 1, where it is known."""
 
 
 class Live:
@@ -161,6 +180,32 @@ class Live:
         )
         self._number += 1
         self._events.append((self._number, happened.model_dump_json()))
+
+
+def read_activity(connection: sa.Connection) -> Activity:
+    """Read what there is now. Rows are not checked: only numbers and a message are read."""
+
+    def newest(column: sa.Column[int]) -> int:
+        return connection.scalar(sa.select(sa.func.max(column))) or 0
+
+    states = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
+    running = sa.select(JOBS.c.id).where(JOBS.c.state == "running").order_by(JOBS.c.number)
+    job = connection.scalar(running.limit(1))
+    events = sa.select(EVENTS.c.seq, EVENTS.c.message).where(EVENTS.c.job_id == job)
+    last = connection.execute(events.order_by(EVENTS.c.seq.desc()).limit(1)).first()
+    known = sa.select(EVENTS.c.progress).where(
+        EVENTS.c.job_id == job, EVENTS.c.progress.is_not(None)
+    )
+    return Activity(
+        runs=newest(TRAJECTORIES.c.number),
+        calls=newest(CALLS.c.number),
+        reviews=newest(REVIEWS.c.number),
+        jobs=tuple(sorted((row[0], row[1]) for row in connection.execute(states))),
+        job=job,
+        event=last.seq if last else 0,
+        message=last.message if last else "",
+        progress=connection.scalar(known.order_by(EVENTS.c.seq.desc()).limit(1)),
+    )
 
 
 _KINDS = {"runs", "calls", "reviews", "jobs"}

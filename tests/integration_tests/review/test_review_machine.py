@@ -41,9 +41,8 @@ from langchain_art.export.names import CALL, TRAJECTORY
 from langchain_art.review.pull import pull
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.gateway.review_routes import order, planned
-from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.job_groups import read_group
-from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.jobs.batch_builder import Batch, read_group
+from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.review_plan import require_untrained
 from langchain_art_server.storage.store import Store
 from tests.support.call_records import record

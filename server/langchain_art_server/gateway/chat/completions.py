@@ -26,7 +26,6 @@ from langchain_art_server.backends.base import (
     EarlierCall,
 )
 from langchain_art_server.gateway.auth import access_of, peer_of
-from langchain_art_server.gateway.call_slots import Lease
 from langchain_art_server.gateway.chat import response as chat_response
 from langchain_art_server.gateway.chat.request import (
     CheckedChatRequest,
@@ -34,7 +33,7 @@ from langchain_art_server.gateway.chat.request import (
     refuse_oversize,
 )
 from langchain_art_server.gateway.chat.response import Chunks
-from langchain_art_server.gateway.keys.limits import Meter
+from langchain_art_server.gateway.limits import Lease, Meter
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord

@@ -28,7 +28,7 @@ from langchain_art_server.backends.base import (
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.keys.keyring import REFRESH_SECONDS, Keyring
 from langchain_art_server.storage.key_store import KeyStore
-from langchain_art_server.storage.schema.opening import take_turn
+from langchain_art_server.storage.schema import take_turn
 
 if TYPE_CHECKING:
     from langchain_art_server.gateway.service import Service
