@@ -105,7 +105,7 @@ def serve(context: typer.Context) -> None:
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def scrub(context: typer.Context) -> None:
     """Check all that a server has stored against its digests; `scrub --help` says more."""
-    _become_server("langchain_art_server.scrub", context.args)
+    _become_server("langchain_art_server.backups.commands", ["scrub", *context.args])
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})

@@ -27,12 +27,11 @@ from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, loo
 from langchain_art_server.gateway.openapi import body_docs, document_route
 from langchain_art_server.gateway.operations.metrics import metrics_route
 from langchain_art_server.gateway.operations.request_watch import RequestWatch
-from langchain_art_server.gateway.record_routes import record_routes
+from langchain_art_server.gateway.record_routes import record_routes, rollout_routes
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
-from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.request_bodies import checked_key, model_of
 from langchain_art_server.gateway.request_watch import RequestWatch
 from langchain_art_server.gateway.review_routes import review_routes
-from langchain_art_server.gateway.rollout_routes import rollout_routes
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.storage.pages import Page
 from langchain_art_server.telemetry.log_context import current
@@ -245,13 +244,8 @@ def job_routes(app: FastAPI, service: Service) -> None:
 
         If that is ``retryable``, it is queued again.
         """
-        if not idempotency_key or not wire.ID.fullmatch(idempotency_key):
-            raise InvalidRequest(
-                f"got Idempotency-Key {idempotency_key!r}, expected 1-128 characters from "
-                "A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
-                param="Idempotency-Key",
-            )
-        job = await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
+        key = checked_key(idempotency_key, 128)
+        job = await service.train(await model_of(request, wire.TrainRequest), key)
         _queued(service, job)
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job

@@ -1,9 +1,9 @@
 """Follower of a fleet's other servers, whose changes are routed to within a second.
 
-The database says which version serves. A server looks at it twice a second, and at once when
-another one has written (`fleet.notify`), loads a version into its own sampler, and then
-routes to it. A call is routed by what the database said at most `STALE_SECONDS` before: a server
-that was asleep, cannot reach the database or is still loading has the call wait.
+The database says which version serves. A server looks at it twice a second, loads a version into
+its own sampler, and then routes to it. A call is routed by what the database said at most
+`STALE_SECONDS` before: a server that was asleep, cannot reach the database or is still loading has
+the call wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
 log = logging.getLogger(__name__)
-#: Seconds between two looks without a notification; after which what was seen is not relied on; for
+#: Seconds between two looks of which no call waits; after which what was seen is not relied on; for
 #: which a call waits for a look; and between two looks at least.
 LOOK_SECONDS, STALE_SECONDS, WAIT_SECONDS, _PAUSE = 0.4, 1.0, 30.0, 0.02
 #: Runs whose calls this server's sampler knows the tokens of.
@@ -57,10 +57,6 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def look(self) -> None:
-        """Look now."""
-        self._news.set()
 
     async def begin_call(self, run: str | None) -> tuple[int, Sequence[EarlierCall]]:
         """A call of a run begins (None: of none).

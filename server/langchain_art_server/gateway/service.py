@@ -38,7 +38,6 @@ from langchain_art_server.policies.adapter_store import make_directory
 from langchain_art_server.policies.mirrored_store import open_adapters
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
-from langchain_art_server.storage.fleet import listen
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch
 from langchain_art_server.telemetry.metrics import Metrics
@@ -135,15 +134,7 @@ class Service:
         await self.jobs.start()
         if self._main is self:
             await self.tenants.start()
-            if self.fleet is not None:
-                self._watch.append(asyncio.create_task(listen(self.store.engine, self._look)))
             self.health.start()
-
-    def _look(self) -> None:
-        """Look for what another server of the fleet has written."""
-        for one in self.tenants:
-            if one.fleet is not None:
-                one.fleet.look()
 
     async def begin_call(self, run: str | None) -> tuple[int, Sequence[EarlierCall]]:
         """See `Fleet.begin_call`."""

@@ -28,7 +28,6 @@ from langchain_art.wire import (
     SFTConfig,
     StepConfig,
     TrainConfig,
-    TrainJob,
     TrainRequest,
     Trajectory,
 )
@@ -107,6 +106,30 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.lineage = steps_since(self.parents, self.base_version)
+
+    async def read_group(
+        self, store: Store, scored: Mapping[str, RewardSnapshot], ids: Sequence[str]
+    ) -> tuple[list[Trajectory], dict[str, CallRecord], Collection[str]]:
+        """The arguments of `add_group`, before the job or after it, by the rewards stored with it.
+
+        Runs and calls that another job of the `lineage` trained are not trained again: what was
+        trained on the way to another version, which a rollback discarded, may be.
+
+        Raises:
+            RunsGone: a run is not stored any more.
+        """
+        known, request = await store.trajectories(ids), self.request
+        if lost := [one for one in ids if one not in known]:
+            raise RunsGone(f"The trajectories {lost[:5]} are not in the database any more.")
+        once = isinstance(request.config, TrainConfig) and not request.retrain
+        of = request.policy, self.lineage
+        marked = await store.jobs.trained_runs(ids, *of) if once else {}
+        if marked:
+            self.excluded["runs.already_trained"] += len(marked)
+        runs = [scored[one].on(known[one].trajectory) for one in ids if one not in marked]
+        wanted = [turn.call_id for run in runs for turn in run.turns if turn.call_id]
+        trained = await store.jobs.trained_calls(wanted, *of) if once else {}
+        return runs, await store.calls(wanted), trained.keys()
 
     def add_group(
         self,
@@ -242,44 +265,3 @@ def _report(calls: list[_CheckedCall]) -> NodeReport:
 
 class RunsGone(Damaged):
     """Runs of a job are not stored any more."""
-
-
-@dataclass(frozen=True)
-class JobGroup:
-    """One group of a job: the arguments of `Batch.add_group`, and what is not among them."""
-
-    runs: list[Trajectory]
-    records: dict[str, CallRecord]
-    trained: Collection[str]
-    """Calls that other jobs of the lineage trained."""
-    trained_before: int
-    """Runs that are left out because another job of the lineage trained this policy on them."""
-
-
-async def read_group(
-    store: Store,
-    job: TrainJob,
-    request: TrainRequest,
-    scored: Mapping[str, RewardSnapshot],
-    ids: Sequence[str],
-    lineage: Collection[int],
-) -> JobGroup:
-    """The runs of one group, before the job or after it, with the rewards stored with the job.
-
-    `lineage` are the versions that the job's base descends from, and itself: what was trained on
-    the way to another version, which a rollback discarded, may be trained.
-
-    Raises:
-        RunsGone: one is not stored any more.
-    """
-    known = await store.trajectories(ids)
-    if lost := [one for one in ids if one not in known]:
-        raise RunsGone(f"The trajectories {lost[:5]} are not in the database any more.")
-    once = isinstance(request.config, TrainConfig) and not request.retrain
-    marked = await store.jobs.trained_runs(ids, job.policy, lineage) if once else {}
-    fresh = [one for one in ids if one not in marked]
-    runs = [scored[one].on(known[one].trajectory) for one in fresh]
-    wanted = [turn.call_id for run in runs for turn in run.turns if turn.call_id]
-    records = await store.calls(wanted)
-    trained = await store.jobs.trained_calls(wanted, job.policy, lineage) if once else {}
-    return JobGroup(runs, records, trained.keys(), len(ids) - len(fresh))

@@ -22,13 +22,17 @@ from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art.wire import PreferenceConfig, TrainConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
-from langchain_art_server.jobs.batch_builder import Batch, read_group
+from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.job_queue import AdmissionGate, JobQueue
-from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
 from langchain_art_server.jobs.retention import Retention
 from langchain_art_server.jobs.review_plan import require_untrained
-from langchain_art_server.jobs.sft_records import demonstrations
+from langchain_art_server.jobs.sft_records import (
+    WeighedPairs,
+    demonstrations,
+    share_prompts,
+    weigh_pairs,
+)
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import (
     ADAPTER_FILES,
@@ -341,17 +345,14 @@ class JobRunner(JobQueue):
         config = request.config
         imitates = not isinstance(config, TrainConfig)
         for ids in request.groups:
-            group = await read_group(self._store, job, request, scored, ids, batch.lineage)
-            if group.trained_before:
-                batch.excluded["runs.already_trained"] += group.trained_before
-            runs, records = group.runs, group.records
+            runs, records, trained = await batch.read_group(self._store, scored, ids)
             if imitates:
                 longest = self._sampler.info.max_model_len
                 sampled = records
                 runs, records = await demonstrations(runs, records, self._learner, longest)
                 if isinstance(config, PreferenceConfig):
                     records = share_prompts(runs, records, sampled, longest)
-            batch.add_group(runs, records, group.trained)
+            batch.add_group(runs, records, trained)
         batch.settle()
         if unknown := sorted(set(request.trainable) - batch.names):
             await self._report(

@@ -22,8 +22,7 @@ from langchain_art_server.backends.chat.output_processor import token_texts
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.review_routes import foreseen, learner_of, planned
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.jobs.audit import audit
-from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
+from langchain_art_server.jobs.audit import CreditReader, RunCredit, audit
 from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.page.siblings import Siblings, compare, explanations

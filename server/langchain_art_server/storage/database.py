@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, OperationalError
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
-from langchain_art_server.storage.fleet import notify, raise_above
+from langchain_art_server.storage.fleet import raise_above
 from langchain_art_server.storage.schema import (
     connect,
     own,
@@ -96,30 +96,23 @@ class Database:
         """
         return next(self._began)
 
-    async def write(
-        self, work: Callable[[sa.Connection], T], *, in_turn: bool = True, tells: bool = False
-    ) -> T:
+    async def write(self, work: Callable[[sa.Connection], T], *, in_turn: bool = True) -> T:
         """Run `work` in a transaction of its own. Returns when it is on disk.
 
         Args:
             work: what it reads stays as it is until it has ended: where several servers share the
                 database, one of them writes at a time.
             in_turn: False: `work` does without that.
-            tells: the other servers are to look at what was written (`fleet.notify`).
 
         Raises:
             EngineUnavailable: the database cannot be written to; nothing was written.
         """
 
         def do(connection: sa.Connection) -> T:
-            if in_turn:
-                take_turn(connection)
-            done = work(connection)
-            if tells:
-                notify(connection)
-            return done
+            take_turn(connection)
+            return work(connection)
 
-        loop, whole = asyncio.get_running_loop(), do if self.shared else work
+        loop, whole = asyncio.get_running_loop(), do if self.shared and in_turn else work
         # Shielded: a caller that leaves takes nothing along that is queued.
         return await asyncio.shield(loop.run_in_executor(self._writer, self._transact, whole))
 

@@ -1,4 +1,4 @@
-"""Agreement between the servers of one database: leases of policies, notifications, call order.
+"""Agreement between the servers of one database: leases of policies, and the order of calls.
 
 A lease says which server makes a policy's next version, rolls it back, or deletes it. It ends by
 the database's clock unless it is renewed, and has a token above all earlier ones of its policy.
@@ -19,7 +19,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds for which a lease holds, between two renewals, and between two tries to get one.
 LEASE_SECONDS, RENEW_SECONDS, _AGAIN_SECONDS = 10.0, 1.0, 0.1
-#: Channel of the notifications, and seconds until a lost connection is made anew.
-_CHANNEL, _RETRY_SECONDS = "langchain_art", 1.0
 _LAST = sa.text(f"SELECT last_value FROM {CALLS_BEGAN.name}")
 _SET = sa.text(f"SELECT setval('{CALLS_BEGAN.name}', :floor)")
 _NEXT = sa.select(CALLS_BEGAN.next_value())
@@ -240,28 +238,3 @@ async def begin_call(
         return began, [CallRecord.of(row) for row in connection.execute(others)]
 
     return await database.read(read)
-
-
-def notify(connection: sa.Connection) -> None:
-    """Have the other servers look when this transaction is committed (LISTEN and NOTIFY)."""
-    connection.execute(sa.text(f"SELECT pg_notify('{_CHANNEL}', '')"))
-
-
-async def listen(engine: sa.Engine, look: Callable[[], None]) -> None:
-    """Call `look` at each notification, for ever.
-
-    One may be lost: a server that listens also looks now and then without one.
-    """
-    psycopg: Any = engine.dialect.dbapi
-    args, options = engine.dialect.create_connect_args(engine.url)
-    while True:
-        try:
-            made = await psycopg.AsyncConnection.connect(*args, **options, autocommit=True)
-            async with made as connection:
-                await connection.execute(f"LISTEN {_CHANNEL}")
-                look()
-                async for _ in connection.notifies():
-                    look()
-        except (psycopg.Error, OSError) as error:
-            log.warning("No notifications from the database (%s); it is polled meanwhile.", error)
-        await asyncio.sleep(_RETRY_SECONDS)

@@ -367,11 +367,11 @@ class JobStore:
             if self.leases.holds(connection, _policy_of(connection, job_id)):
                 _append(connection, job_id, message, progress)
 
-        await self._database.write(write, tells=True)
+        await self._database.write(write)
 
     async def _change(self, write: Callable[[sa.Connection], T]) -> T:
         try:
-            return await self._database.write(write, tells=True)
+            return await self._database.write(write)
         finally:
             self.changes += 1
 

@@ -264,7 +264,7 @@ class Store(Database):
                 row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
                 insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
-        await self.write(write, tells=True)
+        await self.write(write)
 
     async def refuse_open_jobs(self, policy: str) -> None:
         """See `deletions.refuse_open_jobs`."""
@@ -277,7 +277,7 @@ class Store(Database):
             self.leases.require(connection, policy)
             delete_policy(connection, policy)
 
-        await self.write(write, tells=True)
+        await self.write(write)
 
     async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
@@ -309,7 +309,7 @@ class Store(Database):
             self.leases.require(connection, name)
             _roll_back(connection, name, version, why)
 
-        await self.write(write, tells=True)
+        await self.write(write)
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
@@ -336,7 +336,7 @@ class Store(Database):
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
         """See `deletions.delete_version`."""
-        await self.write(lambda c: delete_version(c, policy, version), tells=True)
+        await self.write(lambda c: delete_version(c, policy, version))
 
     async def unneeded_versions(self, policy: str) -> list[int]:
         """See `deletions.unneeded_versions`."""
