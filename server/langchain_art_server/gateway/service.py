@@ -15,7 +15,7 @@ from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art.wire.choices import BUILT_IN_LOSSES
 from langchain_art_server.backends.base import EarlierCall, Learner, Sampler
-from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
+from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
