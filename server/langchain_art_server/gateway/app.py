@@ -24,16 +24,15 @@ from langchain_art_server.gateway.chat.completions import ChatCompletions
 from langchain_art_server.gateway.keys.keyring import Keyring
 from langchain_art_server.gateway.keys.scopes import require_rules
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, look_turns
+from langchain_art_server.gateway.metrics import metrics_route
 from langchain_art_server.gateway.openapi import body_docs, document_route
-from langchain_art_server.gateway.operations.metrics import metrics_route
-from langchain_art_server.gateway.operations.request_watch import RequestWatch
 from langchain_art_server.gateway.record_routes import record_routes, rollout_routes
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
 from langchain_art_server.gateway.request_bodies import checked_key, model_of
 from langchain_art_server.gateway.request_watch import RequestWatch
 from langchain_art_server.gateway.review_routes import review_routes
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.storage.pages import Page
+from langchain_art_server.storage.queries import Page
 from langchain_art_server.telemetry.log_context import current
 
 T = TypeVar("T")

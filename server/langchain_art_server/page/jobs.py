@@ -11,7 +11,7 @@ from langchain_art import wire
 from langchain_art.wire.training import meaning
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers
-from langchain_art_server.storage.pages import MAX_PAGE
+from langchain_art_server.storage.queries import MAX_PAGE
 
 
 class LatestJobs(BaseModel):

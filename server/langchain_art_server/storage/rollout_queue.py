@@ -14,11 +14,7 @@ from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage import rollout_leases as leases
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.pages import take_page
-from langchain_art_server.storage.queries import select_among
-from langchain_art_server.storage.rollouts import leases
-from langchain_art_server.storage.rollouts.change_signal import ChangeSignal
-from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
+from langchain_art_server.storage.queries import select_among, take_page
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import BATCHES, ROLLOUTS, WORKERS, pack, unpack
 

@@ -387,6 +387,9 @@ def _roll_back(connection: sa.Connection, policy: str, version: int, why: str) -
     if known is not None and (former := intact(POLICIES, known).version) != version:
         update(connection, POLICIES, mine, {"version": version})
         row = {"policy": policy, "former": former, "version": version, "why": why}
+        # Of the rollbacks between two versions the last one is kept: no other is read.
+        same = (ROLLBACKS.c.former == former) & (ROLLBACKS.c.version == version)
+        connection.execute(sa.delete(ROLLBACKS).where((ROLLBACKS.c.policy == policy) & same))
         insert(connection, ROLLBACKS, [row | {"at": time.time()}])
 
 

@@ -8,7 +8,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from examples.mcp_server.demonstrations import call
 from mcp.shared.memory import create_connected_server_and_client_session
 
 from examples.mcp_server.build_base_model import call

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from langchain_art import wire
 from langchain_art_server.gateway import app as gateway
-from langchain_art_server.gateway import lists, rollout_routes
+from langchain_art_server.gateway import lists, record_routes
 from langchain_art_server.storage.store import Store
 
 POLLS, SECONDS = 100, 2.0
@@ -26,7 +26,7 @@ class Polled:
         self.store, self.looks = store, 0
         service = SimpleNamespace(store=store, is_stopping=lambda: False, jobs=self)
         self._app = FastAPI()
-        rollout_routes.rollout_routes(self._app, service)  # pyright: ignore[reportArgumentType]
+        record_routes.rollout_routes(self._app, service)  # pyright: ignore[reportArgumentType]
         gateway.job_routes(self._app, service)  # pyright: ignore[reportArgumentType]
 
     async def wait(self, seconds: float) -> None:
@@ -64,7 +64,7 @@ TAKE, LEASES = "/v1/rollouts/batches/b/take", "/v1/rollouts/lease"
 async def test_the_looks_of_one_client_at_a_batch_have_a_rate_and_leave_time_for_others(
     polled: Polled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_routes, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(record_routes, "LOOK_SECONDS", 0.02)
     polled.count(monkeypatch, polled.store.rollouts, "finished")
     async with polled.client("1.1.1.1") as many, polled.client("2.2.2.2") as other:
         waits = [
@@ -89,7 +89,7 @@ async def test_the_looks_of_one_client_at_a_batch_have_a_rate_and_leave_time_for
 async def test_the_looks_of_one_clients_workers_have_a_rate(
     polled: Polled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_routes, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(record_routes, "LOOK_SECONDS", 0.02)
     polled.count(monkeypatch, polled.store.rollouts, "is_due")
     async with polled.client("1.1.1.1") as many:
         asked = [LEASE | {"worker": f"w{n}", "wait": SECONDS} for n in range(POLLS)]

@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from langchain_art.wire import LoraConfig
-from langchain_art_server.storage.schema.rollback_table import ROLLBACKS, roll_back, rolled_back
+from langchain_art_server.storage import store as stored
 from langchain_art_server.storage.store import Store
+from langchain_art_server.storage.tables import ROLLBACKS
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ async def test_the_last_rollback_between_two_versions_is_enough(store: Store) ->
         said, serving = list[tuple[int, int, str]](), 0
         for number in range(200):
             version = rng.randrange(versions)
-            roll_back(connection, "p", version, f"why {number}")
+            stored._roll_back(connection, "p", version, f"why {number}")
             if version != serving:
                 said.append((serving, version, f"why {number}"))
             serving = version
@@ -43,7 +44,7 @@ async def test_the_last_rollback_between_two_versions_is_enough(store: Store) ->
                 expected |= dict.fromkeys(out, why)
             for one in _above(serving, parents):
                 expected.pop(one, None)
-            found = rolled_back(connection, "p", serving, parents)
+            found = stored._rolled_back(connection, "p", serving, parents)
             assert {one: back.why for one, back in found.items()} == expected
         kept = connection.scalar(sa.select(sa.func.count()).select_from(ROLLBACKS))
     assert kept == len({(former, to) for former, to, _ in said}) < len(said)
