@@ -13,7 +13,7 @@ from langchain_art.evaluators.transcript import tool_calls
 from langchain_art.statistics.costs import busy_seconds, prices
 from langchain_art.statistics.intervals import wilson
 from langchain_art.statistics.node_figures import in_order, known_sum, node_figures
-from langchain_art.training.results.measures import summarize, tokens
+from langchain_art.training.records import summarize, tokens
 from langchain_art.wire import Trajectory, Turn
 from langchain_art.wire.calls import label
 from langchain_art.wire.trajectories import EVALUATION

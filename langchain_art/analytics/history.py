@@ -13,10 +13,9 @@ from langchain_art.analytics.report import plain_table
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.comparison import Comparison
 from langchain_art.statistics.intervals import Z95
-from langchain_art.training.experiments.fits import Fit
+from langchain_art.training.fits import Fit
+from langchain_art.training.records import EvalResult, FitResult, Record
 from langchain_art.training.report import counts, duration
-from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.records import EvalResult, Record
 from langchain_art.wire import NodeReport
 
 

@@ -129,7 +129,7 @@ def _fits(
     as_json: bool,
 ) -> None:
     from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
-    from langchain_art.training.experiments.fits import chosen_fits
+    from langchain_art.training.fits import chosen_fits
 
     told: list[dict[str, Any]] = []
     for fit in chosen_fits(root, names):

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
 
 if TYPE_CHECKING:
-    from langchain_art.training.experiments.fits import Fit
+    from langchain_art.training.fits import Fit
 
 Root = Annotated[Path, typer.Option(help="The folder below which fits are looked for.")]
 
@@ -51,7 +51,7 @@ def fits(
       langchain-art fits
       langchain-art fits lr-1 lr-3
     """
-    from langchain_art.training.experiments.fits import chosen_fits
+    from langchain_art.training.fits import chosen_fits
 
     found = chosen_fits(root, names or [])
     if as_json:
@@ -87,8 +87,7 @@ def diff(
       langchain-art fits diff before after
       langchain-art fits diff here there --other-url http://trainer.example:8000/v1
     """
-    from langchain_art.training.experiments.divergence import compare_fits
-    from langchain_art.training.experiments.fits import chosen_fits
+    from langchain_art.training.fits import chosen_fits, compare_fits
 
     first, second = chosen_fits(root, [one, other])
     settings = first.state.used.differences(second.state.used)
@@ -115,8 +114,8 @@ def curve(
       langchain-art curve my-agent
       langchain-art curve lr-1 lr-3 --png out/rates.png
     """
-    from langchain_art.training.experiments.curves import Curve, draw, text_plot
-    from langchain_art.training.experiments.fits import chosen_fits
+    from langchain_art.training.fits import chosen_fits
+    from langchain_art.training.report import Curve, draw, text_plot
 
     curves = [Curve(fit.name, fit.steps, fit.evals) for fit in chosen_fits(root, names or [])]
     if png is None:

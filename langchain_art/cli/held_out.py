@@ -12,7 +12,7 @@ from langchain_art.analytics.analysis import by_scenario
 from langchain_art.cli.load_rollout import load_rollout, load_scenarios
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.intervals import PairedTest, paired_test
-from langchain_art.training.results.records import EvalResult
+from langchain_art.training.records import EvalResult
 from langchain_art.wire import Trajectory
 from langchain_art.wire.trajectories import EVALUATION
 

@@ -61,7 +61,7 @@ def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Lo
         )
     if not callable(rollout):
         raise ConfigError(f"{name!r} is {rollout!r:.100}, expected a function of one scenario")
-    from langchain_art.training.experiments.fits import latest_of
+    from langchain_art.training.fits import latest_of
 
     base, loaded = policy.partition("@")[0], cast(Rollout, rollout)
     fit = latest_of(root, base) if root.is_dir() else None

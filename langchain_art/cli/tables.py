@@ -15,7 +15,7 @@ from rich.text import Text
 
 from langchain_art.diagnostics.canary_checks import CanaryReport
 from langchain_art.evaluators.transcript import tool_calls
-from langchain_art.training.results.measures import tokens
+from langchain_art.training.records import tokens
 from langchain_art.wire import (
     ApiKey,
     Checkpoint,

@@ -30,11 +30,11 @@ from langchain_art.diagnostics.canary_checks import (
     Check,
     Token,
     change,
-    rise,
     surprise,
     tokens_of,
 )
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.statistics.intervals import welch
 from langchain_art.tracing.scope import capture
 from langchain_art.wire import (
     LoraConfig,
@@ -177,7 +177,11 @@ class _Canary:
         return 0 < len(ids) == len(logprobs) and numbers and bool(record["trainable"])
 
     def _risen(self) -> float:
-        return rise(*([run.reward for run in runs] for runs in (self.runs[0], self.runs[-1])))
+        rewards = ([run.reward for run in runs] for runs in (self.runs[0], self.runs[-1]))
+        first, last = (
+            (statistics.fmean(some), statistics.variance(some), len(some)) for some in rewards
+        )
+        return welch(first, last)
 
     def _train(self) -> None:
         for step in range(1, self.steps + 1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,15 +143,3 @@ def surprise(tokens: Iterable[Token]) -> tuple[float, float]:
         variance += sum(share * (value - mean) ** 2 for share, value in shares) / mass
         total += (token.logprob if token.logprob >= values[0] - 1e-6 else other) - mean
     return (total / math.sqrt(variance) if variance else 0.0), variance
-
-
-def rise(before: Sequence[float], after: Sequence[float]) -> float:
-    """Standard errors by which the mean rose (Welch's statistic); each has at least two rewards.
-
-    Without variance it is 0.0 for equal means, else infinite.
-    """
-    difference = statistics.fmean(after) - statistics.fmean(before)
-    error = statistics.variance(before) / len(before) + statistics.variance(after) / len(after)
-    if error:
-        return difference / math.sqrt(error)
-    return math.copysign(math.inf, difference) if difference else 0.0

@@ -122,6 +122,30 @@ def student_tail(t: float, freedom: int) -> float:
     return max(0.0, (1 - inside) / 2)
 
 
+def welch(before: tuple[float, float, int], after: tuple[float, float, int]) -> float:
+    """Standard errors by which a mean rose (Welch's statistic).
+
+    Without variance it is 0.0 for equal means, else infinite.
+
+    Args:
+        before: mean, variance and size of a sample.
+        after: of the other.
+    """
+    rise = after[0] - before[0]
+    if error := sum(variance / n for _, variance, n in (before, after)):
+        return rise / math.sqrt(error)
+    return math.copysign(math.inf, rise) if rise else 0.0
+
+
+def clear_of_chance(difference: float, *ci95: float | None) -> bool:
+    """True if a difference of independent means is above its 95 % interval, √(ci95² + ci95²).
+
+    `ci95`: half widths of the intervals of the means; without one of them nothing is clear.
+    """
+    known = [one for one in ci95 if one is not None]
+    return len(known) == len(ci95) and difference > math.hypot(*known)
+
+
 def wilson(successes: int, n: int) -> tuple[float, float]:
     """The 95 % interval of a rate: Wilson's score interval.
 

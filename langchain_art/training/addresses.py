@@ -1,8 +1,9 @@
-"""Resolves a `Trainer`'s model to names of policies and the address of their server."""
+"""The policies of a `Trainer`: names, their server's address, the versions that they serve."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,8 +11,9 @@ from pydantic_core import to_jsonable_python
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError
-from langchain_art.wire import ID, NAME
+from langchain_art.errors import ConfigError, Conflict, NotFound
+from langchain_art.training.progress import Display
+from langchain_art.wire import ID, NAME, LoraConfig, OwnLoss, TrainConfig
 from langchain_art.wire.base_urls import split_base_url
 
 if TYPE_CHECKING:
@@ -114,3 +116,79 @@ def trained_policies(names: Sequence[str]) -> None:
                 "a-z 0-9 . _ - that begins with a letter or a digit. The base model itself is not "
                 'trained: name an adapter on it, such as ChatART(model="my-agent")'
             )
+
+
+async def roll_back(
+    client: AsyncArtClient,
+    policies: Sequence[str],
+    display: Display,
+    base: int = 0,
+    *,
+    before: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Let the policies that exist begin again from the version `base`.
+
+    `before` is awaited once, if anything is to be undone; what it raises leaves all as it is.
+    """
+    for policy in policies:
+        try:
+            version = (await client.policy(policy)).version
+        except NotFound:
+            continue
+        under_way = [job for job in await client.jobs(policy) if not job.ended]
+        if version == base and not under_way:
+            continue
+        if before is not None:
+            await before()
+            before = None
+        for job in under_way:
+            with suppress(Conflict):  # it has ended, or publishes its version just now
+                await client.cancel(job)
+                display.line(f"fresh=True: {job.id}, a step of {policy}, is cancelled.")
+        try:
+            await client.rollback(policy, base, "fit(…, fresh=True) began anew")
+        except NotFound as error:
+            raise ConfigError(
+                f"{policy}@{base}, from which it would begin anew, is not kept any more. Train "
+                "a policy of another name."
+            ) from error
+        display.line(f"fresh=True: {policy} is rolled back from @{version} to @{base}.")
+
+
+async def check_server(
+    client: AsyncArtClient, policies: Sequence[str], configs: Mapping[str, TrainConfig]
+) -> None:
+    """Raises ConfigError if the server cannot do what a fit asks for.
+
+    That is to have and to sample so many policies at once, and to know the losses.
+    """
+    status = await client.status()
+    for policy, config in configs.items():
+        if isinstance(config.loss, OwnLoss) and config.loss.name not in status.losses:
+            raise ConfigError(
+                f"got the loss {config.loss.name!r} for {policy!r}, expected one of the server's: "
+                f"{list(status.losses)}. Losses of your own are registered in the server's "
+                "settings: [losses]"
+            )
+    missing = sorted(set(policies) - {one.name for one in status.policies})
+    if len(status.policies) + len(missing) > status.max_policies:
+        raise ConfigError(
+            f"got the policies {list(policies)}, of which {missing} would have to be made, and the "
+            f"server has {len(status.policies)} of at most {status.max_policies}: delete one that "
+            "is not used (`langchain-art checkpoints delete-policy`), or raise the server's "
+            "max_policies"
+        )
+    if status.max_loras is not None and len(policies) > status.max_loras:
+        raise ConfigError(
+            f"got {len(policies)} policies, and the server's sampler computes {status.max_loras} "
+            "adapters at once, so that calls would wait for each other in turns: set max_loras = "
+            f"{len(policies)} in [sampler] of the server's settings, and start it again"
+        )
+
+
+async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
+    """The version that a policy's name is routed to; makes a missing policy."""
+    if lora is None:
+        with suppress(NotFound):
+            return (await client.policy(policy)).version
+    return (await client.create_policy(policy, lora)).version

@@ -14,12 +14,11 @@ from langchain_art.rollout import remote_graph
 from langchain_art.rollout.gather import gather_from
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.runner import Rollout
-from langchain_art.training.batch.run_sources import run_source
 from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
-from langchain_art.training.results.measures import summarize
-from langchain_art.training.results.records import EvalResult
+from langchain_art.training.records import EvalResult, summarize
+from langchain_art.training.run_sources import run_source
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.trajectories import EVALUATION
 

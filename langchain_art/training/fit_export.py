@@ -15,11 +15,11 @@ from langchain_art.export.exporter import Exporter
 from langchain_art.export.records import Environment, Experiment, ExportedRun, Labels, SpanRecord
 from langchain_art.export.run_spans import recorded_spans, spans_of_turns
 from langchain_art.tracing.run import Run
-from langchain_art.training.batch.expected_plan import expected_plan
+from langchain_art.training.advantages import expected_plan
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import PendingStep
 from langchain_art.training.progress import Display
-from langchain_art.training.results.records import EvalResult
+from langchain_art.training.records import EvalResult
 from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup
 
 #: Batches of rollouts whose spans are kept; those of groups that no step takes go with them.

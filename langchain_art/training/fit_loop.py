@@ -15,19 +15,23 @@ from langchain_art.rollout import remote_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.trackers.base import Tracker
-from langchain_art.training.batch.step_batch import StepBatchBuilder
-from langchain_art.training.collapse.recovery import Recovery, no_gain
+from langchain_art.training.addresses import check_server, serving_version
+from langchain_art.training.collapse import no_gain
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import FitExport
-from langchain_art.training.fit_schedule import Schedule
-from langchain_art.training.fit_settings import FitSettings
+from langchain_art.training.fit_settings import FitSettings, Schedule
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.learning_rates import choose_rates
 from langchain_art.training.progress import Display
-from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.measures import node_rewards, tokens
-from langchain_art.training.results.records import EvalResult, StepRecord
-from langchain_art.training.served_versions import check_server, serving_version
+from langchain_art.training.records import (
+    FitResult,
+    StepRecord,
+    best_of_evals,
+    node_rewards,
+    tokens,
+)
+from langchain_art.training.recovery import Recovery
+from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import StepSeconds, TrainResult
 
@@ -296,7 +300,7 @@ class FitLoop:
 
         So what `langchain-art fits` recommends is kept, whatever is trained after this fit.
         """
-        champion, former = best(self.history.evals), self.history.state.pinned
+        champion, former = best_of_evals(self.history.evals), self.history.state.pinned
         latest = {f"{name}@{version}" for name, version in self.history.versions.items()}
         wanted = latest.union(champion.versions if champion else ())
         if wanted == self._wanted:
@@ -326,15 +330,9 @@ def result_of(history: History, versions: Mapping[str, int]) -> FitResult:
         after=history.eval_at(
             history.done if history.state.stopped else max(history.state.steps, history.done)
         ),
-        best=best(history.evals),
+        best=best_of_evals(history.evals),
         history=tuple(history.steps),
         evals=tuple(history.evals),
         rollbacks=tuple(history.rollbacks),
         stopped=history.state.stopped,
     )
-
-
-def best(evals: Sequence[EvalResult]) -> EvalResult | None:
-    """The evaluation with the highest mean; the earliest of equals."""
-    scored = [(e.mean, -i, e) for i, e in enumerate(evals) if e.mean is not None]
-    return max(scored, key=lambda entry: entry[:2])[2] if scored else None

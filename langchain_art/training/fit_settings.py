@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 
@@ -19,8 +19,8 @@ from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.names import check_portable, rollout_name
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_scenarios
-from langchain_art.training.batch.advantage_hook import AdvantageHook
-from langchain_art.training.collapse.gate import Gate
+from langchain_art.training.advantages import AdvantageHook
+from langchain_art.training.collapse import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 Workers: TypeAlias = Literal["server", "ray"] | RayWorkers
@@ -211,3 +211,34 @@ def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Traject
             f"{', '.join(known[:_SHOWN]) or 'nothing: no model call was recorded'}{more}."
         )
     return unmatched
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The arguments of `Trainer.fit`, where each is documented.
+
+    Raises:
+        ConfigError: a number is out of range, or `stop_early` has less than two scenarios.
+    """
+
+    steps: int
+    eval_scenarios: Sequence[Any] = ()
+    eval_every: int | None = None
+    eval_samples: int = 1
+    stop_early: int | None = None
+
+    def __post_init__(self) -> None:
+        steps, eval_every, eval_samples = self.steps, self.eval_every, self.eval_samples
+        if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
+            raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
+        stop_early, held_out = self.stop_early, len(self.eval_scenarios)
+        if stop_early is not None and (stop_early < 1 or held_out < 2):
+            raise ConfigError(
+                f"got {stop_early=} with {held_out} eval_scenarios, expected a positive number of "
+                "evaluations, and at least two scenarios"
+            )
+
+    def evaluates(self, step: int) -> bool:
+        """True before the first step, after the last, and every `eval_every` steps."""
+        every = self.eval_every or self.steps or 1
+        return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)

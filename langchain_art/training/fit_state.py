@@ -18,10 +18,10 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.batch.advantage_hook import RunAdvantages
+from langchain_art.training.advantages import RunAdvantages
 from langchain_art.training.identity import FitIdentity, with_rates
 from langchain_art.training.learning_rates import next_rate
-from langchain_art.training.results.records import (
+from langchain_art.training.records import (
     EvalResult,
     GroupResult,
     Rates,

@@ -14,9 +14,9 @@ from langchain_art.evaluators.base import GroupEvaluator
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.source import source_of
-from langchain_art.training.collapse.gate import Gate, not_below
+from langchain_art.training.collapse import Gate, not_below
 from langchain_art.training.fit_settings import FitSettings
-from langchain_art.training.results.records import Rates, Record
+from langchain_art.training.records import Rates, Record
 from langchain_art.wire.identifiers import scenario_id
 
 #: Settings of the trainer that change what a fit learns.

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.training.progress import Display
-from langchain_art.training.results.records import Rates, StepRecord
+from langchain_art.training.records import Rates, StepRecord
 from langchain_art.wire import SFTConfig, TrainConfig, default_learning_rate
 from langchain_art.wire.policies import LARGEST_DEFAULT_RATE
 

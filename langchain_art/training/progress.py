@@ -21,6 +21,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from langchain_art.training.records import EvalResult, FitResult, StepRecord
 from langchain_art.training.report import (
     best_of_runs,
     duration,
@@ -30,8 +31,6 @@ from langchain_art.training.report import (
     nothing_trained,
     summary_table,
 )
-from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import Trajectory
 
 #: Metrics of the learner that are shown, and their labels.

@@ -24,9 +24,7 @@ from langchain_art.trackers.tracker_thread import FitTrackers
 from langchain_art.training.fit_state import HISTORY, History, Line, read_records
 from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display
-from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.measures import tokens
-from langchain_art.training.results.records import EvalResult, Rollback, StepRecord
+from langchain_art.training.records import EvalResult, FitResult, Rollback, StepRecord, tokens
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact

@@ -24,22 +24,23 @@ from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.training.addresses import (
     Model,
     address_of,
+    check_server,
     folder_of,
+    roll_back,
     sampling_settings,
+    serving_version,
     trained_policies,
 )
-from langchain_art.training.batch.advantage_hook import AdvantageHook, check_hook
-from langchain_art.training.batch.run_sources import own_workers, try_out
-from langchain_art.training.collapse.gate import Gate, check_gate
+from langchain_art.training.advantages import AdvantageHook, check_hook
+from langchain_art.training.collapse import Gate, check_gate
 from langchain_art.training.evaluate import evaluate
-from langchain_art.training.experiments.tune import TunesRates
 from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
-from langchain_art.training.fit_schedule import Schedule
 from langchain_art.training.fit_settings import (
     Configs,
     FitSettings,
     OnCollapse,
+    Schedule,
     Workers,
     check_configs,
     check_export,
@@ -51,9 +52,9 @@ from langchain_art.training.fit_settings import (
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
-from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.records import EvalResult
-from langchain_art.training.served_versions import check_server, roll_back, serving_version
+from langchain_art.training.records import EvalResult, FitResult
+from langchain_art.training.run_sources import own_workers, try_out
+from langchain_art.training.tune import TunesRates
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig
 
@@ -106,10 +107,10 @@ class Trainer(TunesRates):
             being always or never solved: at 2^-n of their turns after n such groups in a row, and
             at least a tenth.
         advantages: a function of each group, in place of the server's advantages
-            (`batch.advantage_hook.AdvantageHook`): a number for each run, call or token. None:
+            (`training.advantages.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
         on_collapse: what a fit does when rewards fall by more than chance explains, below all
-            before or with replies cut off, alike or flat (`training.collapse.signs`).
+            before or with replies cut off, alike or flat (`training.collapse`).
             ``"rollback"``: the policies go back to the last good version with its state of Adam,
             and the fit goes on at a third of the learning rate; the discarded steps count as
             steps. After the fourth time it ends there. ``"stop"``: the fit ends with the versions

@@ -18,8 +18,8 @@ from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
+from langchain_art.training.records import Record
 from langchain_art.training.report import counts
-from langchain_art.training.results.records import Record
 from langchain_art.wire import SFTConfig, TrainResult
 
 _FILE = "warm_start.json"

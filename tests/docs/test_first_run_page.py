@@ -8,7 +8,7 @@ import re
 from rich.console import Console
 
 from langchain_art.training.progress import Display
-from langchain_art.training.results.records import EvalResult, StepRecord
+from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import NodeReport, TrainResult
 from tests.support.pages import REPO
 

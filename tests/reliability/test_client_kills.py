@@ -13,7 +13,7 @@ import pytest
 from pydantic_core import from_json
 
 from langchain_art.training.fit_state import read_records
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.records import StepRecord
 from tests.support import fit_child
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count

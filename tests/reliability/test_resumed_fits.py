@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from langchain_art.training.fit_state import read_records
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.records import StepRecord
 from tests.support.live_server import ForkedServer
 from tests.support.repeatable_fit import digests, mortal_fit
 from tests.support.soak import count

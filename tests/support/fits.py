@@ -8,7 +8,7 @@ from typing import Any
 
 from langchain_art.training.fit_state import History
 from langchain_art.training.identity import FitIdentity
-from langchain_art.training.results.records import EvalResult, StepRecord
+from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import TrainResult
 
 

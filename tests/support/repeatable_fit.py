@@ -15,7 +15,7 @@ from rich.console import Console
 
 from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
 from langchain_art.training.fit_state import History
-from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.records import FitResult
 from langchain_art.wire import LoraConfig
 
 NAME = "tests.support.repeatable_fit:rollout"

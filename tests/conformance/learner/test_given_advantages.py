@@ -17,7 +17,7 @@ import pytest
 
 from langchain_art.credit.advantages import pool_advantages
 from langchain_art.errors import InvalidRequest
-from langchain_art.training.batch.advantage_hook import advantages_of
+from langchain_art.training.advantages import advantages_of
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch

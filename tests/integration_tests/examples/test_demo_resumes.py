@@ -15,7 +15,7 @@ from examples.support.command import train_command
 from examples.support.demo import folder_of
 from langchain_art import ArtClient
 from langchain_art.training import fit_state
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.records import StepRecord
 from tests.support.live_server import LiveServer
 
 

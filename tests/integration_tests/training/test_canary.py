@@ -20,7 +20,6 @@ from langchain_art.diagnostics.canary_checks import (
     CanaryReport,
     Token,
     change,
-    rise,
     surprise,
 )
 from langchain_art.errors import ConfigError, ServerUnreachable
@@ -206,10 +205,3 @@ def test_texts_that_several_tokens_have_are_not_compared() -> None:
     assert change([one], [one]) == 0.0
     parted = Token("b", -0.5, one.top)
     assert change([one, one], [parted, other]) == 0.0  # what comes after is no longer comparable
-
-
-def test_the_rise_is_welchs_statistic() -> None:
-    assert rise([0.0, 2.0], [10.0, 12.0]) == pytest.approx(10 / 2**0.5)
-    assert rise([1.0, 1.0], [1.0, 1.0]) == 0.0
-    assert rise([1.0, 1.0], [2.0, 2.0]) == float("inf")
-    assert rise([2.0, 2.0], [1.0, 1.0]) == float("-inf")

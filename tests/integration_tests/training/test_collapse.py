@@ -28,10 +28,9 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
-from langchain_art.training.collapse.gate import not_below
-from langchain_art.training.collapse.recovery import MOST_ROLLBACKS, SLOWER
-from langchain_art.training.results.fit_result import FitResult
-from langchain_art.training.results.records import EvalResult
+from langchain_art.training.collapse import not_below
+from langchain_art.training.records import EvalResult, FitResult
+from langchain_art.training.recovery import MOST_ROLLBACKS, SLOWER
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig
 from tests.support.live_server import LiveServer

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
 from langchain_art.cli import main
 from langchain_art.errors import ConfigError
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.records import StepRecord
 from langchain_art.wire import LoraConfig
 from tests.support.live_server import LiveServer
 
@@ -126,7 +126,7 @@ def test_a_weight_is_named_with_both_values(
 ) -> None:
     """No metric hides it here: those of the machine alone are left out otherwise."""
     fit(art_server, root, "slow", rate=5e-3)
-    monkeypatch.setattr("langchain_art.training.experiments.divergence._OF_THE_MACHINE", ("",))
+    monkeypatch.setattr("langchain_art.training.fits._OF_THE_MACHINE", ("",))
     code, said = differ(art_server, root, "base", "slow")
     found = re.search(r"step 1, base-\w+, weight \S+lora_\S+\[\d+\]: (\S+) and (\S+) \(", said)
     assert code == 1 and found is not None, said

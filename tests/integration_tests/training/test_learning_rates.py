@@ -13,7 +13,7 @@ from rich.console import Console
 
 from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
 from langchain_art.training import learning_rates
-from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.records import FitResult
 from langchain_art.wire import LoraConfig, default_learning_rate
 from tests.support.live_server import ForkedServer
 from tests.support.tiny_models import save_model

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.records import StepRecord
 from langchain_art.training.trainer import Trainer
 from tests.support.live_server import LiveServer
 

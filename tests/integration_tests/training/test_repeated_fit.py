@@ -21,7 +21,7 @@ from langgraph.types import Send
 from rich.console import Console
 
 from langchain_art import ArtClient, ChatART, Run, TrainConfig, Trainer, capture
-from langchain_art.training.results.fit_result import FitResult
+from langchain_art.training.records import FitResult
 from langchain_art.wire import LoraConfig
 from tests.support import repeatable_fit
 from tests.support.live_server import REPO, LiveServer

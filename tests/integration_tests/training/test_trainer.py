@@ -22,14 +22,11 @@ from langchain_art.evaluators import score_groups
 from langchain_art.statistics.intervals import Z95
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
-from langchain_art.training.experiments.curves import reward_plot
-from langchain_art.training.experiments.fits import read_fits
-from langchain_art.training.fit_loop import best
-from langchain_art.training.fit_schedule import Schedule
+from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.report import summary_table
-from langchain_art.training.results.measures import summarize
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.fits import read_fits
+from langchain_art.training.records import StepRecord, best_of_evals, summarize
+from langchain_art.training.report import reward_plot, summary_table
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     ID,
@@ -84,8 +81,9 @@ def test_what_failed_is_counted_and_not_averaged() -> None:
 
 
 def test_the_best_is_the_earliest_of_equals() -> None:
-    assert best([evaluation(None, 0)]) is None
-    found = best([evaluation(0.1, 0), evaluation(0.7, 1), evaluation(0.7, 2), evaluation(None, 3)])
+    assert best_of_evals([evaluation(None, 0)]) is None
+    means = (0.1, 0.7, 0.7, None)
+    found = best_of_evals([evaluation(mean, step) for step, mean in enumerate(means)])
     assert found is not None
     assert found.step == 1
 

@@ -18,8 +18,8 @@ from langchain_art import ChatART
 from langchain_art.cli.main import main
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, RolloutFailed
-from langchain_art.training.experiments.tune import RateProbe, chosen, tune_table
 from langchain_art.training.trainer import Trainer
+from langchain_art.training.tune import RateProbe, chosen, tune_table
 from langchain_art.wire import LoraConfig, TrainConfig, default_learning_rate
 from tests.support.live_server import LiveServer
 

@@ -19,7 +19,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.statistics.costs import busy_seconds
 from langchain_art.statistics.intervals import Z95, wilson
 from langchain_art.statistics.node_figures import in_order
-from langchain_art.training.experiments.fits import read_fits
+from langchain_art.training.fits import read_fits
 from langchain_art.wire import Trajectory, Turn, Usage
 from tests.support.fits import evaluation, write_fit
 

@@ -9,7 +9,7 @@ import pytest
 from langchain_art.credit.credit_assignment import group_credit
 from langchain_art.credit.pools import steps
 from langchain_art.credit.schemes import SCHEMES
-from langchain_art.training.batch.expected_plan import group_has_zero_variance
+from langchain_art.training.advantages import group_has_zero_variance
 from langchain_art.wire import Credit, TrainConfig, Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.choices.credit import CreditKind
 from langchain_art.wire.choices.group import kinds

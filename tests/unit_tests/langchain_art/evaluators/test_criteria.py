@@ -23,7 +23,7 @@ from langchain_art.evaluators import (
     string_similarity,
 )
 from langchain_art.evaluators.criteria import WEIGHTS
-from langchain_art.training.batch.expected_plan import group_has_zero_variance
+from langchain_art.training.advantages import group_has_zero_variance
 from langchain_art.wire import TrainConfig, Trajectory, Turn
 from tests.support.judges.groups import Says, calls, group, run, says, tool
 

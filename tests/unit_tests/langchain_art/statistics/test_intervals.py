@@ -18,6 +18,7 @@ from langchain_art.statistics.intervals import (
     sign_flip_tail,
     sign_test,
     unpaired_test,
+    welch,
     wilson,
 )
 
@@ -231,3 +232,10 @@ def test_scenarios_tell_the_best_of_as_many_runs_as_each_has() -> None:
     found = best_of_scenarios([[1.0, 0.0, 0.0], [], [0.0] * 5])
     assert found == pytest.approx({1: 1 / 6, 2: 1 / 3, 3: 1 / 2})
     assert best_of_scenarios([[1.0], [0.0, 1.0]]) == best_of_scenarios([]) == {}
+
+
+def test_the_rise_of_a_mean_is_welchs_statistic() -> None:
+    assert welch((1.0, 2.0, 2), (11.0, 2.0, 2)) == pytest.approx(10 / 2**0.5)
+    assert welch((1.0, 0.0, 2), (1.0, 0.0, 2)) == 0.0
+    assert welch((1.0, 0.0, 2), (2.0, 0.0, 2)) == math.inf
+    assert welch((2.0, 0.0, 2), (1.0, 0.0, 2)) == -math.inf

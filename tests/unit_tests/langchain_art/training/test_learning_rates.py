@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from langchain_art.training.learning_rates import FACTOR, LEAST, MOST, next_rate
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.records import StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
 from langchain_art.wire.policies import LARGEST_DEFAULT_RATE
 

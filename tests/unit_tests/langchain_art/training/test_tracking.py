@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from langchain_art.training.results.records import EvalResult, StepRecord
+from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.training.tracking import (
     MOST_ACTIONS,
     MOST_RUNS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from langchain_art.credit.batch_plan import SAMPLING
+from langchain_art.training.records import StepRecord
 from langchain_art.training.report import nothing_trained
-from langchain_art.training.results.records import StepRecord
 from langchain_art.wire import NodeReport, TrainResult
 from langchain_art.wire.exclusions import meaning
 from langchain_art_server.backends.base import ChatRequest, Sampling

@@ -1,6 +1,8 @@
-"""Signs that a policy has collapsed, each with its likely cause and what to do.
+"""Signs that a policy has collapsed, each with its likely cause and what to do; and the gate.
 
-They are read from the records of the steps; `held_out` reads those of the evaluations:
+They are read from the records of the steps. Those of the evaluations are read for a fall that is
+certain (`held_out_sign`), by the stricter rule that is asked for (`gate_sign`), and for a gain
+(`no_gain`).
 
 - ``reward``: the training rewards fell below all before in one step, or in the last few together,
   up to those with sixteen groups: four groups alone are too few to tell a fall from chance;
@@ -33,12 +35,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias, cast
 
-from langchain_art.statistics.intervals import Z95, student_tail
-from langchain_art.training.results.records import StepRecord
+from langchain_art._callables import call
+from langchain_art.errors import ConfigError
+from langchain_art.statistics.comparison import compare_rewards
+from langchain_art.statistics.intervals import (
+    Z95,
+    clear_of_chance,
+    sign_flip_tail,
+    student_tail,
+    welch,
+)
+from langchain_art.training.records import EvalResult, StepRecord, best_of_evals
 from langchain_art.wire import TrainConfig
 
 #: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
@@ -54,7 +66,6 @@ _DETERMINISTIC = 0.1
 _STEPS_TO_MOVE, _MOVED = 5, 0.05
 #: Standard errors of a rise that is none of chance.
 _RISE = 3.0
-SLOWER_ADVICE = "go on with a lower learning_rate, fewer optimizer_steps or a KLPenalty"
 
 
 @dataclass(frozen=True)
@@ -244,8 +255,7 @@ def _rose(history: Sequence[StepRecord]) -> bool:
     before, after = _of_step(history[0]), _pool([_of_step(one) for one in history[1:]])
     if before is None or after is None:
         return False
-    error = math.sqrt(before.variance / before.n + after.variance / after.n)
-    return after.mean - before.mean > _RISE * error
+    return welch(*((one.mean, one.variance, one.n) for one in (before, after))) > _RISE
 
 
 def _flat(history: Sequence[StepRecord], ahead: int) -> Sign | None:
@@ -302,11 +312,13 @@ def _undone(kind: str, history: Sequence[StepRecord], words: str, keep: int) -> 
     """A sign that calls for going back. The last good step's runs came from the version `keep`."""
     keep = max(0, keep)
     back = names_of(history[keep - 1].versions) if keep else "the version that the fit began with"
-    return Sign(
-        kind,
-        f"step {history[-1].step}: {words}",
-        keep,
-        f"Roll back to {back} (`langchain-art checkpoints rollback`), and {SLOWER_ADVICE}.",
+    return Sign(kind, f"step {history[-1].step}: {words}", keep, _back_to(back))
+
+
+def _back_to(version: str) -> str:
+    return (
+        f"Roll back to {version} (`langchain-art checkpoints rollback`), and go on with a lower "
+        "learning_rate, fewer optimizer_steps or a KLPenalty."
     )
 
 
@@ -330,3 +342,148 @@ def _metric(record: StepRecord, name: str) -> float | None:
 def names_of(versions: Mapping[str, int]) -> str:
     """Each policy's version: ``writer@3 and critic@2``."""
     return " and ".join(f"{policy}@{version}" for policy, version in versions.items())
+
+
+Gate: TypeAlias = "Callable[[EvalResult, EvalResult], bool | Awaitable[bool]]"
+"""Says whether a version is kept: given the best evaluation of those that were, and its own.
+
+Plain or async. It may be asked again about an evaluation after a crash.
+"""
+
+
+def check_gate(gate: object) -> Gate | None:
+    """`gate` as a function, or None for False; or ConfigError."""
+    if gate is True:
+        return not_below
+    if gate is not False and not callable(gate):
+        raise ConfigError(
+            f"got gate={gate!r:.200}, expected True, False, or a function of two evaluations, the "
+            "best and the new one, that returns True or False"
+        )
+    return cast("Gate", gate) if gate else None
+
+
+def not_below(best: EvalResult, new: EvalResult) -> bool:
+    """True if a version is below the best one by no more than the interval of the difference.
+
+    The difference of the means and its 95 % interval are of pairs of scenarios where both have at
+    least two of them (`statistics.comparison.compare_rewards`). Without a reward it is below.
+    """
+    rewards = [{name: [mean] for name, mean in one.scenarios.items()} for one in (best, new)]
+    if not all(rewards):
+        return (new.mean or 0.0) >= (best.mean or 0.0) if new.mean is not None else False
+    found = compare_rewards(best.version, new.version, *rewards)
+    return found.difference >= -(found.ci95 or 0.0)
+
+
+async def gate_sign(
+    gate: Gate | None, evals: Sequence[EvalResult], history: Sequence[StepRecord]
+) -> Sign | None:
+    """Sign of what is wrong with the last evaluated version; None: it is kept.
+
+    Args:
+        gate: None keeps all.
+        evals: those of versions that were not rolled back, oldest first. A version that one of them
+            let pass before is kept.
+        history: the steps that were not rolled back, oldest first.
+
+    Raises:
+        ConfigError: the gate says neither True nor False.
+    """
+    *earlier, new = evals
+    best = best_of_evals(earlier)
+    if gate is None or best is None or any(one.versions == new.versions for one in earlier):
+        return None
+    verdict = await call(gate, best, new)
+    if verdict not in (True, False):
+        raise ConfigError(
+            f"gate= returned {verdict!r:.200} for {new.version}, expected True (it is kept) or "
+            "False (it is rolled back)"
+        )
+    if verdict:
+        return None
+    rule = "" if gate is not not_below else ", by more than the 95 % interval of the difference"
+    words = (
+        f"step {new.step}: the gate did not let {new.version} pass: {new} held out, against {best} "
+        f"of {best.version}, the best version that was kept{rule}."
+    )
+    return Sign("gate", words, _steps_up_to(best, history), "")
+
+
+def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
+    """Reason to stop early: the last `patience` evaluations gained nothing; None: go on.
+
+    An evaluation is a gain if its mean is above that of the last gain, at first of the first
+    evaluation, by what is clear of chance (`clear_of_chance`). Both are of the same scenarios, so
+    that the true interval is narrower; small gains add up until they are one.
+
+    Args:
+        evals: oldest first, of versions that were not rolled back.
+        patience: a positive number.
+    """
+    scored = [one for one in evals if one.mean is not None and one.ci95 is not None]
+    if not scored:
+        return None
+    best, since = scored[0], 0
+    for one in scored[1:]:
+        best, since = (one, 0) if _gained(best, one) else (best, since + 1)
+    if since < patience:
+        return None
+    return (
+        f"no further gain in {since} evaluations (stop_early={patience}): since step {best.step}, "
+        f"{best}, none was better by more than the 95 % interval of the difference; the last is "
+        f"{scored[-1]}."
+    )
+
+
+def _gained(before: EvalResult, after: EvalResult) -> bool:
+    gain = (after.mean or 0.0) - (before.mean or 0.0)
+    return clear_of_chance(gain, before.ci95, after.ci95)
+
+
+#: Of a fall that is taken for one: its probability by chance within a fit, and at its end.
+WITHIN, AT_END = 1e-3, 1e-2
+
+
+def held_out_sign(
+    evals: Sequence[EvalResult], history: Sequence[StepRecord], *, at_end: bool = False
+) -> Sign | None:
+    """The sign that the last evaluation is below the best one, whose steps it keeps; or None.
+
+    Each held-out scenario is a pair: its mean reward then and now. If the version is no worse, each
+    difference is as likely to have the other sign (`statistics.intervals.sign_flip_tail`); that the
+    best of several earlier evaluations was chosen is corrected for (Bonferroni). Differences of
+    single scenarios vary less than rewards do, so a fall is seen that all steps' rewards hide.
+
+    A false alarm within a fit costs steps and learning rate; at its end only that it ends on an
+    earlier version which is as good. So there are two levels.
+
+    Args:
+        evals: those of versions that were not rolled back, oldest first. Only scenarios that two of
+            them share are compared (`EvalResult.scenarios`).
+        history: the steps that were not rolled back, oldest first.
+        at_end: whether the fit ends here: the level is 1e-2 then, else 1e-3.
+    """
+    scored = [one for one in evals if one.mean is not None]
+    earlier = [one for one in scored if one.versions != scored[-1].versions]
+    if (best := best_of_evals(earlier)) is None:
+        return None
+    last = scored[-1]
+    shared = best.scenarios.keys() & last.scenarios.keys()
+    changes = [last.scenarios[name] - best.scenarios[name] for name in sorted(shared)]
+    probability = len(earlier) * sign_flip_tail([-change for change in changes])
+    if probability >= (AT_END if at_end else WITHIN):
+        return None
+    fell, rose = sum(one < 0 for one in changes), sum(one > 0 for one in changes)
+    words = (
+        f"step {last.step}: held-out reward fell from {best.mean:.3f} ({best.version}) to "
+        f"{last.mean:.3f} ({last.version}): {fell} scenarios fell and {rose} rose, which chance "
+        f"alone gives with probability {max(probability, 1e-9):.1g}. An update since step "
+        f"{best.step or 0} likely went too far, or the policy learned what only the training "
+        "scenarios reward."
+    )
+    return Sign("held_out", words, _steps_up_to(best, history), _back_to(best.version))
+
+
+def _steps_up_to(best: EvalResult, history: Sequence[StepRecord]) -> int:
+    return sum(one.step <= (best.step or 0) for one in history)

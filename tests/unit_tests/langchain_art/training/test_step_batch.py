@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import pytest
 
 from langchain_art.rollout.scenarios import draw
-from langchain_art.training.batch.difficulty import FLOOR, DifficultyPools, Drawing
-from langchain_art.training.results.records import GroupResult
+from langchain_art.training.records import GroupResult
+from langchain_art.training.step_batch import FLOOR, DifficultyPools, Drawing
 
 SEED = 3
 

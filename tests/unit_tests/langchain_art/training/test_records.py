@@ -12,6 +12,7 @@ from rich.console import Console
 from langchain_art.errors import ConfigError
 from langchain_art.training.fit_settings import check_trainable, unmatched_frozen_names
 from langchain_art.training.progress import Display, MeanReward
+from langchain_art.training.records import EvalResult, FitResult, StepRecord, summarize, total_nodes
 from langchain_art.training.report import (
     duration,
     excluded_counts,
@@ -20,9 +21,6 @@ from langchain_art.training.report import (
     nothing_trained,
     summary_table,
 )
-from langchain_art.training.results.fit_result import FitResult, total_nodes
-from langchain_art.training.results.measures import summarize
-from langchain_art.training.results.records import EvalResult, StepRecord
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
 
 

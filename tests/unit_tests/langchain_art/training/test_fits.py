@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.experiments.fits import chosen_fits, latest_of, read_fits
 from langchain_art.training.fit_state import History, alone
+from langchain_art.training.fits import chosen_fits, latest_of, read_fits
 from tests.support.fits import identity, write_fit
 
 

@@ -1,13 +1,19 @@
 """The batch of a step: rollouts, evaluation, dynamic sampling, and the file it is stored in.
 
-Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero variance.
+Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero variance. Scenarios
+are drawn in shuffled epochs; with difficulty pools, one whose runs all fare alike, because it is
+always solved or never, is passed over at its turn: after n such groups in a row it is drawn with
+the probability 2^-n, and never below `FLOOR`, since the policy changes and no scenario is to be
+forgotten. One group with variance puts it back to 1.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +25,114 @@ from langchain_art.rollout import remote_graph
 from langchain_art.rollout.graph_rollout import check_inputs, is_remote
 from langchain_art.rollout.group_stream import GroupStream
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import group_ids
+from langchain_art.rollout.scenarios import draw, group_ids
 from langchain_art.tracing.run import Run
-from langchain_art.training.batch.advantage_hook import RunAdvantages, advantages_of
-from langchain_art.training.batch.difficulty import DifficultyPools, Drawing
-from langchain_art.training.batch.expected_plan import group_has_zero_variance, is_rewarded
-from langchain_art.training.batch.run_sources import run_source
+from langchain_art.training.advantages import (
+    RunAdvantages,
+    advantages_of,
+    group_has_zero_variance,
+    is_rewarded,
+)
 from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import Display, MeanReward
-from langchain_art.training.results.records import GroupResult
+from langchain_art.training.records import GroupResult
+from langchain_art.training.run_sources import run_source
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import scenario_id
+
+#: The least share of its turns at which a scenario is drawn.
+FLOOR = 0.1
+POOLS = ("new", "mixed", "easy", "hard")
+
+
+class DifficultyPools:
+    """Results of the latest groups of each scenario.
+
+    Args:
+        scenarios: of the fit.
+        seed: of the choice to pass over.
+    """
+
+    def __init__(self, scenarios: Sequence[Any], seed: int) -> None:
+        self._names = [scenario_id(one) for one in scenarios]
+        self._seed = seed
+        self._flat: Counter[str] = Counter()
+        self._rewards: dict[str, float] = {}
+
+    def add(self, results: Iterable[GroupResult]) -> None:
+        """Groups of a step, oldest first."""
+        for one in results:
+            self._flat[one.scenario] = self._flat[one.scenario] + 1 if one.flat else 0
+            self._rewards[one.scenario] = one.reward
+
+    def share(self, name: str) -> float:
+        """Probability that a scenario is drawn when its turn comes: `FLOOR` to 1."""
+        return max(FLOOR, 0.5 ** self._flat[name])
+
+    def takes(self, place: int, name: str) -> bool:
+        """True if a scenario is drawn at a place of the epochs; the same at each call."""
+        share = self.share(name)
+        return share == 1 or random.Random(f"{self._seed}:pool:{place}").random() < share
+
+    def counts(self) -> dict[str, int]:
+        """Scenarios by pool: ``mixed`` ones had variance; ``easy`` and ``hard`` ones had none.
+
+        An easy one's reward is at least the mean of all scenarios' latest ones, a hard one's below.
+        """
+        known = self._rewards
+        middle = statistics.fmean(known.values()) if known else 0.0
+        found = Counter(self._pool(name, middle) for name in dict.fromkeys(self._names))
+        return {name: found[name] for name in POOLS}
+
+    def _pool(self, name: str, middle: float) -> str:
+        if name not in self._rewards:
+            return "new"
+        if not self._flat[name]:
+            return "mixed"
+        return "easy" if self._rewards[name] >= middle else "hard"
+
+
+class Drawing:
+    """The scenarios of the groups to come, in order, from a place of the shuffled epochs on.
+
+    Args:
+        scenarios: of the fit.
+        seed: of the order.
+        begun: the place, from 0, of the first group.
+        pools: None: every place is drawn.
+    """
+
+    def __init__(
+        self, scenarios: Sequence[Any], seed: int, begun: int, pools: DifficultyPools | None
+    ) -> None:
+        self._scenarios = scenarios
+        self._seed = seed
+        self._begun = begun
+        self._pools = pools
+        self._places: list[int] = []
+
+    def place(self, n: int) -> int:
+        """The place of the n-th group, from 0, which is decided when it is first asked for."""
+        while len(self._places) <= n:
+            place = self.after(len(self._places))
+            while not self._takes(place):
+                place += 1
+            self._places.append(place)
+        return self._places[n]
+
+    def scenario(self, n: int) -> Any:
+        """The scenario of the n-th group. Raises ConfigError if there are no scenarios."""
+        return draw(self._scenarios, self.place(n), self._seed)
+
+    def after(self, groups: int) -> int:
+        """The place that follows the first so many groups."""
+        return self.place(groups - 1) + 1 if groups else self._begun
+
+    def _takes(self, place: int) -> bool:
+        if self._pools is None:
+            return True
+        return self._pools.takes(place, scenario_id(draw(self._scenarios, place, self._seed)))
 
 
 @dataclass

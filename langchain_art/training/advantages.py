@@ -1,19 +1,23 @@
-"""`Trainer(advantages=)`: a user's function in place of the server's advantages.
+"""A user's advantages (`Trainer(advantages=)`), and the server's plan as the client foresees it.
 
-What it returns is checked here, where it enters, and is sent with the step
+What the user's function returns is checked here, where it enters, and is sent with the step
 (`TrainRequest.advantages`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from langchain_art._callables import call
+from langchain_art.credit.batch_plan import BatchPlan, plan, unscored
+from langchain_art.credit.candidates import CandidateCall
+from langchain_art.credit.turns import candidate_call, candidate_run, why_excluded
 from langchain_art.errors import ConfigError
-from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.training import CallAdvantage, settings_of_rewards
 
 AdvantageHook: TypeAlias = Callable[[TrajectoryGroup], Any]
@@ -108,3 +112,52 @@ def _n(several: Sequence[object], name: str) -> str:
 def _wrong(where: str, found: Any, expected: str) -> ConfigError:
     got = f"{len(found)} entries, {found!r:.200}" if isinstance(found, list) else f"{found!r:.200}"
     return ConfigError(f"advantages of {where}: got {got}, expected {expected}")
+
+
+def expected_plan(
+    group: TrajectoryGroup,
+    policy: str,
+    config: TrainConfig,
+    trainable: Mapping[str, bool],
+    advantages: Mapping[str, RunAdvantages] | None = None,
+) -> BatchPlan:
+    """The decisions on a group's calls in a step of `policy`, and what is excluded.
+
+    The server alone knows how a call was sampled, by how old a version, and which prompts are equal
+    token by token. Here every call can be trained, none is stale, and all were asked in one state:
+    so no group is excluded that the server would train.
+    """
+    runs = [
+        candidate_run(run, (_call(turn, policy, trainable) for turn in run.turns), advantages)
+        for run in group.trajectories
+    ]
+    return plan([runs], config, given=advantages is not None)
+
+
+def group_has_zero_variance(
+    group: TrajectoryGroup,
+    policy: str,
+    config: TrainConfig,
+    trainable: Mapping[str, bool],
+    advantages: Mapping[str, RunAdvantages] | None = None,
+) -> bool:
+    """True if the server would exclude the whole group, because its runs have equal rewards."""
+    excluded = expected_plan(group, policy, config, trainable, advantages).excluded
+    return any(reason.startswith("groups.") for reason in excluded)
+
+
+def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
+    """True if a run has what is learned from: a reward, a call's reward, or all chosen scores."""
+    calls = (candidate_call(turn, True, {}) for turn in run.turns)
+    return unscored(candidate_run(run, calls), config.scores) is None
+
+
+def _call(turn: Turn, policy: str, trainable: Mapping[str, bool]) -> CandidateCall:
+    """A call whose model or usage is not known counts as one of the policy with one token."""
+    sampled_by = ((turn.model or "").partition("@")[0] or policy) if turn.ours else None
+    return replace(
+        candidate_call(turn, sampled_by == policy, trainable),
+        tokens=1 if turn.usage is None else turn.usage.completion_tokens,
+        excluded_because=why_excluded(turn, sampled_by, policy, trainable),
+        prompt=(),
+    )

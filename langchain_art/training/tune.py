@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -20,18 +19,17 @@ from langchain_art._callables import run_sync
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.runner import Rollout
-from langchain_art.training.addresses import trained_policies
+from langchain_art.statistics.intervals import clear_of_chance
+from langchain_art.training.addresses import roll_back, serving_version, trained_policies
 from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_loop import FitLoop
-from langchain_art.training.fit_schedule import Schedule
-from langchain_art.training.fit_settings import FitSettings, check_reward, check_scope
+from langchain_art.training.fit_settings import FitSettings, Schedule, check_reward, check_scope
 from langchain_art.training.fit_state import History
 from langchain_art.training.identity import identity_of
 from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
+from langchain_art.training.records import EvalResult, Record, StepRecord
 from langchain_art.training.report import duration
-from langchain_art.training.results.records import EvalResult, Record, StepRecord
-from langchain_art.training.served_versions import roll_back, serving_version
 from langchain_art.wire.train_config import MAX_LEARNING_RATE
 
 #: Of the rates that are tried if none are named, over the fit's own.
@@ -46,7 +44,7 @@ class RateProbe(Record):
     """Mean reward: held out after the last step, or of the last step's runs. None: no rewards."""
     ci95: float | None
     collapsed: str = ""
-    """Reason for which the probe ended before its steps did (`training.collapse.signs`); empty: it
+    """Reason for which the probe ended before its steps did (`training.collapse`); empty: it
     did not."""
 
     def __str__(self) -> str:
@@ -103,9 +101,7 @@ def chosen(probes: Sequence[RateProbe]) -> tuple[float | None, bool, str]:
 
 
 def _is_below(one: RateProbe, first: RateProbe) -> bool:
-    if one.ci95 is None or first.ci95 is None:
-        return False
-    return (first.mean or 0.0) - (one.mean or 0.0) > math.hypot(one.ci95, first.ci95)
+    return clear_of_chance((first.mean or 0.0) - (one.mean or 0.0), one.ci95, first.ci95)
 
 
 def check_rates(rates: Sequence[float] | None, steps: int) -> None:

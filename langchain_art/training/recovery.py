@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import NotFound
-from langchain_art.statistics.intervals import sign_flip_tail
-from langchain_art.training.collapse.gate import gate_sign
-from langchain_art.training.collapse.signs import SLOWER_ADVICE, Sign, names_of, new_signs
+from langchain_art.training.collapse import Sign, gate_sign, held_out_sign, names_of, new_signs
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
-from langchain_art.training.results.records import (
+from langchain_art.training.records import (
     EvalResult,
     Rollback,
     StepRecord,
@@ -145,84 +142,3 @@ class Recovery:
             "to which it could go back. Let the server keep more (`keep_checkpoints`), and begin "
             'with fit(…, fresh=True); or train with Trainer(on_collapse="warn"), without a gate.'
         )
-
-
-def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
-    """Reason to stop early: the last `patience` evaluations gained nothing; None: go on.
-
-    An evaluation is a gain if its mean is above that of the last gain (at first the first
-    evaluation) by more than the 95 % interval of the difference of two independent means,
-    √(ci95² + ci95²). Both are of the same scenarios, so that the true interval is narrower; small
-    gains add up until they are one.
-
-    Args:
-        evals: oldest first, of versions that were not rolled back.
-        patience: a positive number.
-    """
-    scored = [one for one in evals if one.mean is not None and one.ci95 is not None]
-    if not scored:
-        return None
-    best, since = scored[0], 0
-    for one in scored[1:]:
-        chance = math.hypot(one.ci95 or 0.0, best.ci95 or 0.0)
-        best, since = (one, 0) if _gain(best, one) > chance else (best, since + 1)
-    if since < patience:
-        return None
-    return (
-        f"no further gain in {since} evaluations (stop_early={patience}): since step {best.step}, "
-        f"{best}, none was better by more than the 95 % interval of the difference; the last is "
-        f"{scored[-1]}."
-    )
-
-
-def _gain(before: EvalResult, after: EvalResult) -> float:
-    return (after.mean or 0.0) - (before.mean or 0.0)
-
-
-#: Of a fall that is taken for one: its probability by chance within a fit, and at its end.
-WITHIN, AT_END = 1e-3, 1e-2
-
-
-def held_out_sign(
-    evals: Sequence[EvalResult], history: Sequence[StepRecord], *, at_end: bool = False
-) -> Sign | None:
-    """The sign that the last evaluation is below the best one, whose steps it keeps; or None.
-
-    Each held-out scenario is a pair: its mean reward then and now. If the version is no worse, each
-    difference is as likely to have the other sign (`statistics.intervals.sign_flip_tail`); that the
-    best of several earlier evaluations was chosen is corrected for (Bonferroni). Differences of
-    single scenarios vary less than rewards do, so a fall is seen that all steps' rewards hide.
-
-    A false alarm within a fit costs steps and learning rate; at its end only that it ends on an
-    earlier version which is as good. So there are two levels.
-
-    Args:
-        evals: those of versions that were not rolled back, oldest first. Only scenarios that two of
-            them share are compared (`EvalResult.scenarios`).
-        history: the steps that were not rolled back, oldest first.
-        at_end: whether the fit ends here: the level is 1e-2 then, else 1e-3.
-    """
-    scored = [one for one in evals if one.mean is not None]
-    if not scored:
-        return None
-    last = scored[-1]
-    earlier = [one for one in scored[:-1] if one.versions != last.versions]
-    if not earlier:
-        return None
-    best = max(earlier, key=lambda one: (one.mean or 0.0, -(one.step or 0)))
-    shared = best.scenarios.keys() & last.scenarios.keys()
-    changes = [last.scenarios[name] - best.scenarios[name] for name in sorted(shared)]
-    probability = len(earlier) * sign_flip_tail([-change for change in changes])
-    if probability >= (AT_END if at_end else WITHIN):
-        return None
-    fell, rose = sum(one < 0 for one in changes), sum(one > 0 for one in changes)
-    step = best.step or 0
-    return Sign(
-        "held_out",
-        f"step {last.step}: held-out reward fell from {best.mean:.3f} ({best.version}) to "
-        f"{last.mean:.3f} ({last.version}): {fell} scenarios fell and {rose} rose, which chance "
-        f"alone gives with probability {max(probability, 1e-9):.1g}. An update since step {step} "
-        "likely went too far, or the policy learned what only the training scenarios reward.",
-        sum(one.step <= step for one in history),
-        f"Roll back to {best.version} (`langchain-art checkpoints rollback`), and {SLOWER_ADVICE}.",
-    )

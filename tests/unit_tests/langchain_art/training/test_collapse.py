@@ -1,4 +1,4 @@
-"""Signs of a collapse: told in the step that shows them, and not where chance explains them."""
+"""A collapse is seen in its step or evaluation, and what may be chance is none; gate and gain."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 
+from langchain_art.errors import ConfigError
 from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
-from langchain_art.training.collapse.signs import Sign, new_signs
-from langchain_art.training.results.records import StepRecord
+from langchain_art.training.collapse import (
+    AT_END,
+    Sign,
+    check_gate,
+    gate_sign,
+    held_out_sign,
+    new_signs,
+    no_gain,
+    not_below,
+)
+from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
 from tests.support.soak import count
 
@@ -318,3 +328,195 @@ def test_steps_of_the_warm_up_and_without_training_do_not_count() -> None:
     assert said_at(moving([*LOW, *LOW]), warmup=3) == [8]
     assert said_at(moving([*LOW[:4], *[BOUND] * 4, *LOW]), warmup=5) == [11]
     assert said_at(moving([LOW[0], None, *LOW[1:3], 0.0, LOW[3], None, LOW[4], None])) == [8]
+
+
+def evaluation(step: int, rewards: Sequence[float], version: int | None = None) -> EvalResult:
+    """An evaluation of scenarios with these mean rewards."""
+    return EvalResult(
+        step=step,
+        versions=(f"p@{step if version is None else version}",),
+        mean=statistics.fmean(rewards) if rewards else None,
+        ci95=None,
+        n=len(rewards),
+        scenarios={f"q-{i}": reward for i, reward in enumerate(rewards)},
+    )
+
+
+def steps(count: int) -> list[StepRecord]:
+    return [
+        StepRecord(
+            step=step,
+            results={"p": TrainResult(policy="p", version=step, metrics={}, excluded={})},
+            reward_mean=0.5,
+            reward_std=0.5,
+            groups=16,
+        )
+        for step in range(1, count + 1)
+    ]
+
+
+def solved(count: int, of: int = 60) -> list[float]:
+    return [float(i < count) for i in range(of)]
+
+
+def test_an_end_below_the_best_kept_version_is_seen_and_keeps_it() -> None:
+    """The best one is not the first, and the last is above the first."""
+    evals = [evaluation(0, solved(6)), evaluation(2, solved(20)), evaluation(4, solved(18))]
+    found = held_out_sign([*evals, evaluation(6, solved(10))], steps(6), at_end=True)
+    assert found is not None and (found.kind, found.keep) == ("held_out", 2)
+    assert "fell from 0.333 (p@2) to 0.167 (p@6): 10 scenarios fell and 0 rose" in found.words
+    assert "Roll back to p@2" in found.advice
+
+
+def test_within_a_fit_more_is_asked_for_than_at_its_end() -> None:
+    evals = [evaluation(0, solved(20)), evaluation(2, solved(12))]  # 2^-8 = 0.004
+    assert held_out_sign(evals, steps(2)) is None
+    assert held_out_sign(evals, steps(2), at_end=True) is not None
+    assert held_out_sign([evals[0], evaluation(2, solved(9))], steps(2)) is not None  # 2^-11
+
+
+@pytest.mark.parametrize(
+    "evals",
+    [
+        [],
+        [evaluation(0, solved(20))],
+        [evaluation(0, solved(20)), evaluation(2, [])],
+        [evaluation(0, solved(20)), evaluation(2, solved(15))],  # 2^-5
+        [evaluation(0, solved(20)), evaluation(2, solved(40))],
+        [evaluation(0, solved(60), 1), evaluation(2, solved(0), 1)],  # the same version
+        [evaluation(0, [1.0] * 6), evaluation(2, [0.0] * 6)],  # 2^-6
+    ],
+)
+def test_what_may_be_chance_is_no_fall(evals: list[EvalResult]) -> None:
+    assert held_out_sign(evals, steps(2), at_end=True) is None
+
+
+def test_evaluations_without_scenarios_in_common_are_not_compared() -> None:
+    last = evaluation(2, solved(0)).model_copy(update={"scenarios": {"other": 0.0}})
+    assert held_out_sign([evaluation(0, solved(60)), last], steps(2), at_end=True) is None
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(("count", "scenarios"), [(2, 100), (2, 12), (6, 50)])
+def test_a_fit_that_gets_no_worse_is_seldom_taken_back(
+    count: int, scenarios: int, samples: int
+) -> None:
+    """At most one end in a hundred; 400 fits, so that more than 14 have a probability of 2e-5."""
+    seed = 5
+    draw, false = random.Random(f"{seed}{count}{scenarios}{samples}"), 0
+    for _ in range(400):
+        rates = [draw.betavariate(0.7, 1.3) for _ in range(scenarios)]
+        evals = [
+            evaluation(
+                step,
+                [sum(draw.random() < p for _ in range(samples)) / samples for p in rates],
+            )
+            for step in range(count)
+        ]
+        false += held_out_sign(evals, [], at_end=True) is not None
+    assert false <= 14, f"{seed=}: {false} false alarms in 400 fits at the level {AT_END}"
+
+
+def test_a_policy_that_lost_half_is_mostly_seen() -> None:
+    """0.33 and 0.17 of 100 questions with rates that vary: 200 fits of two evaluations."""
+    seed = 6
+    draw, seen = random.Random(seed), 0
+    for _ in range(200):
+        rates = [draw.betavariate(0.66, 1.34) for _ in range(100)]
+        before, after = (
+            evaluation(step, [float(draw.random() < p * left) for p in rates])
+            for step, left in ((0, 1.0), (12, 0.5))
+        )
+        seen += held_out_sign([before, after], steps(12), at_end=True) is not None
+    assert seen > 140, f"{seed=}: {seen} of 200"
+
+
+def rewarded(step: int, rewards: list[float], **known: Any) -> EvalResult:
+    scenarios = {f"q-{i}": reward for i, reward in enumerate(rewards)}
+    mean = statistics.fmean(rewards) if rewards else None
+    known = {"versions": (f"p@{step}",), "mean": mean, "ci95": 0.1} | known
+    return EvalResult(step=step, n=len(rewards), scenarios=scenarios, **known)
+
+
+def naive(best: list[float], new: list[float]) -> bool:
+    """The paired difference plus its 95 % interval is at least 0, in float64."""
+    changes = [b - a for a, b in zip(best, new, strict=True)]
+    mean = sum(changes) / len(changes)
+    std = math.sqrt(sum((one - mean) ** 2 for one in changes) / (len(changes) - 1))
+    return mean + 1.96 * std / math.sqrt(len(changes)) >= 0
+
+
+def test_it_is_the_interval_of_the_paired_difference() -> None:
+    rng, verdicts = random.Random(0), set[bool]()
+    for _ in range(200):
+        n = rng.choice([2, 8, 30])
+        best = [rng.random() for _ in range(n)]
+        new = [one + rng.gauss(-0.1, 0.3) for one in best]
+        verdict = not_below(rewarded(0, best), rewarded(1, new))
+        assert verdict == naive(best, new)
+        verdicts.add(verdict)
+    assert verdicts == {True, False}
+
+
+def test_a_version_without_a_reward_is_below() -> None:
+    assert not not_below(rewarded(0, [0.5, 0.5]), rewarded(1, []))
+    assert not_below(rewarded(0, [0.5, 0.5]), rewarded(1, [0.5, 0.5]))
+
+
+async def test_it_is_asked_about_the_best_that_was_kept_and_a_new_version() -> None:
+    asked: list[tuple[str, str]] = []
+
+    async def gate(best: EvalResult, new: EvalResult) -> bool:
+        asked.append((best.version, new.version))
+        return False
+
+    evals = [rewarded(0, [0.2, 0.4]), rewarded(5, [0.5, 0.7]), rewarded(10, [0.4, 0.4])]
+    assert await gate_sign(gate, evals[:1], []) is None, "there is nothing to compare with"
+    assert await gate_sign(None, evals, []) is None
+    sign = await gate_sign(gate, evals, [])
+    assert asked == [("p@5", "p@10")]
+    assert sign is not None and sign.kind == "gate" and sign.keep == 0
+    assert sign.words.startswith("step 10: the gate did not let p@10 pass: 0.400 ± 0.100 (n=2)")
+    again = [*evals[:2], rewarded(10, [0.0, 0.0], versions=("p@0",))]
+    assert await gate_sign(gate, again, []) is None, "it was let pass, and serves again"
+
+
+@pytest.mark.parametrize("wrong", ["True", 1, None, [True]])
+def test_no_gate_is_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="expected True, False, or a function of two"):
+        check_gate(wrong)
+
+
+async def test_a_gate_that_says_nothing_is_refused() -> None:
+    evals = [rewarded(0, [0.2, 0.4]), rewarded(5, [0.5, 0.7])]
+    with pytest.raises(ConfigError, match=r"gate= returned None for p@5, expected True"):
+        await gate_sign(lambda _best, _new: None, evals, [])  # pyright: ignore[reportArgumentType]
+
+
+def with_mean(step: int, mean: float | None, ci95: float | None = 0.06) -> EvalResult:
+    return EvalResult(step=step, versions=(f"p@{step}",), mean=mean, ci95=ci95, n=100)
+
+
+@pytest.mark.parametrize(
+    ("means", "patience", "stops"),
+    [
+        ([0.3, 0.5, 0.52, 0.53], 2, True),
+        ([0.3, 0.5, 0.52, 0.53], 3, False),
+        ([0.3, 0.5, 0.55, 0.6], 2, False),  # small gains add up: 0.6 is above 0.5 + 0.085
+        ([0.3, 0.32, 0.29], 2, True),
+        ([0.3, 0.32], 2, False),
+        ([0.3, 0.9, 0.1, 0.1], 2, True),
+        ([0.3], 1, False),
+        ([], 1, False),
+    ],
+)
+def test_when_a_fit_has_gained_enough(means: list[float], patience: int, stops: bool) -> None:
+    found = no_gain([with_mean(step, mean) for step, mean in enumerate(means)], patience)
+    assert (found is not None) is stops
+    if found:
+        assert f"stop_early={patience}" in found
+
+
+def test_an_evaluation_without_an_interval_is_no_gain_and_no_loss() -> None:
+    evals = [with_mean(0, 0.3), with_mean(1, None, None), with_mean(2, 0.31, None)]
+    assert no_gain(evals, 1) is None
