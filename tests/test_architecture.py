@@ -205,7 +205,6 @@ LEAST_LINES = 60
 #: Modules that are shorter, since something is added beside them or they run apart.
 SHORT_MODULES = {
     "langchain_art.evaluators.integrations.by_name": "a line for each library",
-    "langchain_art.credit.loss_weights": "arithmetic without an engine",
     "langchain_art_server.algorithms.loss.lr_schedule": "arithmetic without torch, by a contract",
     "langchain_art_server.backends.embedded.slot_moves": "arithmetic that needs no cache",
     "langchain_art_server.backends.unsloth.learner": "an engine, no torch",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         VersionFigures as VersionFigures,
     )
     from langchain_art.analytics.plots import analysis_plot as analysis_plot
-    from langchain_art.statistics.comparison import Comparison as Comparison
-    from langchain_art.statistics.node_figures import NodeFigures as NodeFigures
+    from langchain_art.statistics.intervals import Comparison as Comparison
+    from langchain_art.statistics.costs import NodeFigures as NodeFigures
 else:  # a type checker takes the names imported above `as` themselves
     __all__, __getattr__, __dir__ = lazy_names(__name__)

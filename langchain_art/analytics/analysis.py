@@ -10,12 +10,10 @@ from langchain_art.analytics.error_patterns import error_patterns
 from langchain_art.analytics.figures import ActionFigures, Analysis, VersionFigures
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.transcript import tool_calls
-from langchain_art.statistics.costs import busy_seconds, prices
+from langchain_art.statistics.costs import busy_seconds, in_order, known_sum, node_figures, prices
 from langchain_art.statistics.intervals import wilson
-from langchain_art.statistics.node_figures import in_order, known_sum, node_figures
 from langchain_art.training.records import summarize, tokens
 from langchain_art.wire import Trajectory, Turn
-from langchain_art.wire.calls import label
 from langchain_art.wire.trajectories import EVALUATION
 
 #: The action of a reply that calls no tool.
@@ -123,7 +121,7 @@ def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
     for turn in turns:
         if turn.reply is not None and turn.excluded_because is None:
             called = [name for name, _ in tool_calls(turn.reply)]
-            counted[label(turn)].update(called or [ANSWER])
+            counted[turn.label].update(called or [ANSWER])
     return tuple(
         ActionFigures(node=node, action=action, count=count, share=count / counts.total())
         for node, counts in sorted(counted.items())

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from langchain_art.analytics.analysis import by_scenario, version_of
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.comparison import Comparison, Rewards, compare_rewards
+from langchain_art.statistics.intervals import Comparison, Rewards, compare_rewards
 from langchain_art.wire import Trajectory
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 from langchain_art.analytics.figures import ErrorPattern
 from langchain_art.evaluators.transcript import text_of
 from langchain_art.wire import Message, Trajectory
-from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact
 
 _LENGTH = 160
@@ -69,7 +68,7 @@ def _errors(run: Trajectory) -> Iterator[tuple[Literal["run", "call", "tool"], s
     answered: set[str] = set()
     for turn in run.turns:
         if turn.error:
-            yield "call", label(turn), turn.error
+            yield "call", turn.label, turn.error
         for message in turn.messages:  # a prompt that is no continuation repeats earlier results
             tools |= _called(message)
             called = str(message.get("tool_call_id") or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from langchain_art.statistics.node_figures import NodeFigures
+from langchain_art.statistics.costs import NodeFigures
 from langchain_art.training.records import Record
 
 

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from langchain_art.analytics.report import plain_table
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.comparison import Comparison
-from langchain_art.statistics.intervals import Z95
+from langchain_art.statistics.intervals import Z95, Comparison
 from langchain_art.training.fits import Fit
 from langchain_art.training.records import EvalResult, FitResult, Record
 from langchain_art.training.report import counts, duration

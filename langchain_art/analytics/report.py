@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from langchain_art.analytics.figures import Analysis
-from langchain_art.statistics.comparison import Comparison
+from langchain_art.statistics.intervals import Comparison
 
 #: Error patterns that are listed; all are in the JSON.
 _LISTED = 10

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_graph
-from langchain_art.rollout.names import load
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.source import is_own_module
+from langchain_art.rollout.scenarios import load
+from langchain_art.training.identity import is_own_module
 
 if TYPE_CHECKING:
     from langchain_art.chat_models.chat_art import ChatART

@@ -13,7 +13,7 @@ from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
 from langchain_art.cli.review_train import FATES, ScoreName, named_number, say, train
 from langchain_art.errors import ConfigError
 from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.wire.picks import Pick
+from langchain_art.wire.reviews import Pick
 
 if TYPE_CHECKING:
     from langchain_art.review.pull import Pulled

@@ -109,11 +109,10 @@ def train(
       langchain-art review train email-agent
       langchain-art review train email-agent --rollout my_agent:rollout --scenarios held_out.jsonl
     """
-    from langchain_art.client.job_endpoints import review_training
-    from langchain_art.wire import PreferenceConfig, TrainConfig
+    from langchain_art.wire import PreferenceConfig, ReviewTraining, TrainConfig
 
     rate: dict[str, Any] = {} if learning_rate is None else {"learning_rate": learning_rate}
-    asked = review_training(
+    asked = ReviewTraining(
         policy=policy,
         name=name,
         criteria=dict(named_number("--criterion", one, "tone=0.3") for one in criterion or ()),

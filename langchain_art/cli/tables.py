@@ -27,8 +27,7 @@ from langchain_art.wire import (
     Turn,
     TurnAudit,
 )
-from langchain_art.wire.calls import label
-from langchain_art.wire.exclusions import meaning
+from langchain_art.wire.training import meaning
 from langchain_art.wire.trajectories import EVALUATION
 
 #: Characters of a message that a run's view shows; all of it is in ``--json``.
@@ -197,7 +196,7 @@ def audit_table(audit: TrajectoryAudit) -> Table:
     for index, turn in enumerate(audit.turns):
         table.add_row(
             str(index),
-            escape(label(turn)),
+            escape(turn.label),
             escape(turn.model or "-"),
             str(turn.prompt_tokens),
             str(turn.sampled_tokens),
@@ -253,7 +252,7 @@ def _totals(audit: TrajectoryAudit) -> str:
 def _node(turn: Turn) -> str:
     attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
     excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""
-    return f"{label(turn)}{attempt}{excluded}"
+    return f"{turn.label}{attempt}{excluded}"
 
 
 def _spoken(message: Message | None) -> str:

@@ -52,8 +52,8 @@ def worker(
       langchain-art worker my_agent:rollout --server http://trainer.example:8000/v1
       langchain-art worker train:rollout --concurrency 16
     """
-    from langchain_art.rollout.names import load
     from langchain_art.rollout.runner import Rollout
+    from langchain_art.rollout.scenarios import load
 
     if server is not None:
         os.environ["ART_BASE_URL"] = server  # of the rollout's own ChatART

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import httpx
 
-from langchain_art.client.http_request import Backoff, Flow, Request
-from langchain_art.client.waiting import SILENCE, Waiting
+from langchain_art.client.http_request import SILENCE, Backoff, Flow, Request, Waiting
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL, split_base_url
 
 if TYPE_CHECKING:

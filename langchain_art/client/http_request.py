@@ -1,24 +1,30 @@
-"""One HTTP request as a value: its arguments, its answer, when to retry it. No I/O."""
+"""One HTTP request as a value: arguments, answer, paths, when to retry it, what is said. No I/O."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from langchain_art.client.waiting import FIRST_ANSWER, SILENCE, Waiting, reason
 from langchain_art.errors import (
     REFUSALS,
     ArtError,
     AuthenticationFailed,
+    BodyTooLarge,
     ConfigError,
     Damaged,
     EngineUnavailable,
@@ -28,8 +34,87 @@ from langchain_art.errors import (
     RequestTimeout,
     ServerUnreachable,
 )
+from langchain_art.wire import (
+    MAX_REVIEWS,
+    RefusedReview,
+    Review,
+    Reviews,
+    ReviewsKept,
+    TrajectoryGroup,
+)
 from langchain_art.wire.base_urls import foreign_answer, no_answer
 from langchain_art.wire.identifiers import unwritable
+
+log = logging.getLogger(__name__)
+#: Seconds after which a server that never answered is taken for one that is not there. One that
+#: did answer may be starting again, which takes as long as its model takes to load.
+FIRST_ANSWER = 10.0
+#: Seconds after which a request without an answer is spoken of.
+SILENCE = 1.5
+_REPEAT = 30.0
+
+
+class Waiting:
+    """Says why a client waits, and then that its server answers again. May be used by threads.
+
+    The same words are said again only after half a minute, however many requests wait.
+    """
+
+    def __init__(self, base_url: str, say: Callable[[str], None] | None = None) -> None:
+        self.base_url = base_url
+        self.answered = False
+        """True if the server ever answered."""
+        self._say = say or log.warning
+        self._lock = Lock()
+        self._since: float | None = None
+        self._said: tuple[str, float] = ("", -_REPEAT)
+
+    def because(self, why: str) -> None:
+        """Say that the client waits, and why."""
+        now = time.monotonic()
+        with self._lock:
+            words, at = self._said
+            if words == why and now - at < _REPEAT:
+                return
+            self._since = now if self._since is None else self._since
+            self._said = (why, now)
+            waited = now - self._since
+        after = f" (for {waited:.0f} s now)" if waited >= 1 else ""
+        self._say(f"waiting for {self.base_url}: {why}{after}")
+
+    def answer(self, status: int) -> None:
+        """The server answered, unless it was only a proxy before it."""
+        if status in (502, 504):
+            return
+        self.answered = True
+        if status in (408, 429, 503):
+            return
+        with self._lock:
+            since, self._since = self._since, None
+        if since is not None:
+            self._said = ("", -_REPEAT)
+            self._say(f"{self.base_url} answers again, after {time.monotonic() - since:.0f} s")
+
+
+def reason(failure: BaseException) -> str:
+    """Reason why there was no answer, in a few words: ``connection refused``."""
+    if isinstance(failure, RequestRefused):
+        return str(failure)
+    if isinstance(failure, httpx.ConnectTimeout):
+        return "no connection: the machine does not answer"
+    if isinstance(failure, httpx.TimeoutException):
+        return "no answer, though it takes connections"
+    found = [failure]
+    for one in found:  # grows by their causes while it is read
+        if isinstance(one, OSError) and one.errno is not None:
+            # Numbers below 0 are those of a name that could not be looked up.
+            return (os.strerror(one.errno) if one.errno > 0 else str(one.strerror)).lower()
+        causes = [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            causes += cast("BaseExceptionGroup[BaseException]", one).exceptions
+        found += [cause for cause in causes if cause is not None and cause not in found]
+    return str(failure) or type(failure).__name__
+
 
 T = TypeVar("T")
 Param: TypeAlias = "str | float | Sequence[str] | None"
@@ -176,3 +261,109 @@ class Backoff:
         if isinstance(failure, httpx.TransportError) or passed + pause >= SILENCE:
             self._waiting.because(reason(failure))
         return min(max(pause, 0.01), left)
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+#: The most that the server gives at once.
+_PAGE = 1000
+
+
+class HasId(Protocol):
+    """A run: that of `capture()`, or a `Trajectory`."""
+
+    @property
+    def id(self) -> str:
+        """Id of the item."""
+        ...
+
+
+def run_path(run: HasId | str, *parts: str) -> str:
+    """The path of a run, given itself or its id. Raises ConfigError."""
+    id_: Any = run if isinstance(run, str) else getattr(run, "id", None)
+    if not isinstance(id_, str) or not id_:
+        raise ConfigError(f"got the run {run!r:.200}, expected a run of capture() or its id")
+    return path_of("trajectories", id_, *parts)
+
+
+def path_of(*parts: str | int) -> str:
+    """``/v1/jobs/job-1``, quoted."""
+    return "/".join(["/v1", *(quote(str(part), safe="") for part in parts)])
+
+
+def version_path(policy: str, version: int, *parts: str) -> str:
+    """The path of a version, or of what is below it."""
+    return path_of("policies", policy, "checkpoints", version, *parts)
+
+
+def many(model: type[ModelT]) -> Callable[[bytes], list[ModelT]]:
+    """Reader of ``{"data": [...]}``."""
+    return lambda content: [model.model_validate(item) for item in json.loads(content)["data"]]
+
+
+def pages(
+    path: str,
+    model: type[ModelT],
+    params: Mapping[str, Param],
+    limit: int | None = None,
+    after: str | None = None,
+) -> Flow[list[ModelT]]:
+    """The first `limit` items of a list `after` one, or all, page by page."""
+    found: list[ModelT] = []
+
+    def read(content: bytes) -> str | None:
+        page = json.loads(content)
+        found.extend(map(model.model_validate, page["data"]))
+        for message in page.get("damaged", ()):
+            _warn_once(message)
+        return page["last_id"] if page["has_more"] else None
+
+    while limit is None or len(found) < limit:
+        size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+        after = yield Request("GET", path, read, {**params, "limit": size, "after": after})
+        if after is None:
+            break
+    return found
+
+
+@lru_cache(maxsize=_PAGE)
+def _warn_once(message: str) -> None:
+    """Warn, unless it is among the last that were said: who follows a job reads its list again."""
+    log.warning("A list leaves a row out. %s", message)
+
+
+def deleted(content: bytes) -> str:
+    """Name of what was deleted, from an answer."""
+    return str(json.loads(content)["deleted"])
+
+
+def stored_of(content: bytes) -> int:
+    """Number of trajectories that an answer says are new."""
+    return int(json.loads(content)["stored"])
+
+
+def post_group(group: TrajectoryGroup) -> Flow[int]:
+    """Store a group, in parts if it is too large for one request; how many runs were new."""
+    try:
+        return (yield Request("POST", "/v1/groups", stored_of, body=group))
+    except BodyTooLarge:
+        runs = group.trajectories
+        if len(runs) == 1:
+            raise
+        stored, half = 0, len(runs) // 2
+        for part in (runs[:half], runs[half:]):
+            stored += yield from post_group(group.model_copy(update={"trajectories": part}))
+        return stored
+
+
+def put_all(reviews: Sequence[Review]) -> Flow[ReviewsKept]:
+    """Keep any number of reviews; what became of them all."""
+    counts: Counter[str] = Counter()
+    refused: list[RefusedReview] = []
+    trained: dict[str, tuple[str, ...]] = {}
+    for start in range(0, len(reviews), MAX_REVIEWS):
+        some = Reviews(reviews=tuple(reviews[start : start + MAX_REVIEWS]))
+        kept = yield Request("PUT", "/v1/reviews", ReviewsKept.model_validate_json, body=some)
+        counts.update(kept.model_dump(exclude={"refused", "trained"}))
+        refused += kept.refused
+        trained |= kept.trained
+    return ReviewsKept(**counts, refused=tuple(refused), trained=trained)

@@ -1,4 +1,4 @@
-"""The operations on training jobs: `endpoints` has the others."""
+"""Operations on training jobs, and on rollouts that are put up for workers."""
 
 from __future__ import annotations
 
@@ -16,23 +16,34 @@ from langchain_art.client.conversations import (
     to_post,
 )
 from langchain_art.client.endpoint import Address, endpoint
-from langchain_art.client.http_request import Flow, Request
-from langchain_art.client.routes import pages, path_of, post_group
+from langchain_art.client.http_request import Flow, Request, deleted, pages, path_of, post_group
 from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire import (
+    AttemptOutcome,
+    BatchStatus,
     JobEvent,
+    LeaseRequest,
+    Leases,
+    LeasesHeld,
+    LeasesLost,
+    LeasesReturned,
     PreferenceConfig,
+    QueuedRollout,
     ReviewJobs,
     ReviewPlan,
     ReviewTraining,
+    RolloutBatch,
     SFTConfig,
     StepSeconds,
+    TakenRollouts,
+    TakeRequest,
     TrainConfig,
     TrainJob,
     TrainRequest,
     TrainResult,
     TrajectoryGroup,
 )
+from langchain_art.wire.rollouts import MAX_ROLLOUTS
 from langchain_art.wire.training import CallAdvantage
 
 Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
@@ -172,7 +183,7 @@ class JobEndpoints(Address):
         Args:
             asked: the step, or the policy that learns by the defaults of `ReviewTraining`.
         """
-        body = review_training(policy=asked) if isinstance(asked, str) else asked
+        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
         return Request("POST", "/v1/reviews/plan", ReviewPlan.model_validate_json, body=body)
 
     @endpoint
@@ -191,7 +202,7 @@ class JobEndpoints(Address):
         Raises:
             Conflict: the plan is another one by now.
         """
-        body = review_training(policy=asked) if isinstance(asked, str) else asked
+        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
         headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
         return Request("POST", "/v1/reviews/train", _jobs_of, body=body, headers=headers)
 
@@ -248,14 +259,6 @@ class JobEndpoints(Address):
         return Request("POST", path, TrainJob.model_validate_json, hold=30.0)
 
 
-def review_training(**fields: Any) -> ReviewTraining:
-    """A step by reviews. Raises ConfigError."""
-    try:
-        return ReviewTraining(**fields)
-    except ValidationError as error:
-        raise ConfigError(f"This is no step by reviews: {error}") from error
-
-
 def _jobs_of(content: bytes) -> list[TrainJob]:
     return list(ReviewJobs.model_validate_json(content).jobs)
 
@@ -268,3 +271,94 @@ def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> 
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
     return Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)
+
+
+class RolloutEndpoints(Address):
+    """Puts rollouts up and takes finished ones; leases, renews and completes them."""
+
+    @endpoint
+    def put_rollouts(
+        self, batch: str, rollout: str, rollouts: Sequence[QueuedRollout], max_attempts: int = 3
+    ) -> Flow[None]:
+        """Put rollouts up, for workers to lease. The same again changes nothing.
+
+        Args:
+            batch: id under which they are taken and cancelled.
+            rollout: which function runs them: ``my_agent:rollout``.
+            rollouts: any number.
+            max_attempts: see `RolloutBatch`.
+
+        Raises:
+            Conflict: an id was used for another rollout, or the batch has others.
+        """
+        for start in range(0, len(rollouts), MAX_ROLLOUTS):
+            some = RolloutBatch(
+                batch=batch,
+                rollout=rollout,
+                rollouts=tuple(rollouts[start : start + MAX_ROLLOUTS]),
+                max_attempts=max_attempts,
+            )
+            yield Request("POST", "/v1/rollouts", lambda _: None, body=some)
+
+    @endpoint
+    def rollouts(self, batch: str) -> Request[BatchStatus]:
+        """Progress of a batch of rollouts. Raises NotFound."""
+        return Request(
+            "GET", path_of("rollouts", "batches", batch), BatchStatus.model_validate_json
+        )
+
+    @endpoint
+    def take_rollouts(
+        self, batch: str, done: Sequence[str] = (), *, limit: int = 100, wait: float = 0.0
+    ) -> Request[TakenRollouts]:
+        """Take finished rollouts of a batch. Raises NotFound.
+
+        Args:
+            batch: its id.
+            done: ids of those that have arrived: the server deletes them.
+            limit: the most that are wanted, up to 1000.
+            wait: seconds, up to 30, to wait for one.
+        """
+        path = path_of("rollouts", "batches", batch, "take")
+        body = TakeRequest(done=tuple(done), limit=limit, wait=wait)
+        return Request("POST", path, TakenRollouts.model_validate_json, body=body, hold=wait)
+
+    @endpoint
+    def cancel_rollouts(self, batch: str) -> Request[str]:
+        """Delete a batch with its rollouts, whatever their state; returns its id.
+
+        Raises NotFound.
+        """
+        return Request("DELETE", path_of("rollouts", "batches", batch), deleted)
+
+    @endpoint
+    def lease_rollouts(self, asked: LeaseRequest) -> Request[Leases]:
+        """Lease rollouts to a worker."""
+        path = "/v1/rollouts/lease"
+        return Request("POST", path, Leases.model_validate_json, body=asked, hold=asked.wait)
+
+    @endpoint
+    def renew_leases(self, held: LeasesHeld) -> Request[LeasesLost]:
+        """Renew a worker's leases; the answer names those that have ended."""
+        return Request("POST", "/v1/rollouts/heartbeat", LeasesLost.model_validate_json, body=held)
+
+    @endpoint
+    def return_leases(self, returned: LeasesReturned) -> Request[None]:
+        """Hand leases back, for other workers."""
+        return Request("POST", "/v1/rollouts/return", lambda _: None, body=returned)
+
+    @endpoint
+    def complete_rollout(self, rollout: str, outcome: AttemptOutcome) -> Request[None]:
+        """End an attempt. The same again changes nothing.
+
+        Args:
+            rollout: its id.
+            outcome: a trajectory, a reward for its tagged calls, or an error.
+
+        Raises:
+            Conflict: the lease has gone to another attempt, and this one is discarded.
+            NotFound: the rollout was cancelled, or taken.
+        """
+        return Request(
+            "POST", path_of("rollouts", rollout, "complete"), lambda _: None, body=outcome
+        )

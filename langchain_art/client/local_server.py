@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from langchain_art.client.waiting import SILENCE
+from langchain_art.client.http_request import SILENCE
 from langchain_art.errors import ConfigError, ServerUnreachable
 
 log = logging.getLogger(__name__)

@@ -1,10 +1,16 @@
-"""Input and output of credit assignment: calls and runs, and a decision on each call. No torch."""
+"""Input and output of credit assignment: calls and runs, what is compared, a decision on each call.
+
+No torch. A *pool* is what credit assignment compares, with the calls to which each value is given.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire.training import CallAdvantage
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +91,107 @@ class CallDecision:
         if isinstance(given, Sequence):
             return math.fsum(map(abs, given)) / (len(given) or 1)
         return abs(given)
+
+
+def why_excluded(
+    turn: Turn,
+    sampled_by: str | None,
+    policy: str | None,
+    trainable: Mapping[str, bool],
+    *,
+    imitates: bool = False,
+) -> str | None:
+    """Reason for which the graph, its sampler or `trainable` exclude a call; None: they do not.
+
+    Args:
+        turn: the call.
+        sampled_by: the policy that sampled it, empty for the base model; None: not known.
+        policy: the one that is trained; None: whichever sampled the turn.
+        trainable: `TrainRequest.trainable`.
+        imitates: a supervised step, for which it does not matter who sampled the call.
+    """
+    if turn.excluded_because is not None:
+        return f"superseded_{turn.excluded_because}"
+    if sampled_by is None and not turn.ours:
+        return "foreign"
+    known = not imitates and sampled_by is not None
+    if known and (not sampled_by or policy not in (None, sampled_by)):
+        return "other_policy"
+    return None if turn.learns(trainable) else "frozen"
+
+
+def candidate_call(turn: Turn, mine: bool, trainable: Mapping[str, bool]) -> CandidateCall:
+    """A turn before anything is known of its tokens; `mine`: sampled by the trained policy."""
+    superseded = turn.excluded_because is not None
+    return CandidateCall(
+        tokens=0,
+        node=turn.label,
+        learns=mine and turn.learns(trainable),
+        superseded=superseded,
+        reward=None if superseded else turn.reward,
+    )
+
+
+def candidate_run(
+    run: Trajectory,
+    calls: Iterable[CandidateCall],
+    advantages: Mapping[str, Sequence[CallAdvantage | None]] | None = None,
+) -> CandidateRun:
+    """A trajectory with its turns as `calls`; `advantages`: `TrainRequest.advantages`."""
+    return CandidateRun(
+        calls=tuple(calls),
+        reward=run.reward,
+        scores=run.scores,
+        advantages=(advantages or {}).get(run.id),
+        failed=run.status == "failed",
+        truncated=run.status == "truncated",
+    )
+
+
+#: A call: the index of its run in the group, its own index in the run.
+Place = tuple[int, int]
+#: What is compared: for each unit of the statistics, values and the calls that each is given to.
+Pool = dict[Hashable, list[tuple[float, list[Place]]]]
+WeightedPools = list[tuple[Pool, float]]
+Runs = Sequence[CandidateRun]
+#: `TrainRequest.compared` of a group.
+Compared = Mapping[str, Sequence[float]]
+
+
+def steps(runs: Runs, i: int) -> list[Place]:
+    """The steps of the policy in run `i`."""
+    return [(i, k) for k, call in enumerate(runs[i].calls) if call.steps]
+
+
+def all_steps(runs: Runs) -> list[Place]:
+    """The steps of the policy in all runs."""
+    return [place for i in range(len(runs)) for place in steps(runs, i)]
+
+
+def whole_runs(runs: Runs) -> Pool:
+    """Each run's reward, its calls' included, given to all its steps."""
+    return {i: [(run.total, steps(runs, i))] for i, run in enumerate(runs)}
+
+
+def returns(run: CandidateRun, discount: float) -> dict[int, float]:
+    """The return of each step of the policy: its own reward and the discounted later ones.
+
+    ``R_t = Σ_{k ≥ t} discount^(k - t) r_k`` over the steps, the run's own reward being that of the
+    last one. A reward on another call belongs to the last step before it, or to the first step, if
+    there is none. The discount is 0 … 1.
+
+    Example: steps with the rewards ``[1, None, 2]``, the run's own 4, discount 0.5:
+    ``{0: 2.5, 1: 3.0, 2: 6.0}``, by the index of the call.
+    """
+    found: dict[int, float] = {}
+    value = run.reward or 0.0
+    for index in reversed(range(len(run.calls))):
+        call = run.calls[index]
+        value += call.reward or 0.0
+        if call.steps:
+            found[index] = value
+            value *= discount
+    if found:
+        first = min(found)
+        found[first] += math.fsum(call.reward or 0.0 for call in run.calls[:first])
+    return found

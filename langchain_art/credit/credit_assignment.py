@@ -15,7 +15,7 @@ from itertools import chain
 from typing import cast
 
 from langchain_art.credit.advantages import STD_EPSILON, has_zero_variance, pool_advantages
-from langchain_art.credit.pools import Compared, Place, Runs, WeightedPools, all_steps, steps
+from langchain_art.credit.candidates import Compared, Place, Runs, WeightedPools, all_steps, steps
 from langchain_art.credit.schemes import SCHEMES
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig

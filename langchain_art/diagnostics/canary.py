@@ -45,7 +45,7 @@ from langchain_art.wire import (
     TrajectoryGroup,
     default_learning_rate,
 )
-from langchain_art.wire.tolerances import logprob_tolerance
+from langchain_art.wire.policies import logprob_tolerance
 
 #: The canary's own policy, the same in every run.
 POLICY = "langchain-art-canary"

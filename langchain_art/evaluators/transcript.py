@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_art.wire import Message, Trajectory, TrajectoryGroup
-from langchain_art.wire.calls import label
 
 _ROLES = ("system", "developer", "user", "assistant")
 _ERROR_LENGTH = 300
@@ -44,7 +43,7 @@ def transcript(run: Trajectory, *, labelled: bool) -> tuple[Block, ...]:
     }
     last, place = None, None
     for index, turn in enumerate(run.turns):
-        if labelled and (now := label(turn)) != place:
+        if labelled and (now := turn.label) != place:
             blocks.append(Block("node", now))
             place = now
         if turn.excluded_because is not None:
@@ -75,7 +74,7 @@ def transcripts(runs: Sequence[Trajectory], *, labelled: bool) -> list[tuple[Blo
 
 def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
     """True if the runs' calls come from more than one node."""
-    return len({label(turn) for run in runs for turn in run.turns}) > 1
+    return len({turn.label for run in runs for turn in run.turns}) > 1
 
 
 def toolsets(group: TrajectoryGroup) -> list[tuple[list[str], list[dict[str, Any]]]]:
@@ -86,7 +85,7 @@ def toolsets(group: TrajectoryGroup) -> list[tuple[list[str], list[dict[str, Any
             if turn.tools:
                 key = compact(turn.tools)
                 nodes, _ = found.setdefault(key, ({}, list(turn.tools)))
-                nodes[label(turn)] = None
+                nodes[turn.label] = None
     return [(sorted(nodes), tools) for _, (nodes, tools) in sorted(found.items())]
 
 

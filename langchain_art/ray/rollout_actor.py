@@ -10,8 +10,8 @@ import threading
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
-from langchain_art.rollout.names import load
 from langchain_art.rollout.runner import Rollout, StopsAll
+from langchain_art.rollout.scenarios import load
 from langchain_art.rollout.worker import LeaseWorker
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from langchain_art.export.names import HUMAN_REWARD, REWARD, SCENARIO, TRAJECTOR
 from langchain_art.export.stored_messages import decoded
 from langchain_art.statistics.agreement import verdicts
 from langchain_art.wire import Trajectory, Turn, VerdictFate
-from langchain_art.wire.picks import Pick, ranked
+from langchain_art.wire.reviews import Pick, ranked
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient

@@ -12,7 +12,7 @@ from typing import Any
 from langchain_art.call_seeds import run_seed
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, NotFound
-from langchain_art.rollout.run_source import RunSource
+from langchain_art.rollout.runner import RunSource
 from langchain_art.wire import BatchStatus, FinishedRollout, QueuedRollout, Trajectory
 
 #: Rollouts that are put up at once.
@@ -30,7 +30,7 @@ class QueuedRuns(RunSource):
 
     Args:
         client: of the server on which workers lease.
-        rollout: its name (`names.rollout_name`).
+        rollout: its name (`scenarios.rollout_name`).
         batch: id of the batch. What an earlier process put up under it is cancelled.
         max_failed: as of `gather`.
         on_done: as of `gather`.

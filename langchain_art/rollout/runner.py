@@ -1,4 +1,4 @@
-"""The rollout worker: runs a rollout on a scenario and returns its trajectory.
+"""Makes runs: a rollout on a scenario becomes a trajectory.
 
 A rollout that raises becomes a failed trajectory, which is counted and never scored zero; it has a
 reward only if the rollout set one on its run before. A rollout that raised because the server was
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
@@ -21,10 +22,10 @@ from langchain_art.errors import (
     ConfigError,
     EngineUnavailable,
     Overloaded,
+    RolloutFailed,
     ServerUnreachable,
 )
 from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
-from langchain_art.rollout.run_source import RunSource
 from langchain_art.wire import Trajectory
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL
 from langchain_art.wire.identifiers import escaped
@@ -33,6 +34,51 @@ from langchain_art.wire.trajectories import storable
 if TYPE_CHECKING:
     from langchain_art.tracing.run import Run
     from langchain_art.tracing.scope import OpenedRuns
+
+
+class RunSource(ABC):
+    """Makes runs of scenarios, and counts those that failed.
+
+    Args:
+        max_failed: fraction of the expected runs that may fail.
+    """
+
+    concurrency: int
+    """Most runs at once."""
+
+    def __init__(self, max_failed: float) -> None:
+        self._max_failed = max_failed
+        self._failed = 0
+        self._allowed_failures = 0.0
+        self.retried = 0
+        """Runs repeated because the server, or their worker, was unavailable."""
+        self.first_error: str | None = None
+        """Error of the first failed run since the latest `expect`."""
+
+    @abstractmethod
+    async def run(self, scenario: Any, name: str) -> Trajectory:
+        """One run of one scenario. Raises RolloutFailed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop what still runs."""
+
+    def expect(self, runs: int) -> None:
+        """Count failures anew, as a fraction of this many runs."""
+        self._failed, self.first_error = 0, None
+        self._allowed_failures = self._max_failed * runs
+
+    def count_failure(self, words: str, name: str, cause: BaseException | None = None) -> None:
+        """Count a failed run of scenario `name`. Raises RolloutFailed if there are too many."""
+        self._failed += 1
+        self.first_error = self.first_error or f"{words} (scenario {name!r})"
+        if self._failed > self._allowed_failures:
+            raise RolloutFailed(
+                f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "
+                f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
+                "scenario to see the traceback."
+            ) from cause
+
 
 RolloutOutcome: TypeAlias = "Run | Trajectory | float"
 Rollout: TypeAlias = "Callable[[Any], RolloutOutcome | Awaitable[RolloutOutcome]] | Graph"

@@ -73,7 +73,7 @@ class LeaseWorker:
 
     Args:
         rollout: see `Rollout`; a plain ``def`` runs in a thread.
-        name: by which the rollout is put up (`names.rollout_name`).
+        name: by which the rollout is put up (`scenarios.rollout_name`).
         client: of the server. Its `patience` is how long it waits for a server that is away.
         concurrency: most runs at once.
         lease_seconds: after which the server gives a rollout to others, if this does not renew it.

@@ -14,8 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from langchain_art._callables import call
 from langchain_art.credit.batch_plan import BatchPlan, plan, unscored
-from langchain_art.credit.candidates import CandidateCall
-from langchain_art.credit.turns import candidate_call, candidate_run, why_excluded
+from langchain_art.credit.candidates import (
+    CandidateCall,
+    candidate_call,
+    candidate_run,
+    why_excluded,
+)
 from langchain_art.errors import ConfigError
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.training import CallAdvantage, settings_of_rewards

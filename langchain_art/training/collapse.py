@@ -42,10 +42,10 @@ from typing import TypeAlias, cast
 
 from langchain_art._callables import call
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.comparison import compare_rewards
 from langchain_art.statistics.intervals import (
     Z95,
     clear_of_chance,
+    compare_rewards,
     sign_flip_tail,
     student_tail,
     welch,

@@ -1,4 +1,4 @@
-"""The loop of a fit: batch, training job, record, evaluation; run by `Trainer.fit`."""
+"""The loop of a fit: gather, judge, train, evaluate; run by `Trainer.fit`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError, Conflict, JobFailed
-from langchain_art.rollout import remote_graph
-from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.graph_rollout import score_remote
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.trackers.base import Tracker
 from langchain_art.training.addresses import check_server, serving_version
 from langchain_art.training.collapse import no_gain
-from langchain_art.training.evaluate import evaluate
-from langchain_art.training.fit_export import FitExport
-from langchain_art.training.fit_settings import FitSettings, Schedule
+from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.learning_rates import choose_rates
-from langchain_art.training.progress import Display
 from langchain_art.training.records import (
+    BatchFacts,
     FitResult,
     StepRecord,
     best_of_evals,
@@ -31,6 +27,7 @@ from langchain_art.training.records import (
     tokens,
 )
 from langchain_art.training.recovery import Recovery
+from langchain_art.training.run_setup import Setup
 from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import StepSeconds, TrainResult
@@ -43,19 +40,17 @@ OnStep: TypeAlias = "Callable[[StepRecord], object]"
 class FitLoop:
     """One call of `Trainer.fit`."""
 
-    plan: FitSettings
-    client: AsyncArtClient
+    setup: Setup
     history: History
-    display: Display
-    rollout: Rollout | str
     schedule: Schedule
     on_step: OnStep | None = None
     trackers: Sequence[Tracker] = ()
-    export: FitExport | None = None
-    _wanted: set[str] | None = field(default=None, init=False)
-    """The versions that the latest `_pin` was for."""
-    _is_full: bool = field(default=False, init=False)
-    """True if the server refused a pin, which is said once."""
+
+    def __post_init__(self) -> None:
+        self.plan, self.client = self.setup.plan, self.setup.client
+        self.display, self.export = self.setup.display, self.setup.export
+        self._wanted: set[str] | None = None  # the versions that the latest `_pin` was for
+        self._is_full = False  # the server refused a pin, which is said once
 
     async def run(self, scenarios: Sequence[Any]) -> FitResult:
         """Run all steps that are not done yet, and the evaluations."""
@@ -64,60 +59,57 @@ class FitLoop:
         await self.client.ready()
         self._tracking = FitTracking(self.trackers, self.history, self.display)
         try:
-            return await self._run(scenarios)
+            self._recovery = Recovery(self.setup, self.history, self._tracking.record)
+            await self._recovery.complete()
+            versions = await self._versions()
+            await self._begin(versions)
+            await self._loop(scenarios)
+            self.history.save(finished=self.history.done)
+            learned = {name: versions[name] for name in self.plan.learning}
+            result = result_of(self.history, self.history.versions or learned)
+            await self._tracking.adapters(self.client, result)
+            return result
         finally:
             self._tracking.finish()
 
-    async def _run(self, scenarios: Sequence[Any]) -> FitResult:
-        history, steps = self.history, self.schedule.steps
-        self._recovery = Recovery(
-            self.plan, self.client, history, self.display, self._tracking.record
-        )
-        await self._recovery.complete()
-        versions = await self._versions()
-        done = history.done
-        history.save(steps=steps, began_with=history.state.began_with or versions)
-        self._say_where_it_begins(versions)
-        if not history.state.learning_rate:
-            rates = await choose_rates(self.client, self.plan.configs, self.display)
-            history.save(learning_rate=rates)
-        if (former := history.state.trainable) != self.plan.trainable:
-            history.save(trainable=self.plan.trainable)
-            if history.resumed:
-                self.display.warn(
-                    f"Which calls learn has changed: trainable={former} until here, "
-                    f"trainable={self.plan.trainable} in every batch that is collected from now on."
-                )
+    async def _loop(self, scenarios: Sequence[Any]) -> None:
+        history, steps, done = self.history, self.schedule.steps, self.history.done
         with self.display.bar("steps", max(steps, done), done) as advance:
             await self._settle()
             begun = time.monotonic()
             while self._goes_on:
                 # After a rollback anew: what was under way came from a version that is discarded.
-                batches = StepBatchBuilder(
-                    self.plan,
-                    self.client,
-                    history,
-                    self.display,
-                    self.rollout,
-                    scenarios,
-                    steps,
-                    on_run=None if self.export is None else self.export.keep,
-                )
+                batches = StepBatchBuilder(self.setup, history, scenarios, steps)
                 async with batches.stream:
                     rolled_back = False
                     while self._goes_on and not rolled_back:
                         step = history.done + 1
-                        record = await self._step(history.pending() or await batches.collect(step))
+                        # Gathered and judged; a step that was begun before a crash has its batch.
+                        batch = history.pending() or await batches.collect(step)
+                        started = time.monotonic()
+                        results = await self._train(batch)
+                        record = await self._record(batch, results, time.monotonic() - started)
                         left = (time.monotonic() - begun) / (step - done) * (steps - step)
                         self.display.step(record, steps, first=step == done + 1, left=left)
                         await self._report(record)
-                        rolled_back = await self._settle()
+                        rolled_back = await self._settle()  # evaluated, if that is due
                         advance()
-        history.save(finished=history.done)
-        learned = {name: versions[name] for name in self.plan.learning}
-        result = result_of(history, history.versions or learned)
-        await self._tracking.adapters(self.client, result)
-        return result
+
+    async def _begin(self, versions: Mapping[str, int]) -> None:
+        """Store with what the fit begins or goes on, and say it."""
+        history, plan = self.history, self.plan
+        history.save(steps=self.schedule.steps, began_with=history.state.began_with or versions)
+        self._say_where_it_begins(versions)
+        if not history.state.learning_rate:
+            rates = await choose_rates(self.client, plan.configs, self.display)
+            history.save(learning_rate=rates)
+        if (former := history.state.trainable) != plan.trainable:
+            history.save(trainable=plan.trainable)
+            if history.resumed:
+                self.display.warn(
+                    f"Which calls learn has changed: trainable={former} until here, "
+                    f"trainable={plan.trainable} in every batch that is collected from now on."
+                )
 
     @property
     def _goes_on(self) -> bool:
@@ -194,16 +186,18 @@ class FitLoop:
                 )
         return serving
 
-    async def _step(self, pending: PendingStep) -> StepRecord:
-        """Train on a batch, and store the record of the step."""
-        started = time.monotonic()
-        results = await self._train(pending)
-        seconds = {**pending.seconds, "train": time.monotonic() - started}
+    async def _record(
+        self, pending: PendingStep, results: dict[str, TrainResult], took: float
+    ) -> StepRecord:
+        """Store the record of a step whose training took so many seconds."""
+        known = {name: getattr(pending, name) for name in BatchFacts.model_fields}
+        seconds = {**pending.seconds, "train": took}
         worth = [run.total_return for run in pending.trajectories]
         rewards = [one for one in worth if one is not None]
         trained = sum(node.tokens for one in results.values() for node in one.nodes.values())
+        known |= {"seconds": {**seconds, "total": sum(seconds.values())}}
         record = StepRecord(
-            step=pending.step,
+            **known,
             results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
             reward_std=statistics.stdev(rewards) if len(rewards) > 1 else None,
@@ -219,16 +213,7 @@ class FitLoop:
             run_ids=tuple(tuple(run.id for run in group.trajectories) for group in pending.groups),
             own_advantages=pending.advantages is not None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
-            retried=pending.retried,
-            unjudged=pending.unjudged,
-            resampled=pending.resampled,
-            drawn=pending.drawn,
-            passed_over=pending.passed_over,
-            pools=pending.pools,
-            group_results=pending.group_results,
-            seconds={**seconds, "total": sum(seconds.values())},
             tokens=tokens(pending.trajectories) | {"trained": trained},
-            judge_cost=pending.judge_cost,
         )
         if self.export is not None:  # before the step counts as done: its runs are not lost
             await self.export.step(pending, results)
@@ -242,7 +227,7 @@ class FitLoop:
         """Each policy's job on the same groups; idempotency keys prevent training twice."""
         state, results = self.history.state, dict[str, TrainResult]()
         if pending.remote:
-            ids = await remote_graph.score(self.client, pending.groups)
+            ids = await score_remote(self.client, pending.groups)
         else:
             await self.client.post_groups(pending.groups)
             ids = [[t.id for t in group.trajectories] for group in pending.groups]
@@ -278,16 +263,11 @@ class FitLoop:
         is_due = schedule.evaluates(step) or bool(self.history.state.stopped)
         evaluates = is_due and bool(schedule.eval_scenarios) and not self.history.eval_at(step)
         if evaluates:
-            result = await evaluate(
-                self.plan,
-                self.client,
-                self.display,
-                self.rollout,
+            result = await self.setup.evaluate(
                 schedule.eval_scenarios,
                 samples=schedule.eval_samples,
                 step=step,
                 batch=f"{self.history.state.fit_id}:eval",
-                export=self.export,
             )
             self.history.append(result)
             self._tracking.record(result)

@@ -6,7 +6,7 @@ They find a misspelled name before the fit or in its first batch, instead of aft
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
@@ -16,9 +16,8 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.ray import RayWorkers
 from langchain_art.rollout.graph_rollout import is_graph
-from langchain_art.rollout.names import check_portable, rollout_name
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import check_scenarios
+from langchain_art.rollout.scenarios import check_portable, check_scenarios, rollout_name
 from langchain_art.training.advantages import AdvantageHook
 from langchain_art.training.collapse import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
@@ -31,14 +30,8 @@ OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
 Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
 """One config for all policies, or each one's own."""
 _SHOWN = 40
-#: Of the numbers of a fit.
-_AT_LEAST = {
-    "group_size": 2,
-    "groups_per_step": 1,
-    "concurrency": 1,
-    "max_steps_ahead": 0,
-    "dynamic_sampling_rounds": 0,
-}
+#: Marks an option by which a fit is another fit (`FitSettings.shaping`).
+_LEARNS = {"learns": True}
 _BY_NAME = TypeAdapter(dict[StrictStr, StrictBool])
 
 
@@ -49,27 +42,28 @@ class FitSettings:
     policies: tuple[str, ...]
     trainable: dict[str, bool]
     evaluator: Evaluator | None
-    group_size: int
-    groups_per_step: int
-    concurrency: int
+    group_size: int = field(metadata={"least": 2} | _LEARNS)
+    groups_per_step: int = field(metadata={"least": 1} | _LEARNS)
+    concurrency: int = field(metadata={"least": 1})
     configs: dict[str, TrainConfig]
     """policy -> how it learns; one without plays and does not learn."""
     seed: int
-    lora: LoraConfig | None
+    lora: LoraConfig | None = field(metadata=_LEARNS)
     max_failed: float
-    max_steps_ahead: int
-    dynamic_sampling_rounds: int
+    max_steps_ahead: int = field(metadata={"least": 0} | _LEARNS)
+    dynamic_sampling_rounds: int = field(metadata={"least": 0} | _LEARNS)
     advantages: AdvantageHook | None = None
-    difficulty_pools: bool = False
-    on_collapse: OnCollapse = "rollback"
+    difficulty_pools: bool = field(default=False, metadata=_LEARNS)
+    on_collapse: OnCollapse = field(default="rollback", metadata=_LEARNS)
     gate: Gate | None = None
     export: Exporter | None = None
     workers: Workers | None = None
 
     def __post_init__(self) -> None:
-        sizes = {name: getattr(self, name) for name in _AT_LEAST}
-        if wrong := [name for name, least in _AT_LEAST.items() if sizes[name] < least]:
-            expected = ", ".join(f"{name} of at least {_AT_LEAST[name]}" for name in wrong)
+        least = {one.name: one.metadata["least"] for one in fields(self) if "least" in one.metadata}
+        sizes = {name: getattr(self, name) for name in least}
+        if wrong := [name for name, size in sizes.items() if size < least[name]]:
+            expected = ", ".join(f"{name} of at least {least[name]}" for name in wrong)
             got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
             raise ConfigError(f"got {got}, expected {expected}")
         if self.difficulty_pools not in (True, False):
@@ -84,6 +78,13 @@ class FitSettings:
                 f"got workers={self.workers!r}, expected one of {_WORKERS}, RayWorkers(…), or None "
                 "for rollouts in this process"
             )
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """The options that change what a fit learns and are plain values, by name."""
+        return {
+            one.name: getattr(self, one.name) for one in fields(self) if "learns" in one.metadata
+        }
 
     @property
     def learning(self) -> tuple[str, ...]:

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.advantages import RunAdvantages
 from langchain_art.training.identity import FitIdentity, with_rates
 from langchain_art.training.learning_rates import next_rate
 from langchain_art.training.records import (
+    BatchFacts,
     EvalResult,
-    GroupResult,
     Rates,
     Record,
     Rollback,
@@ -115,12 +115,6 @@ class FitState(Record):
     failed_jobs: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs new idempotency keys."""
 
-    @field_validator("pinned", mode="before")
-    @classmethod
-    def _named(cls, found: Any) -> Any:
-        """A fit of before 2026-11-26 has policy -> its best version."""
-        return {f"{name}@{n}" for name, n in found.items()} if isinstance(found, dict) else found
-
     @property
     def used(self) -> FitIdentity:
         """The identity, with the learning rate that was chosen where the config names none."""
@@ -143,13 +137,12 @@ class FitState(Record):
         return f"{fit}:{policy}:step:{step}" + (f":{attempt + 1}" if attempt else "")
 
 
-class PendingStep(Record):
+class PendingStep(BatchFacts):
     """A step with judged groups: ``pending.json``, written before anything is sent.
 
     After a crash the same groups are sent under the same keys, so that no policy is trained twice.
     """
 
-    step: int
     groups: tuple[TrajectoryGroup, ...]
     configs: dict[str, TrainConfig]
     trainable: dict[str, bool] = Field(default_factory=dict)
@@ -157,15 +150,6 @@ class PendingStep(Record):
     """Run's id -> the advantages of its turns, where `Trainer(advantages=)` gives them."""
     remote: bool = False
     """The server has the runs already, assembled from their calls: only rewards are sent."""
-    unjudged: int = 0
-    retried: int = 0
-    resampled: int = 0
-    drawn: int = 0
-    passed_over: int = 0
-    pools: dict[str, int] = Field(default_factory=dict)
-    group_results: tuple[GroupResult, ...] = ()
-    seconds: dict[str, float] = Field(default_factory=dict)
-    judge_cost: float | None = None
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -28,7 +28,6 @@ from langchain_art.training.fit_state import (
 )
 from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import Trajectory, Turn
-from langchain_art.wire.calls import label
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def compare_fits(
         others: of the second fit's server, if that is another one.
 
     Raises:
-        ConfigError: their seeds differ, or one was written before runs were noted in its history.
+        ConfigError: their seeds differ.
         NotFound: a run or a call is no longer stored.
     """
     seeds = [one.state.identity.seed for one in (first, second)]
@@ -228,12 +227,6 @@ def _differences(found: FitComparison, one: _Side, other: _Side) -> Iterator[str
             ended = one if a is None else other
             yield f"{ended.fit.name} has ended after step {ended.fit.done}, the other has not"
             return
-        for record, side in ((a, one), (b, other)):
-            if record.groups and not record.run_ids:
-                raise ConfigError(
-                    f"step {record.step} of {side.fit.name} names no runs, since an earlier "
-                    "release wrote it; run the fit again to compare it"
-                )
         yield from _runs(found, a, b, one, other)
         yield from _trained(found, a, b, one, other)
     for a, b in zip_longest(one.fit.evals, other.fit.evals):
@@ -252,7 +245,7 @@ def _runs(
             yield from _unequal(f"{where}, scenario", mine.scenario, theirs.scenario)
             calls = other.calls(theirs)
             for place, (turn, call) in enumerate(one.calls(mine)):
-                at = f"{where}, node {label(turn)}, call {place}"
+                at = f"{where}, node {turn.label}, call {place}"
                 twin = _twin(call, calls)
                 if twin is None:
                     yield f"{at}: {other.fit.name} has no such call"
@@ -263,7 +256,7 @@ def _runs(
                 found.calls += 1
                 found.tokens += len(call["token_ids"])
             for turn, _ in calls:
-                yield f"{where}, node {label(turn)}: {one.fit.name} has no such call"
+                yield f"{where}, node {turn.label}: {one.fit.name} has no such call"
             yield from _unequal(f"{where}, status", mine.status, theirs.status)
             yield from _unequal(f"{where}, reward", mine.reward, theirs.reward)
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.intervals import best_of_scenarios, mean_of_scenarios
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
-from langchain_art.wire.calls import label
 
 T = TypeVar("T")
 Rates: TypeAlias = float | dict[str, float]
@@ -95,29 +94,10 @@ class GroupResult(Record):
     """It had zero variance: nothing to learn from."""
 
 
-class StepRecord(Record):
-    """One training step, as a line of ``history.jsonl``."""
+class BatchFacts(Record):
+    """Facts of a step that are known before it is trained."""
 
-    kind: Literal["step"] = "step"
     step: int
-    results: dict[str, TrainResult]
-    """policy -> the result of its job, in the order of the trainer's policies."""
-    reward_mean: float | None
-    """Mean of the runs' total returns: their own rewards and those of their calls."""
-    reward_std: float | None
-    """Standard deviation over all runs of the step."""
-    reward_ci95: float | None = None
-    """Half width of the 95 % interval of `reward_mean`, over groups; None with fewer than two."""
-    node_rewards: dict[str, float] = Field(default_factory=dict)
-    """Mean reward of a node's calls, by node, over the runs in which they have one."""
-    groups: int
-    runs: int = 0
-    """Runs that have a reward (0 in records before this field)."""
-    run_ids: tuple[tuple[str, ...], ...] = ()
-    """Ids of all runs, group by group; empty in what an earlier release has written."""
-    own_advantages: bool = False
-    """`Trainer(advantages=)` gave them, and not the server."""
-    failed: int = 0
     retried: int = 0
     unjudged: int = 0
     """Groups that the evaluator could not score."""
@@ -133,11 +113,35 @@ class StepRecord(Record):
     empty without `Trainer(difficulty_pools=True)`, as `group_results`."""
     group_results: tuple[GroupResult, ...] = ()
     seconds: dict[str, float] = Field(default_factory=dict)
-    """``rollout``, ``judge``, ``train`` and ``total``."""
-    tokens: dict[str, int] = Field(default_factory=dict)
-    """``prompt`` and ``completion`` (sampled) of all runs, and ``trained`` of all policies."""
+    """``rollout``, ``judge``, and of a trained step ``train`` and ``total``."""
     judge_cost: float | None = None
     """US dollars that the judge took, where the evaluator knows it."""
+
+
+class StepRecord(BatchFacts):
+    """One training step, as a line of ``history.jsonl``."""
+
+    kind: Literal["step"] = "step"
+    results: dict[str, TrainResult]
+    """policy -> the result of its job, in the order of the trainer's policies."""
+    reward_mean: float | None
+    """Mean of the runs' total returns: their own rewards and those of their calls."""
+    reward_std: float | None
+    """Standard deviation over all runs of the step."""
+    reward_ci95: float | None = None
+    """Half width of the 95 % interval of `reward_mean`, over groups; None with fewer than two."""
+    node_rewards: dict[str, float] = Field(default_factory=dict)
+    """Mean reward of a node's calls, by node, over the runs in which they have one."""
+    groups: int
+    runs: int = 0
+    """Runs that have a reward."""
+    run_ids: tuple[tuple[str, ...], ...] = ()
+    """Ids of all runs, group by group."""
+    own_advantages: bool = False
+    """`Trainer(advantages=)` gave them, and not the server."""
+    failed: int = 0
+    tokens: dict[str, int] = Field(default_factory=dict)
+    """``prompt`` and ``completion`` (sampled) of all runs, and ``trained`` of all policies."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -280,7 +284,7 @@ def node_rewards(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         own: defaultdict[str, float] = defaultdict(float)
         for turn in run.turns:
             if turn.reward is not None and turn.excluded_because is None:
-                own[label(turn)] += turn.reward
+                own[turn.label] += turn.reward
         for node, reward in own.items():
             found[node].append(reward)
     return {node: statistics.fmean(rewards) for node, rewards in found.items()}

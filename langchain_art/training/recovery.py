@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import NotFound
 from langchain_art.training.collapse import Sign, gate_sign, held_out_sign, names_of, new_signs
-from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
-from langchain_art.training.progress import Display
-from langchain_art.training.records import (
-    EvalResult,
-    Rollback,
-    StepRecord,
-    rates_in_words,
-    scaled,
-)
+from langchain_art.training.records import EvalResult, Rollback, StepRecord, rates_in_words, scaled
+from langchain_art.training.run_setup import Setup
 
 #: By which the learning rate is multiplied at each rollback.
 SLOWER = 1 / 3
@@ -29,11 +21,13 @@ MOST_ROLLBACKS = 3
 class Recovery:
     """Looks at each new record of a fit, and acts as `Trainer(on_collapse=, gate=)` say."""
 
-    plan: FitSettings
-    client: AsyncArtClient
+    setup: Setup
     history: History
-    display: Display
     on_rollback: Callable[[Rollback], None]
+
+    def __post_init__(self) -> None:
+        self.plan, self.client = self.setup.plan, self.setup.client
+        self.display = self.setup.display
 
     async def complete(self) -> None:
         """Do what a crash left undone of a rollback: some policies may not be rolled back yet."""

@@ -16,7 +16,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.training.collapse import names_of
 from langchain_art.training.records import EvalResult, FitResult, StepRecord
 from langchain_art.wire import NodeReport
-from langchain_art.wire.exclusions import meaning
+from langchain_art.wire.training import meaning
 
 
 def summary_table(result: FitResult) -> Table:

@@ -18,26 +18,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_art.call_seeds import RunSeed
-from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, RolloutFailed, ServerUnreachable
 from langchain_art.evaluators.scoring import cost_of, score_groups
-from langchain_art.rollout import remote_graph
-from langchain_art.rollout.graph_rollout import check_inputs, is_remote
-from langchain_art.rollout.group_stream import GroupStream
-from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.gather import GroupStream
+from langchain_art.rollout.graph_rollout import check_inputs, fetch_remote, is_remote
 from langchain_art.rollout.scenarios import draw, group_ids
-from langchain_art.tracing.run import Run
 from langchain_art.training.advantages import (
     RunAdvantages,
     advantages_of,
     group_has_zero_variance,
     is_rewarded,
 )
-from langchain_art.training.fit_settings import FitSettings, unmatched_frozen_names
+from langchain_art.training.fit_settings import unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
-from langchain_art.training.progress import Display, MeanReward
+from langchain_art.training.progress import MeanReward
 from langchain_art.training.records import GroupResult
-from langchain_art.training.run_sources import run_source
+from langchain_art.training.run_setup import Setup
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import scenario_id
 
@@ -142,18 +138,15 @@ class StepBatchBuilder:
     They run while `stream` is entered, and for `steps` steps of the whole fit at most.
     """
 
-    plan: FitSettings
-    client: AsyncArtClient
+    setup: Setup
     history: History
-    display: Display
-    rollout: Rollout | str
     scenarios: Sequence[Any]
     steps: int
-    on_run: Callable[[Run], None] | None = None
 
     def __post_init__(self) -> None:
-        check_inputs(self.rollout, self.scenarios)
-        self._is_remote = is_remote(self.rollout)
+        self.plan, self.display = self.setup.plan, self.setup.display
+        check_inputs(self.setup.rollout, self.scenarios)
+        self._is_remote = is_remote(self.setup.rollout)
         self._first = True
         self._replacements = 0
         self._retried = 0
@@ -169,21 +162,10 @@ class StepBatchBuilder:
         self._names: dict[str, str] = {}  # group's id -> scenario's
         self._advance: Callable[[str], None] | None = None
         self._note = MeanReward()
-        self._worker = run_source(
-            self.plan,
-            self.client,
-            self.display,
-            self.rollout,
-            f"{self.history.state.fit_id}:train",
-            on_done=self._on_done,
-            on_run=self.on_run,
-        )
+        batch, size = f"{self.history.state.fit_id}:train", self.plan.group_size
+        self._worker = self.setup.source(batch, self._on_done)
         self.stream = GroupStream(
-            self._worker,
-            self._drawing.scenario,
-            self._name,
-            self.plan.group_size,
-            self._seed,
+            self._worker, self._drawing.scenario, self._name, size, self._seed
         )
 
     def _name(self, n: int, scenario: str) -> str:
@@ -323,7 +305,7 @@ class StepBatchBuilder:
         self._taken += count
         seconds = {"rollout": time.monotonic() - started}
         if self._is_remote:
-            groups = await remote_graph.fetch(self.client, groups)
+            groups = await fetch_remote(self.setup.client, groups)
         failed = sum(run.status == "failed" for group in groups for run in group.trajectories)
         if failed and (error := self._worker.first_error):
             self.display.line(f"{failed} rollouts failed; the first: {error}")

@@ -26,7 +26,6 @@ from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, FitResult, Rollback, StepRecord, tokens
 from langchain_art.wire import Trajectory, TrajectoryGroup
-from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact
 
 #: Rows of a step's tables, and characters of a cell.
@@ -251,7 +250,7 @@ def action_rows(runs: Iterable[Trajectory]) -> list[TableRow]:
                 {
                     "run": run.id,
                     "call": index,
-                    "node": label(turn),
+                    "node": turn.label,
                     "model": turn.model,
                     "tools": ", ".join(name for name, _ in called) or None,
                     "arguments": _cell([arguments for _, arguments in called] or None),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from langchain_art.training.addresses import (
 )
 from langchain_art.training.advantages import AdvantageHook, check_hook
 from langchain_art.training.collapse import Gate, check_gate
-from langchain_art.training.evaluate import evaluate
 from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_settings import (
@@ -53,8 +52,8 @@ from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, FitResult
-from langchain_art.training.run_sources import own_workers, try_out
-from langchain_art.training.tune import TunesRates
+from langchain_art.training.run_setup import Setup
+from langchain_art.training.tune import TuneResult, check_rates, tune
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig
 
@@ -62,7 +61,7 @@ from langchain_art.wire import LoraConfig, SFTConfig
 PATIENCE = 300.0
 
 
-class Trainer(TunesRates):
+class Trainer:
     """Improves a policy, or several of one graph, by reinforcement learning on runs' rewards.
 
     Example::
@@ -244,22 +243,22 @@ class Trainer(TunesRates):
         schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples, stop_early)
         plan, held_out = self._plan, schedule.eval_scenarios
         identity = identity_of(plan, self._models, rollout, train_scenarios, held_out)
-        with alone(self.out_dir), exporting(plan, self.out_dir, self._display) as export:
-            async with self._client() as client, AsyncExitStack() as stack:
-                workers = own_workers(plan, client, self._display, rollout)
+        with alone(self.out_dir):
+            async with self._setup(rollout) as setup, AsyncExitStack() as stack:
+                client = setup.client
                 if fresh:
                     await client.ready()
                     await check_server(client, plan.policies, plan.configs)
                     for some in (train_scenarios, held_out):
                         check_inputs(rollout, some)
-                    await stack.enter_async_context(workers)
+                    await stack.enter_async_context(setup.workers())
 
                     async def try_it() -> None:
                         for name in plan.policies:
                             await serving_version(client, name, plan.lora)
-                        some = train_scenarios if len(train_scenarios) else held_out
                         try:
-                            await try_out(plan, client, self._display, rollout, some)
+                            some = train_scenarios if len(train_scenarios) else held_out
+                            await setup.try_out(some)
                         except RolloutFailed as error:
                             raise RolloutFailed(f"{error} Nothing was rolled back.") from error
 
@@ -270,11 +269,10 @@ class Trainer(TunesRates):
                     self._display.line(why)
                     self._display.summary(result := result_of(history, history.versions))
                     return result
-                more = (on_step, self._trackers, export)
-                fit = FitLoop(plan, client, history, self._display, rollout, schedule, *more)
+                fit = FitLoop(setup, history, schedule, on_step, self._trackers)
                 try:
                     if not fresh:
-                        await stack.enter_async_context(workers)
+                        await stack.enter_async_context(setup.workers())
                     result = await fit.run(train_scenarios)
                 except (asyncio.CancelledError, KeyboardInterrupt):
                     self._display.line(
@@ -357,14 +355,10 @@ class Trainer(TunesRates):
         """
         check_reward(rollout, self._plan.evaluator)
         check_workers(self._plan, rollout, scenarios=scenarios)
-        plan, display = self._plan, self._display
-        with exporting(plan, self.out_dir, display) as out:
-            async with self._client() as client:
-                await client.ready()
-                async with own_workers(plan, client, display, rollout):
-                    return await evaluate(
-                        plan, client, display, rollout, scenarios, samples=samples, export=out
-                    )
+        async with self._setup(rollout) as setup:
+            await setup.client.ready()
+            async with setup.workers():
+                return await setup.evaluate(scenarios, samples=samples)
 
     def evaluate_sync(
         self, rollout: Rollout | str, scenarios: Sequence[Any], *, samples: int = 1
@@ -372,12 +366,63 @@ class Trainer(TunesRates):
         """`evaluate` for programs without an event loop."""
         return run_sync(self.evaluate(rollout, scenarios, samples=samples), "trainer.evaluate")
 
+    async def tune(
+        self,
+        rollout: Rollout,
+        train_scenarios: Sequence[Any],
+        *,
+        rates: Sequence[float] | None = None,
+        steps: int = 5,
+        eval_scenarios: Sequence[Any] = (),
+    ) -> TuneResult:
+        """Compare learning rates by short probes, and leave the policies as they were.
+
+        Each probe is a fit of a few steps from the versions that serve now, on the same scenarios
+        in the same order. After each the policies go back to these versions, and the versions that
+        it made are deleted; their numbers are not used again. While it runs, the policies' names
+        are routed to what the probes make: do not serve others with them meanwhile. An error or
+        Ctrl-C puts the policies back, too; after a kill, roll them back by hand.
+
+        Args:
+            rollout: as for `fit`.
+            train_scenarios: what to learn from.
+            rates: learning rates. None: the one that a fit would take, a third, and three times.
+            steps: of each probe, at least 2.
+            eval_scenarios: held out; rates are compared by their mean reward after the last step.
+                Without them by that of the last step's runs, which the version before it sampled.
+
+        Raises:
+            ConfigError: a rate or `steps` makes no sense, or as `fit`.
+            RolloutFailed, JobFailed, ServerUnreachable: as `fit`.
+        """
+        trained_policies(self.policies)
+        check_rates(rates, steps)
+        check_reward(rollout, self._plan.evaluator)
+        check_scope(self._plan, rollout, train_scenarios, eval_scenarios, steps)
+        async with self._client() as client:
+            await client.ready()
+            setup = Setup(self._plan, client, self._display, rollout)
+            return await tune(setup, train_scenarios, rates, steps, eval_scenarios)
+
+    def tune_sync(
+        self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
+    ) -> TuneResult:
+        """`tune` for programs without an event loop; takes the same options."""
+        return run_sync(self.tune(rollout, train_scenarios, **options), "trainer.tune")
+
     @property
     def policy(self) -> str:
         """The single policy's name. Raises ConfigError if there are several: see `policies`."""
         if len(self.policies) != 1:
             raise ConfigError(f"This trainer has several policies: {', '.join(self.policies)}")
         return self.policies[0]
+
+    @asynccontextmanager
+    async def _setup(self, rollout: Rollout | str) -> AsyncGenerator[Setup, None]:
+        plan, display = self._plan, self._display
+        with exporting(plan, self.out_dir, display) as export:
+            async with self._client() as client:
+                yield Setup(plan, client, display, rollout, export)
 
     def _client(self) -> AsyncArtClient:
         # One per event loop: connections cannot move between loops.

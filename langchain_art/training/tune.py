@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +14,19 @@ from rich.console import Console, Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from langchain_art._callables import run_sync
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
-from langchain_art.rollout.runner import Rollout
 from langchain_art.statistics.intervals import clear_of_chance
-from langchain_art.training.addresses import roll_back, serving_version, trained_policies
-from langchain_art.training.evaluate import evaluate
+from langchain_art.training.addresses import roll_back, serving_version
 from langchain_art.training.fit_loop import FitLoop
-from langchain_art.training.fit_settings import FitSettings, Schedule, check_reward, check_scope
+from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.fit_state import History
 from langchain_art.training.identity import identity_of
 from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, Record, StepRecord
 from langchain_art.training.report import duration
+from langchain_art.training.run_setup import Setup
 from langchain_art.wire.train_config import MAX_LEARNING_RATE
 
 #: Of the rates that are tried if none are named, over the fit's own.
@@ -119,18 +116,15 @@ def check_rates(rates: Sequence[float] | None, steps: int) -> None:
 
 
 async def tune(
-    plan: FitSettings,
-    client: AsyncArtClient,
-    display: Display,
-    rollout: Rollout,
+    setup: Setup,
     scenarios: Sequence[Any],
-    *,
     rates: Sequence[float] | None,
     steps: int,
     eval_scenarios: Sequence[Any],
 ) -> TuneResult:
     """Run `Trainer.tune`, once its arguments are checked."""
     begun = time.monotonic()
+    plan, client, display = setup.plan, setup.client, setup.display
     common, *others = plan.configs.values()
     if any(one != common for one in others):
         raise ConfigError(
@@ -158,19 +152,16 @@ async def tune(
                 mean = "no rewards" if record.reward_mean is None else f"{record.reward_mean:.3f}"
                 advance(f"{rate:.2g}: reward {mean}")
 
+            silent = Display(Console(file=io.StringIO()))
+            quiet = replace(setup, plan=tried, display=silent)
             with tempfile.TemporaryDirectory(prefix="langchain-art-tune-") as folder:
                 try:
-                    files = History(Path(folder), identity_of(tried, {}, rollout, scenarios, ()))
-                    silent = Display(Console(file=io.StringIO()))
-                    loop = FitLoop(tried, client, files, silent, rollout, Schedule(steps), told)
-                    found = await loop.run(scenarios)
+                    identity = identity_of(tried, {}, setup.rollout, scenarios, ())
+                    files = History(Path(folder), identity)
+                    found = await FitLoop(quiet, files, Schedule(steps), told).run(scenarios)
                     history += found.history
                     if eval_scenarios:
-                        evals.append(
-                            await evaluate(
-                                tried, client, silent, rollout, eval_scenarios, samples=1
-                            )
-                        )
+                        evals.append(await quiet.evaluate(eval_scenarios, samples=1))
                     last = evals[-1] if eval_scenarios else None
                 finally:
                     await _restore(client, began, known)
@@ -212,70 +203,6 @@ async def _restore(
                 if one.pinned:  # by the probe, as by any fit
                     await client.unpin(name, one.version)
                 await client.delete_checkpoint(name, one.version)
-
-
-class TunesRates(ABC):
-    """The part of `Trainer` that compares learning rates."""
-
-    policies: tuple[str, ...]
-    _plan: FitSettings
-    _display: Display
-
-    @abstractmethod
-    def _client(self) -> AsyncArtClient:
-        """A client of the policies' server."""
-
-    async def tune(
-        self,
-        rollout: Rollout,
-        train_scenarios: Sequence[Any],
-        *,
-        rates: Sequence[float] | None = None,
-        steps: int = 5,
-        eval_scenarios: Sequence[Any] = (),
-    ) -> TuneResult:
-        """Compare learning rates by short probes, and leave the policies as they were.
-
-        Each probe is a fit of a few steps from the versions that serve now, on the same scenarios
-        in the same order. After each the policies go back to these versions, and the versions that
-        it made are deleted; their numbers are not used again. While it runs, the policies' names
-        are routed to what the probes make: do not serve others with them meanwhile. An error or
-        Ctrl-C puts the policies back, too; after a kill, roll them back by hand.
-
-        Args:
-            rollout: as for `fit`.
-            train_scenarios: what to learn from.
-            rates: learning rates. None: the one that a fit would take, a third, and three times.
-            steps: of each probe, at least 2.
-            eval_scenarios: held out; rates are compared by their mean reward after the last step.
-                Without them by that of the last step's runs, which the version before it sampled.
-
-        Raises:
-            ConfigError: a rate or `steps` makes no sense, or as `fit`.
-            RolloutFailed, JobFailed, ServerUnreachable: as `fit`.
-        """
-        trained_policies(self.policies)
-        check_rates(rates, steps)
-        check_reward(rollout, self._plan.evaluator)
-        check_scope(self._plan, rollout, train_scenarios, eval_scenarios, steps)
-        async with self._client() as client:
-            await client.ready()
-            return await tune(
-                self._plan,
-                client,
-                self._display,
-                rollout,
-                train_scenarios,
-                rates=rates,
-                steps=steps,
-                eval_scenarios=eval_scenarios,
-            )
-
-    def tune_sync(
-        self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
-    ) -> TuneResult:
-        """`tune` for programs without an event loop; takes the same options."""
-        return run_sync(self.tune(rollout, train_scenarios, **options), "trainer.tune")
 
 
 def tune_table(result: TuneResult) -> Group:

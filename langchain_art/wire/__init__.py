@@ -1,8 +1,6 @@
 """All values that cross between client and server: small, frozen, pydantic only."""
 
-from langchain_art.wire.calls import CallTags as CallTags, Turn as Turn, Usage as Usage
-from langchain_art.wire.choices.credit import (
-    Advantage as Advantage,
+from langchain_art.wire.choices import (
     AnchorCredit as AnchorCredit,
     Credit as Credit,
     OverlongPenalty as OverlongPenalty,
@@ -10,8 +8,6 @@ from langchain_art.wire.choices.credit import (
     SimpleCredit as SimpleCredit,
     Standardized as Standardized,
     TurnCredit as TurnCredit,
-)
-from langchain_art.wire.choices.losses import (
     CISPO as CISPO,
     DPPOTV as DPPOTV,
     OwnLoss as OwnLoss,
@@ -30,14 +26,9 @@ from langchain_art.wire.choices.losses import (
 from langchain_art.wire.identifiers import (
     ID as ID,
     NAME as NAME,
-    Finite as Finite,
     Id as Id,
     Message as Message,
     Name as Name,
-    RewardValue as RewardValue,
-    ScenarioName as ScenarioName,
-    Several as Several,
-    Tag as Tag,
     Wire as Wire,
     scenario_name as scenario_name,
 )
@@ -60,7 +51,7 @@ from langchain_art.wire.policies import (
     default_learning_rate as default_learning_rate,
     with_learning_rate as with_learning_rate,
 )
-from langchain_art.wire.queue.rollouts import (
+from langchain_art.wire.rollouts import (
     BatchStatus as BatchStatus,
     FinishedRollout as FinishedRollout,
     LeaseRequest as LeaseRequest,
@@ -84,7 +75,6 @@ from langchain_art.wire.reviews import (
     RefusedReview as RefusedReview,
     Review as Review,
     ReviewJobs as ReviewJobs,
-    ReviewKind as ReviewKind,
     ReviewPlan as ReviewPlan,
     Reviews as Reviews,
     ReviewsKept as ReviewsKept,
@@ -102,7 +92,6 @@ from langchain_art.wire.train_config import (
 )
 from langchain_art.wire.training import (
     JobEvent as JobEvent,
-    JobState as JobState,
     NodeReport as NodeReport,
     StepSeconds as StepSeconds,
     TrainJob as TrainJob,
@@ -113,8 +102,11 @@ from langchain_art.wire.training import (
 )
 from langchain_art.wire.trajectories import (
     NOT_HEARD as NOT_HEARD,
+    CallTags as CallTags,
     Reward as Reward,
     Status as Status,
     Trajectory as Trajectory,
     TrajectoryGroup as TrajectoryGroup,
+    Turn as Turn,
+    Usage as Usage,
 )

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from langchain_art.wire.choices.credit import (
+from langchain_art.wire.choices import (
+    MAX_COUNT,
+    MAX_FACTOR,
     Advantage,
+    Aggregation,
+    ClippedRatio,
     Credit,
     CreditKind,
+    Distillation,
+    Group,
+    KLPenalty,
+    Loss,
     OverlongPenalty,
     SimpleCredit,
     Standardized,
-)
-from langchain_art.wire.choices.group import MAX_COUNT, MAX_FACTOR, Group
-from langchain_art.wire.choices.losses import (
-    Aggregation,
-    ClippedRatio,
-    Distillation,
-    KLPenalty,
-    Loss,
 )
 
 #: AdamW moves a weight by about the learning rate in an optimizer step, and an adapter's weights

@@ -24,7 +24,7 @@ from pydantic import (
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, Name
 from langchain_art.wire.api_keys import key_problem
-from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
+from langchain_art.wire.choices import BUILT_IN_LOSSES
 from langchain_art.wire.field_hints import unknown_field
 
 #: The built-in chat template: before the model's own, which shows no tools.

@@ -57,7 +57,7 @@ def _sets_reason(node: ast.AST) -> TypeGuard[ast.keyword | ast.Assign]:
 
 def _by_the_graph() -> list[str]:
     """Values of `Turn.excluded_because`, as its documentation lists them."""
-    text = (REPO / "langchain_art" / "wire" / "calls.py").read_text()
+    text = (REPO / "langchain_art" / "wire" / "trajectories.py").read_text()
     about = text.partition("    excluded_because: str | None = None\n")[2].partition('"""\n')[0]
     found = re.findall(r"``([a-z]+)``", about)
     assert len(found) == 4, about

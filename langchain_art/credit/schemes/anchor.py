@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 
-from langchain_art.credit.pools import Compared, Pool, Runs, WeightedPools, returns, whole_runs
+from langchain_art.credit.candidates import Compared, Pool, Runs, WeightedPools, returns, whole_runs
 from langchain_art.wire import AnchorCredit
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from langchain_art.credit.pools import Compared, Pool, Runs, WeightedPools, all_steps, steps
+from langchain_art.credit.candidates import Compared, Pool, Runs, WeightedPools, all_steps, steps
 from langchain_art.wire import SimpleCredit
 
 

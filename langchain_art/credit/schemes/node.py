@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from langchain_art.credit.pools import Compared, Place, Pool, Runs, WeightedPools, steps
+from langchain_art.credit.candidates import Compared, Place, Pool, Runs, WeightedPools, steps
 from langchain_art.wire import SimpleCredit
 
 

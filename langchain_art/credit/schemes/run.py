@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from langchain_art.credit.pools import Compared, Runs, WeightedPools, whole_runs
+from langchain_art.credit.candidates import Compared, Runs, WeightedPools, whole_runs
 from langchain_art.wire import SimpleCredit
 
 

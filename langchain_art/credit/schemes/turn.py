@@ -5,7 +5,7 @@ MT-GRPO (arXiv 2505.11821) and GTPO (2511.14846) have such returns; here a long 
 
 from __future__ import annotations
 
-from langchain_art.credit.pools import Compared, Pool, Runs, WeightedPools, returns
+from langchain_art.credit.candidates import Compared, Pool, Runs, WeightedPools, returns
 from langchain_art.wire import TurnCredit
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from langchain_art.evaluators.transcript import Block
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 
 #: Characters that a shared part or a note must save, and the length of a tag.
 _WORTH = 60

@@ -13,7 +13,7 @@ from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
-from langchain_art.wire.choices.losses import BUILT_IN_LOSSES
+from langchain_art.wire.choices import BUILT_IN_LOSSES
 from langchain_art_server.backends.base import EarlierCall, Learner, Sampler
 from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
 from langchain_art_server.config import Settings

@@ -18,8 +18,9 @@ from langchain_art.credit.batch_plan import plan
 from langchain_art.credit.candidates import (
     CallDecision,
     CandidateCall,
+    candidate_call,
+    candidate_run,
 )
-from langchain_art.credit.turns import candidate_call, candidate_run
 from langchain_art.wire import (
     NodeReport,
     PreferenceConfig,

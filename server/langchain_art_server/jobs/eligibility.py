@@ -1,7 +1,7 @@
 """Eligibility of a run's calls for training, and why others may not be trained.
 
 Training and the audit both ask `check_eligibility`. The reasons are the words behind ``calls.`` in
-`TrainResult.excluded`; `langchain_art.wire.exclusions` has what each means. A call that an earlier
+`TrainResult.excluded`; `langchain_art.wire.training` has what each means. A call that an earlier
 job trained may be trained again once a rollback has discarded what that job made.
 """
 
@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from langchain_art.credit.turns import why_excluded
+from langchain_art.credit.candidates import why_excluded
 from langchain_art.wire import Trajectory, Turn
-from langchain_art.wire.calls import label
 from langchain_art_server.storage.tables import CallRecord
 
 #: Why a call's tokens are missing from the probability of its run.
@@ -31,7 +30,7 @@ class CallEligibility:
     @property
     def node(self) -> str:
         """Key in `TrainResult.nodes`."""
-        return label(self.turn)
+        return self.turn.label
 
     @property
     def policy(self) -> str | None:

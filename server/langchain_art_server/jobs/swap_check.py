@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from langchain_art.errors import ArtError, EngineUnavailable
-from langchain_art.wire.tolerances import logprob_tolerance
+from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import (
     ChatEngine,

@@ -12,10 +12,8 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from langchain_art.errors import NotFound
-from langchain_art.statistics.comparison import Comparison, compare_rewards
-from langchain_art.statistics.costs import prices
-from langchain_art.statistics.intervals import mean_of_scenarios
-from langchain_art.statistics.node_figures import NodeFigures, known_sum, node_figures
+from langchain_art.statistics.costs import NodeFigures, known_sum, node_figures, prices
+from langchain_art.statistics.intervals import Comparison, compare_rewards, mean_of_scenarios
 from langchain_art.wire import Trajectory
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers, as_json

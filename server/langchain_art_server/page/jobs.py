@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
 
 from langchain_art import wire
-from langchain_art.wire.exclusions import meaning
+from langchain_art.wire.training import meaning
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers
 from langchain_art_server.storage.pages import MAX_PAGE

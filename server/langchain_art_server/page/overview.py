@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from langchain_art import wire
-from langchain_art.wire.exclusions import meaning
+from langchain_art.wire.training import meaning
 from langchain_art_server.gateway.keys.tenants import tenant_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers

@@ -14,7 +14,7 @@ from langchain_art import wire
 from langchain_art.errors import NotFound
 from langchain_art.statistics.agreement import JUDGE, verdicts
 from langchain_art.statistics.costs import prices
-from langchain_art.wire.picks import Pick, ranked
+from langchain_art.wire.reviews import Pick, ranked
 from langchain_art_server.backends.chat.output_processor import token_texts
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.review_routes import foreseen

@@ -16,7 +16,7 @@ from langchain_art.export.ids import trace_id, turn_observation_id
 from langchain_art.review.pull import pull
 from langchain_art.review.queue import Pushed, queue_runs
 from langchain_art.wire import Trajectory
-from langchain_art.wire.picks import Pick
+from langchain_art.wire.reviews import Pick
 from tests.support.graphs import RETRY, Flaky, Scripted, graph_of, node
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer

@@ -24,7 +24,7 @@ from langchain_art.diagnostics.canary_checks import (
 )
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.wire.api_keys import new_api_key
-from langchain_art.wire.tolerances import FULL_PRECISION, HALF_PRECISION
+from langchain_art.wire.policies import FULL_PRECISION, HALF_PRECISION
 from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, ForkedServer
 
 CHECKS = [

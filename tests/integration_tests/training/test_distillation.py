@@ -14,15 +14,7 @@ import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from rich.console import Console
 
-from langchain_art import (
-    ArtClient,
-    ChatART,
-    Distillation,
-    SFTConfig,
-    TrainConfig,
-    Trainer,
-    capture,
-)
+from langchain_art import ArtClient, ChatART, Distillation, SFTConfig, TrainConfig, Trainer, capture
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainResult, Trajectory, TrajectoryGroup
 from tests.support.live_server import LiveServer

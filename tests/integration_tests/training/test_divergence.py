@@ -147,11 +147,3 @@ def test_fits_of_two_seeds_are_refused(art_server: LiveServer, root: Path) -> No
     fit(art_server, root, "other", seed=1)
     with pytest.raises(ConfigError, match="the seeds 0 and 1, expected one seed"):
         differ(art_server, root, "base", "other")
-
-
-def test_a_fit_of_an_earlier_release_is_refused(art_server: LiveServer, root: Path) -> None:
-    shutil.copytree(root / "base", root / "old")
-    history = root / "old" / "history.jsonl"
-    history.write_text(re.sub(r'"run_ids":\[\[.*?\]\]', '"run_ids":[]', history.read_text()))
-    with pytest.raises(ConfigError, match=r"step 1 of old names no runs.* run the fit again"):
-        differ(art_server, root, "base", "old")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import CISPO, DPPOTV, GSPO, OwnLoss, SFTConfig, StepConfig
-from langchain_art.wire.choices.losses import BuiltInLoss
+from langchain_art.wire.choices import BuiltInLoss
 from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.loss_stats import LossStats, loss_stats
 from langchain_art_server.algorithms.loss.own_loss import (

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 
 #: Bytes of a token.
 WIDTH = array("q").itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 
 
 def prefix_order(rows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 from langchain_art_server.backends.base import ChatRequest, EarlierCall
 from langchain_art_server.backends.chat.kept_tokens import KeptText, KeptTokens
 from langchain_art_server.backends.chat.message_shapes import RENDER_ERRORS, MessageShapes

@@ -10,7 +10,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 
 from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 from langchain_art_server.backends.chat.tool_calls.formats import HARMONY, format_of_call
 from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object

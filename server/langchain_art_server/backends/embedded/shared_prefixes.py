@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 from langchain_art_server.backends.embedded.kv_cache import SlotCache
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache
 from langchain_art_server.backends.embedded.sequence import SequenceState

@@ -16,9 +16,8 @@ from langchain_art.analytics.analysis import version_of
 from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
 from langchain_art.analytics.report import analysis_view
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.costs import busy_seconds
+from langchain_art.statistics.costs import busy_seconds, in_order
 from langchain_art.statistics.intervals import Z95, wilson
-from langchain_art.statistics.node_figures import in_order
 from langchain_art.training.fits import read_fits
 from langchain_art.wire import Trajectory, Turn, Usage
 from tests.support.fits import evaluation, write_fit

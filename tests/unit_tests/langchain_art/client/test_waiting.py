@@ -5,9 +5,8 @@ import socket
 import httpx
 import pytest
 
-from langchain_art.client import waiting
-from langchain_art.client.http_request import Backoff
-from langchain_art.client.waiting import FIRST_ANSWER, SILENCE, Waiting, reason
+from langchain_art.client import http_request
+from langchain_art.client.http_request import FIRST_ANSWER, SILENCE, Backoff, Waiting, reason
 from langchain_art.errors import EngineUnavailable, ServerUnreachable
 
 
@@ -22,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("langchain_art.client.waiting.time", made)
+    monkeypatch.setattr("langchain_art.client.http_request.time", made)
     monkeypatch.setattr("langchain_art.client.http_request.time", made)
     return made
 
@@ -105,4 +104,4 @@ def test_a_short_pause_is_nothing_to_speak_of(clock: Clock) -> None:
 
 def test_without_a_listener_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     Waiting("http://h/v1").because("connection refused")
-    assert [r.levelname for r in caplog.records if r.name == waiting.__name__] == ["WARNING"]
+    assert [r.levelname for r in caplog.records if r.name == http_request.__name__] == ["WARNING"]

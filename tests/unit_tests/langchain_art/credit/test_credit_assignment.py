@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.credit.candidates import CandidateCall, CandidateRun
-from langchain_art.credit.credit_assignment import (
-    group_credit,
-    score_credits,
-)
-from langchain_art.credit.pools import returns
+from langchain_art.credit.candidates import CandidateCall, CandidateRun, returns
+from langchain_art.credit.credit_assignment import group_credit, score_credits
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import AnchorCredit, Standardized, TrainConfig, TurnCredit
 

@@ -6,13 +6,12 @@ from typing import get_args
 
 import pytest
 
+from langchain_art.credit.candidates import steps
 from langchain_art.credit.credit_assignment import group_credit
-from langchain_art.credit.pools import steps
 from langchain_art.credit.schemes import SCHEMES
 from langchain_art.training.advantages import group_has_zero_variance
 from langchain_art.wire import Credit, TrainConfig, Trajectory, TrajectoryGroup, Turn
-from langchain_art.wire.choices.credit import CreditKind
-from langchain_art.wire.choices.group import kinds
+from langchain_art.wire.choices import CreditKind, kinds
 from tests.support.live_server import REPO
 from tests.unit_tests.langchain_art.credit.test_credit_assignment import call, run
 

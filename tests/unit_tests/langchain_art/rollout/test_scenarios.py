@@ -1,10 +1,19 @@
+"""Groups' ids, and rollouts by name."""
+
 from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.gather import gather_sync
-from langchain_art.rollout.scenarios import check_scenarios
+from langchain_art.rollout.scenarios import check_portable, check_scenarios, load, rollout_name
+from tests.support import leased_agent
 
 
 def test_any_sequence_is_taken_as_it_is() -> None:
@@ -15,3 +24,52 @@ def test_any_sequence_is_taken_as_it_is() -> None:
 def test_a_text_is_no_sequence_of_scenarios() -> None:
     with pytest.raises(ConfigError, match=r"the text 'Who\?', expected a list of scenarios"):
         gather_sync(lambda _: 1.0, "Who?")
+
+
+def test_a_function_of_a_module_has_the_name_that_finds_it() -> None:
+    name = rollout_name(leased_agent.rollout)
+    assert name == leased_agent.NAME
+    assert load(name) is leased_agent.rollout
+    assert rollout_name("my_agent:rollout") == "my_agent:rollout"
+
+
+@pytest.mark.parametrize("argv", [["train.py"], ["-m", "train"]])
+def test_a_function_of_the_program_that_was_started_is_named_by_its_file(
+    argv: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "from langchain_art.rollout.scenarios import rollout_name\n"
+        "def rollout(scenario): ...\n"
+        "print(rollout_name(rollout))\n"
+    )
+    done = subprocess.run([sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "train:rollout\n", done.stderr
+
+
+@pytest.mark.parametrize("rollout", [lambda _: 1.0, partial(leased_agent.rollout), object()])
+def test_what_no_other_process_finds_is_refused(rollout: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a function of a module: workers import it"):
+        rollout_name(rollout)
+
+
+def test_a_remote_graph_is_refused() -> None:
+    class Remote:
+        assistant_id = "agent"
+
+        def invoke(self) -> None: ...
+
+    with pytest.raises(ConfigError, match="it runs on another machine already"):
+        rollout_name(Remote())
+
+
+@pytest.mark.parametrize("scenario", ["q", 1, 0.5, None, True, [1, "a"], {"a": {"b": [None]}}])
+def test_json_values_go_to_workers(scenario: Any) -> None:
+    check_portable([scenario], "train_scenarios")
+
+
+@pytest.mark.parametrize(
+    "scenario", [(1, 2), {1: "a"}, {"a": (1,)}, {"a"}, object(), float("nan"), b"a", Path("a")]
+)
+def test_other_values_are_refused_with_their_place(scenario: Any) -> None:
+    with pytest.raises(ConfigError, match=r"train_scenarios\[1\]: got .*, expected a JSON value"):
+        check_portable(["q", scenario], "train_scenarios")

@@ -22,7 +22,7 @@ from langchain_art.wire import (
     Turn,
     Usage,
 )
-from langchain_art.wire.choices.credit import CreditKind
+from langchain_art.wire.choices import CreditKind
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record
 from tests.support.soak import count

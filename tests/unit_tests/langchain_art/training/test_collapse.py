@@ -336,23 +336,15 @@ def evaluation(step: int, rewards: Sequence[float], version: int | None = None) 
         step=step,
         versions=(f"p@{step if version is None else version}",),
         mean=statistics.fmean(rewards) if rewards else None,
-        ci95=None,
+        ci95=0.1,
         n=len(rewards),
         scenarios={f"q-{i}": reward for i, reward in enumerate(rewards)},
     )
 
 
 def steps(count: int) -> list[StepRecord]:
-    return [
-        StepRecord(
-            step=step,
-            results={"p": TrainResult(policy="p", version=step, metrics={}, excluded={})},
-            reward_mean=0.5,
-            reward_std=0.5,
-            groups=16,
-        )
-        for step in range(1, count + 1)
-    ]
+    known = {"reward_mean": 0.5, "reward_std": 0.5, "groups": 16}
+    return [step_record(step, **known) for step in range(1, count + 1)]
 
 
 def solved(count: int, of: int = 60) -> list[float]:
@@ -431,13 +423,6 @@ def test_a_policy_that_lost_half_is_mostly_seen() -> None:
     assert seen > 140, f"{seed=}: {seen} of 200"
 
 
-def rewarded(step: int, rewards: list[float], **known: Any) -> EvalResult:
-    scenarios = {f"q-{i}": reward for i, reward in enumerate(rewards)}
-    mean = statistics.fmean(rewards) if rewards else None
-    known = {"versions": (f"p@{step}",), "mean": mean, "ci95": 0.1} | known
-    return EvalResult(step=step, n=len(rewards), scenarios=scenarios, **known)
-
-
 def naive(best: list[float], new: list[float]) -> bool:
     """The paired difference plus its 95 % interval is at least 0, in float64."""
     changes = [b - a for a, b in zip(best, new, strict=True)]
@@ -452,15 +437,15 @@ def test_it_is_the_interval_of_the_paired_difference() -> None:
         n = rng.choice([2, 8, 30])
         best = [rng.random() for _ in range(n)]
         new = [one + rng.gauss(-0.1, 0.3) for one in best]
-        verdict = not_below(rewarded(0, best), rewarded(1, new))
+        verdict = not_below(evaluation(0, best), evaluation(1, new))
         assert verdict == naive(best, new)
         verdicts.add(verdict)
     assert verdicts == {True, False}
 
 
 def test_a_version_without_a_reward_is_below() -> None:
-    assert not not_below(rewarded(0, [0.5, 0.5]), rewarded(1, []))
-    assert not_below(rewarded(0, [0.5, 0.5]), rewarded(1, [0.5, 0.5]))
+    assert not not_below(evaluation(0, [0.5, 0.5]), evaluation(1, []))
+    assert not_below(evaluation(0, [0.5, 0.5]), evaluation(1, [0.5, 0.5]))
 
 
 async def test_it_is_asked_about_the_best_that_was_kept_and_a_new_version() -> None:
@@ -470,14 +455,14 @@ async def test_it_is_asked_about_the_best_that_was_kept_and_a_new_version() -> N
         asked.append((best.version, new.version))
         return False
 
-    evals = [rewarded(0, [0.2, 0.4]), rewarded(5, [0.5, 0.7]), rewarded(10, [0.4, 0.4])]
+    evals = [evaluation(0, [0.2, 0.4]), evaluation(5, [0.5, 0.7]), evaluation(10, [0.4, 0.4])]
     assert await gate_sign(gate, evals[:1], []) is None, "there is nothing to compare with"
     assert await gate_sign(None, evals, []) is None
     sign = await gate_sign(gate, evals, [])
     assert asked == [("p@5", "p@10")]
     assert sign is not None and sign.kind == "gate" and sign.keep == 0
     assert sign.words.startswith("step 10: the gate did not let p@10 pass: 0.400 ± 0.100 (n=2)")
-    again = [*evals[:2], rewarded(10, [0.0, 0.0], versions=("p@0",))]
+    again = [*evals[:2], evaluation(10, [0.0, 0.0], version=0)]
     assert await gate_sign(gate, again, []) is None, "it was let pass, and serves again"
 
 
@@ -488,7 +473,7 @@ def test_no_gate_is_refused(wrong: Any) -> None:
 
 
 async def test_a_gate_that_says_nothing_is_refused() -> None:
-    evals = [rewarded(0, [0.2, 0.4]), rewarded(5, [0.5, 0.7])]
+    evals = [evaluation(0, [0.2, 0.4]), evaluation(5, [0.5, 0.7])]
     with pytest.raises(ConfigError, match=r"gate= returned None for p@5, expected True"):
         await gate_sign(lambda _best, _new: None, evals, [])  # pyright: ignore[reportArgumentType]
 

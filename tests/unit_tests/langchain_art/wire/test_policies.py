@@ -12,6 +12,7 @@ from langchain_art.wire import (
     default_learning_rate,
     with_learning_rate,
 )
+from langchain_art.wire.policies import logprob_tolerance
 
 SHAPE = LoraConfig()
 
@@ -50,3 +51,11 @@ def test_a_config_without_one_gets_that_of_its_kind() -> None:
     assert by_reward.learning_rate == pytest.approx(5e-5)
     assert with_learning_rate(SFTConfig(), 10**9, SHAPE).learning_rate == pytest.approx(2.5e-4)
     assert '"learning_rate"' in by_reward.model_dump_json(exclude_unset=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nats"),
+    [("float64", 0.0001), ("float32", 0.0001), ("bfloat16", 0.05), ("float16", 0.05)],
+)
+def test_half_precision_rounds_coarsely(dtype: str, nats: float) -> None:
+    assert logprob_tolerance(dtype) == nats

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from langchain_art.client.routes import pages
+from langchain_art.client.http_request import pages
 from langchain_art.wire import LoggedAction, LoraConfig, Review, TrainRequest, Trajectory
 from langchain_art_server.storage.pages import Page, log_once
 from langchain_art_server.storage.schema.key_tables import ACTIONS

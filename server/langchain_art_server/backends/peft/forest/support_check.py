@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from langchain_art.wire.tolerances import logprob_tolerance
+from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.backends.peft.forest.attention_interface import (

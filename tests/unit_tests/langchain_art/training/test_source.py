@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.rollout.source import source_of
+from langchain_art.training.identity import source_of
 
 PROGRAM = """
 import json, math

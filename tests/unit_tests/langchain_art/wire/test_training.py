@@ -8,7 +8,7 @@ from langchain_art.credit.batch_plan import SAMPLING
 from langchain_art.training.records import StepRecord
 from langchain_art.training.report import nothing_trained
 from langchain_art.wire import NodeReport, TrainResult
-from langchain_art.wire.exclusions import meaning
+from langchain_art.wire.training import meaning
 from langchain_art_server.backends.base import ChatRequest, Sampling
 from langchain_art_server.backends.chat.output_processor import why_excluded
 from tests.support.exclusion_reasons import sent_reasons

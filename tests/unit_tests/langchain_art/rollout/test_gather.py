@@ -10,8 +10,7 @@ import pytest
 
 from langchain_art.call_seeds import run_seed
 from langchain_art.errors import ConfigError, RolloutFailed
-from langchain_art.rollout.gather import gather
-from langchain_art.rollout.group_stream import GroupStream
+from langchain_art.rollout.gather import GroupStream, gather
 from langchain_art.rollout.runner import RolloutWorker
 
 

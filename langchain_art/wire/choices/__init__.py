@@ -1,1 +1,0 @@
-"""Choices within a step's config that have settings of their own: losses, credit, penalties."""

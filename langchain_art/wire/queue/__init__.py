@@ -1,1 +1,0 @@
-"""The values of the queue of rollouts: scenarios that workers lease, run and complete."""
