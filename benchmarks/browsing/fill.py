@@ -16,15 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from langchain_art.wire import (
-    CallTags,
-    Review,
-    TrainRequest,
-    TrainResult,
-    Trajectory,
-    Turn,
-    Usage,
-)
+from langchain_art.wire import CallTags, Review, TrainRequest, TrainResult, Trajectory, Turn, Usage
 from langchain_art_server.storage.run_index import RunIndex, write_index
 from langchain_art_server.storage.seals import sealed
 from langchain_art_server.storage.store import Store

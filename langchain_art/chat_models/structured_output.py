@@ -17,18 +17,10 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-from langchain_core.runnables import (
-    Runnable,
-    RunnableGenerator,
-    RunnableMap,
-    RunnablePassthrough,
-)
+from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.tools.base import create_schema_from_function
-from langchain_core.utils.function_calling import (
-    convert_to_openai_function,
-    convert_to_openai_tool,
-)
+from langchain_core.utils.function_calling import convert_to_openai_function, convert_to_openai_tool
 from langchain_core.utils.json import parse_json_markdown
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel

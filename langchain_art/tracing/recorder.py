@@ -13,12 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 
 from langchain_art.tracing.candidates import CandidateReplies, Question
-from langchain_art.tracing.message_log import (
-    LoggedPrompt,
-    MessageLog,
-    SampledReply,
-    jsonable,
-)
+from langchain_art.tracing.message_log import LoggedPrompt, MessageLog, SampledReply, jsonable
 from langchain_art.tracing.spans import Span, SpanTree
 from langchain_art.wire import Message, Turn, Usage
 from langchain_art.wire.turn_links import superseded_attempts

@@ -10,13 +10,7 @@ from threading import Thread
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from langchain_art.trackers.base import (
-    AdapterFiles,
-    FitCard,
-    TrackedRecord,
-    Tracker,
-    TrackerRun,
-)
+from langchain_art.trackers.base import AdapterFiles, FitCard, TrackedRecord, Tracker, TrackerRun
 
 #: Folder of a fit in which its trackers' progress is kept, a file for each.
 FOLDER = "trackers"

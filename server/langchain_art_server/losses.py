@@ -16,11 +16,7 @@ from torch import Tensor
 
 from langchain_art.wire import OwnLoss, TrainConfig
 from langchain_art_server.algorithms.loss.objective import TrainedTokens, objective
-from langchain_art_server.algorithms.loss.own_loss import (
-    LossFunction,
-    LossTokens,
-    as_token_loss,
-)
+from langchain_art_server.algorithms.loss.own_loss import LossFunction, LossTokens, as_token_loss
 from langchain_art_server.algorithms.loss.token_losses import TokenLoss, call_means, call_sums
 
 __all__ = ["LossFunction", "LossTokens", "TokenLoss", "call_means", "call_sums", "check_loss"]

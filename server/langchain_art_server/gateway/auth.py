@@ -25,13 +25,7 @@ from langchain_art.errors import (
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.config import Settings, is_loopback
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
-from langchain_art_server.gateway.keys.scopes import (
-    ADMINISTRATOR,
-    RULES,
-    Rule,
-    is_path,
-    rule_of,
-)
+from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR, RULES, Rule, is_path, rule_of
 from langchain_art_server.gateway.refusals import answer, no_such_path
 from langchain_art_server.gateway.request_bodies import RequestBodies
 from langchain_art_server.gateway.sessions import FILES, Sessions

@@ -23,12 +23,7 @@ from typing import Any
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art_server.backends.models.adapter_files import MANIFEST, check_files
 from langchain_art_server.policies.adapter_objects import AdapterObjects
-from langchain_art_server.policies.adapter_store import (
-    Absent,
-    AdapterStore,
-    fsync,
-    make_directory,
-)
+from langchain_art_server.policies.adapter_store import Absent, AdapterStore, fsync, make_directory
 
 log = logging.getLogger(__name__)
 #: In a directory of copies: what they are copies of, the store's URL and a folder in it.

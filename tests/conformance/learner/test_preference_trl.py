@@ -14,11 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from langchain_art.wire import PreferenceConfig
-from langchain_art_server.backends.peft.adapter_io import (
-    ADAM_EPS,
-    SUPERVISED_MOMENTUM,
-    adam_betas,
-)
+from langchain_art_server.backends.peft.adapter_io import ADAM_EPS, SUPERVISED_MOMENTUM, adam_betas
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import trl_python
 from tests.support.learner_cases import FILES, VOCAB, folder, fresh

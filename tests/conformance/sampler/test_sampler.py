@@ -9,10 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from langchain_art.errors import (
-    ArtError,
-    UnknownModel,
-)
+from langchain_art.errors import ArtError, UnknownModel
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK
 from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.tiny_models import (

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from langchain_art.errors import (
-    ConfigError,
-    InvalidRequest,
-    PromptTooLong,
-)
+from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
 from langchain_art_server.algorithms.sequences.token_sets import mask_of, unpack
 from langchain_art_server.backends.base import Sampling
 from tests.support.tiny_models import (

@@ -17,11 +17,7 @@ from langchain_art.wire import CISPO, DPPOTV, GSPO, OwnLoss, SFTConfig, StepConf
 from langchain_art.wire.choices import BuiltInLoss
 from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.loss_stats import LossStats, loss_stats
-from langchain_art_server.algorithms.loss.own_loss import (
-    LossFunction,
-    LossTokens,
-    own_token_loss,
-)
+from langchain_art_server.algorithms.loss.own_loss import LossFunction, LossTokens, own_token_loss
 from langchain_art_server.algorithms.loss.token_losses import (
     TokenLoss,
     cispo_loss,

@@ -12,13 +12,7 @@ from pathlib import Path
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art.wire import ReplicaStatus
-from langchain_art_server.backends.base import (
-    ChatDelta,
-    ChatReply,
-    ChatRequest,
-    ModelInfo,
-    Sampler,
-)
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo, Sampler
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,
     MANIFEST,

@@ -10,13 +10,7 @@ import pytest
 
 from langchain_art import RulerEvaluator, gather_sync
 from langchain_art.errors import ArtError, JudgeError, RolloutFailed
-from langchain_art.evaluators import (
-    GroupEvaluator,
-    Score,
-    SumEvaluator,
-    as_evaluator,
-    score_groups,
-)
+from langchain_art.evaluators import GroupEvaluator, Score, SumEvaluator, as_evaluator, score_groups
 from langchain_art.evaluators.integrations.existing import from_langfuse, from_langsmith
 from langchain_art.wire import TrajectoryGroup
 from tests.support.judges.groups import Says, group, run, says

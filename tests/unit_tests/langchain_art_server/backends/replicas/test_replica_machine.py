@@ -11,13 +11,7 @@ from typing import Any, TypeVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatReply, ChatRequest

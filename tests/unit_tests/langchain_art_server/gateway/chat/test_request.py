@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest, PromptTooLong
-from langchain_art_server.gateway.chat.request import (
-    ChatBody,
-    CheckedChatRequest,
-    refuse_oversize,
-)
+from langchain_art_server.gateway.chat.request import ChatBody, CheckedChatRequest, refuse_oversize
 
 SAY = [{"role": "user", "content": "When?"}]
 
