@@ -25,16 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from benchmarks.gap import drawn
 from benchmarks.gpu.learner import OUT, conditions, settle
 from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -124,6 +125,12 @@ async def swap(sampler: VllmSampler, load: Load, name: str, path: Path) -> float
 def free_bytes(device: torch.device) -> int:
     """Of the device's memory; 0 on a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
+def drawn(rows: list[Row], columns: list[Any]) -> np.ndarray:
+    """The values at the tokens that the sampler drew."""
+    pairs = zip(rows, columns, strict=True)
+    return np.concatenate([np.asarray(c)[np.asarray(r.mask) == 1] for r, c in pairs])
 
 
 def gap(core: LearnerCore, adapter: Path | None, replies: list[ChatReply]) -> dict[str, float]:

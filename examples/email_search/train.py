@@ -29,7 +29,6 @@ from langchain_art import (
     LRSchedule,
     RulerEvaluator,
     Run,
-    TrainConfig,
     capture,
 )
 
@@ -75,8 +74,12 @@ def ruler(judge: str, cache: Path | None = None) -> RulerEvaluator:
     return RulerEvaluator(model, context=None, cache=cache)
 
 
-def make_fit(setup: Setup, config: TrainConfig) -> Fit:
-    """Questions of the setup's seed, each about its own inbox, and the agent that is asked."""
+def build_fit(setup: Setup) -> Fit:
+    """Questions of the setup's seed, each about its own inbox, and the agent that is asked.
+
+    Little of Adam's momentum, a bound on each step, and so a higher rate and smaller steps: the
+    other examples have the settings of `Setup.config` (docs/benchmarks.md compares them).
+    """
     database = build(
         setup.out / "mails.sqlite3",
         n_train=setup.train_scenarios,
@@ -84,6 +87,8 @@ def make_fit(setup: Setup, config: TrainConfig) -> Fit:
         seed=setup.seed,
     )
     mails, model = MailStore(database), setup.chat()
+    schedule = LRSchedule(warmup_steps=2, decay_steps=max(setup.steps, 3))
+    config = setup.config(momentum=0.6, max_kl=0.02, schedule=schedule)
     return Fit(
         trainer=setup.trainer([model], config=config),
         rollout=make_rollout(model, mails, judged=isinstance(setup.evaluator, RulerEvaluator)),
@@ -91,15 +96,6 @@ def make_fit(setup: Setup, config: TrainConfig) -> Fit:
         held_out=mails.scenarios("test"),
         close=mails.close,
     )
-
-
-def build_fit(setup: Setup) -> Fit:
-    """Little of Adam's momentum, a bound on each step, and so a higher rate and smaller steps.
-
-    The other examples have the settings of `Setup.config`; `benchmarks/demo.py` compares them.
-    """
-    schedule = LRSchedule(warmup_steps=2, decay_steps=max(setup.steps, 3))
-    return make_fit(setup, setup.config(momentum=0.6, max_kl=0.02, schedule=schedule))
 
 
 DEMO = Demo(

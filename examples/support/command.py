@@ -128,7 +128,7 @@ def level_options(
     return options
 
 
-def evaluate_command(demo: Demo, help: str) -> Callable[..., None]:
+def evaluate_command(demo: Demo) -> Callable[..., None]:
     """The command line of the evaluation of a version, for `typer.run`."""
 
     def main(
@@ -171,5 +171,5 @@ def evaluate_command(demo: Demo, help: str) -> Callable[..., None]:
         for name, found in score_figures(done).items():
             print(f"{name}: {shown(found)}")
 
-    main.__doc__ = help
+    main.__doc__ = f"{demo.title}: mean reward of a version on held-out scenarios."
     return main

@@ -20,7 +20,6 @@ from langchain_art.cli.analyze import analyze
 from langchain_art.cli.canary import canary
 from langchain_art.cli.doctor import doctor
 from langchain_art.cli.fits import Root, curve
-from langchain_art.cli.launch import launch
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -95,7 +94,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 #: For commands that become another program, which parses their arguments.
 _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command(context_settings=_PASSED_ON)(launch)
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})  # --help is passed on too

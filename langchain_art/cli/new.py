@@ -59,6 +59,18 @@ python -m {package}.evaluate --base-url http://HOST:8000/v1 --max-tokens 512
 ```
 """
 
+_EVALUATE = '''\
+"""Evaluate a version on held-out scenarios: ``python -m {package}.evaluate``."""
+
+import typer
+
+from {package}.support.command import evaluate_command
+from {package}.train import DEMO
+
+if __name__ == "__main__":
+    typer.run(evaluate_command(DEMO))
+'''
+
 _TEST = '''\
 """A short fit on a real server: the policy gets a version that was trained on its runs."""
 
@@ -115,6 +127,7 @@ def make_project(directory: Path, name: str) -> str:
     for file, template in {
         "pyproject.toml": _PYPROJECT,
         "README.md": _README,
+        f"{package}/evaluate.py": _EVALUATE,
         "tests/test_fit.py": _TEST,
     }.items():
         (directory / file).write_text(template.format(**words))

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 
 from examples.twenty_forty_eight import environment as e
-from examples.twenty_forty_eight.demonstrations import MAX_MOVES, TARGET, choose
+from examples.twenty_forty_eight.build_base_model import MAX_MOVES, TARGET, choose
 from examples.twenty_forty_eight.train import DISCOUNT
 from langchain_art import TrainConfig, TurnCredit
 from langchain_art.credit.candidates import CandidateCall, CandidateRun

@@ -13,20 +13,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.engines import engines
-from tests.support.live_server import REPO
+from tests.support.live_server import REPO, LiveServer
 from tests.support.soak import count, share
 from tests.support.stub_engines import StubServer
 
 CLIENTS, SECONDS = count(100, 1000), count(4, 600)
 SLOW = count(60, 1000)
-OVERLOADED = count(4, 300)
+OVERLOADED, HOSTILE = count(4, 300), count(8, 600)
 ROLLOUTS, RUNNERS = count(1000, 50_000), count(64, 2048)
 SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
 CHAT = {"path": "/v1/chat/completions", "body": SAY}
@@ -35,7 +35,7 @@ CHAT = {"path": "/v1/chat/completions", "body": SAY}
 class Memory(threading.Thread):
     """Samples a server's memory, with its engines', in MiB."""
 
-    def __init__(self, server: StubServer) -> None:
+    def __init__(self, server: LiveServer) -> None:
         super().__init__(daemon=True)
         assert server.process is not None
         self._pids = [server.process.pid, *engines(server)]
@@ -74,7 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
 
 
 @contextlib.contextmanager
-def load(server: StubServer, **what: Any) -> Iterator[dict[str, Any]]:
+def load(server: LiveServer, **what: Any) -> Generator[dict[str, Any]]:
     """A load that runs beside the context; what it saw is there at the end."""
     argv = [sys.executable, "-m", "tests.support.load_client"]
     child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO)
@@ -175,6 +175,48 @@ def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
     print(  # noqa: T201
         f"p99 {alone['latency']['p99']:.0f} ms alone, {beside['latency']['p99']:.0f} ms beside; "
         f"{took:.0f} s until slow headers were closed"
+    )
+
+
+@pytest.mark.soak("L4", HOSTILE, "seconds of four hostile addresses at once, 4,400 connections")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1200))
+def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "attacked")
+    server.start()
+    body = SAY.replace("}]}", '}], "max_tokens": 4}')
+    honest = {"clients": 20, "pace": 20.0, "host": "127.0.0.6", "body": body}
+    argv = [sys.executable, "-m", "tests.support.hostile_client", str(server.port)]
+    attackers = list[subprocess.Popen[bytes]]()
+    try:
+        with server.http() as http:
+            batch = {"batch": "b", "rollout": "r", "rollouts": [{"id": "b-0", "scenario": {}}]}
+            assert http.post("/v1/rollouts", json=batch).status_code == 200
+        with load(server, **(CHAT | honest), seconds=count(3, 30)) as alone:
+            pass
+        with Memory(server) as memory:
+            for number in range(2, 6):
+                more = [f"127.0.0.{number}", str(HOSTILE + 2), "1100"]
+                attackers.append(subprocess.Popen([*argv, *more], stdout=subprocess.PIPE, cwd=REPO))
+            with load(server, **(CHAT | honest), seconds=HOSTILE) as beside:
+                pass
+        begun = [json.loads(one.communicate()[0]) for one in attackers]
+        logged = server.log.stat().st_size
+        with server.http() as http:
+            assert http.get("/status").json()["running_calls"] == 0
+    finally:
+        for one in attackers:
+            one.kill()
+        server.stop()
+    only(alone, "200")
+    only(beside, "200")
+    most, idle = max(memory.samples), memory.samples[0]
+    assert most <= 1.3 * idle, (idle, most)
+    assert logged < 256 << 10, server.log.read_text()[-4000:]
+    print(  # noqa: T201
+        f"p99 {alone['latency']['p99']:.0f} ms alone, {beside['latency']['p99']:.0f} ms beside; "
+        f"memory {idle:.0f} -> {most:.0f} MiB, ratio {most / idle:.2f}; {logged:,} bytes of log; "
+        f"{sum(sum(one.values()) for one in begun):,} hostile connections"
     )
 
 

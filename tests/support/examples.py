@@ -13,10 +13,10 @@ import typer
 from langchain_openai import ChatOpenAI
 from typer.testing import CliRunner
 
+from examples.support.command import evaluate_command
 from examples.support.demo import Demo, run
-from langchain_art_server.config import Settings, load_settings
 from tests.support.json_server import JsonServer
-from tests.support.live_server import REPO, ForkedServer
+from tests.support.live_server import ForkedServer
 
 
 @contextmanager
@@ -42,18 +42,13 @@ def short_fit(demo: Demo, base_url: str, out: Path, steps: int = 2, **sizes: Any
     return found
 
 
-def evaluation(main: Callable[..., None], *arguments: str) -> str:
-    """What an example's evaluation script prints."""
+def evaluation(demo: Demo, *arguments: str) -> str:
+    """What the evaluation of an example prints."""
     program = typer.Typer()
-    program.command()(main)
+    program.command()(evaluate_command(demo))
     done = CliRunner().invoke(program, list(arguments))
     assert done.exit_code == 0, done.output
     return done.stdout
-
-
-def settings_of(name: str) -> Settings:
-    """The settings that an example's ``server.toml`` makes."""
-    return load_settings(REPO / "examples" / name / "server.toml")
 
 
 class HostedModel(JsonServer):

@@ -6,6 +6,7 @@ Reads one JSON object from standard input:
 ``clients``   connections, each with one request at a time
 ``pace``      requests a second of all clients; null: each as soon as the last was answered
 ``pause``     seconds after which a client that was refused (429, 503) asks again
+``host``      address that they come from
 ``seconds``   for which they go on; or null, and ``requests``: how many in all
 
 Writes one: ``statuses`` (status -> how often; ``lost``: no answer), ``without_retry_after``,
@@ -42,6 +43,7 @@ class Load:
     requests: int | None = None
     pace: float | None = None
     pause: float = 0.05
+    host: str = "127.0.0.1"
     statuses: Counter[str] = field(default_factory=Counter[str])
     without_retry_after: int = 0
     good: Counter[int] = field(default_factory=Counter[int])
@@ -73,7 +75,9 @@ class Load:
             begun = time.monotonic()
             try:
                 if streams is None:
-                    streams = await asyncio.open_connection("127.0.0.1", self.port)
+                    streams = await asyncio.open_connection(
+                        "127.0.0.1", self.port, local_addr=(self.host, 0)
+                    )
                 streams[1].write(request)
                 head = await streams[0].readuntil(b"\r\n\r\n")
                 found = _LENGTH.search(head)

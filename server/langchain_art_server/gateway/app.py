@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,12 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import CHAT, AccessControl, access_of
+from langchain_art_server.gateway.auth import CHAT, AccessControl, access_of, peer_of
 from langchain_art_server.gateway.chat.completions import ChatCompletions
 from langchain_art_server.gateway.keys.routes import key_routes
 from langchain_art_server.gateway.keys.scopes import require_rules
-from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf
-from langchain_art_server.gateway.openapi import body_docs, document
+from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, look_turns
+from langchain_art_server.gateway.openapi import body_docs, document_route
 from langchain_art_server.gateway.operations.metrics import metrics_route
 from langchain_art_server.gateway.operations.request_watch import RequestWatch
 from langchain_art_server.gateway.record_routes import record_routes
@@ -31,8 +33,10 @@ from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.review_routes import review_routes
 from langchain_art_server.gateway.rollout_routes import rollout_routes
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.storage.pages import Page
 from langchain_art_server.telemetry.log_context import current
 
+T = TypeVar("T")
 MAX_WAIT = 30.0
 MAX_NUMBER = 2**31 - 1  # what every database can hold
 Number = Annotated[int, Path(ge=0, le=MAX_NUMBER)]
@@ -65,7 +69,7 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> Re
 
 def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
     """One tenant's application, behind the check of access."""
-    app = FastAPI(title="langchain-art", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="langchain-art", version=__version__, openapi_url=None)
 
     async def refused(_request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):  # of a path, a query or a header
@@ -84,13 +88,13 @@ def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIA
     record_routes(app, service)
     review_routes(app, service)
     rollout_routes(app, service)
-    _job_routes(app, service)
+    job_routes(app, service)
     _status_routes(app, service)
     key_routes(app, service)
     metrics_route(app, service)
     page(app, service)
     require_rules(app.routes)
-    app.openapi = lambda: document(app)
+    document_route(app)
     chat = ChatCompletions(service)
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:
@@ -212,7 +216,26 @@ def _queued(service: Service, job: wire.TrainJob) -> None:
         service.traces.queued(job.id)
 
 
-def _job_routes(app: FastAPI, service: Service) -> None:
+def job_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes of training jobs."""
+    looks = look_turns()
+
+    async def look(
+        request: Request,
+        wait: float,
+        read: Callable[[], Awaitable[T]],
+        is_over: Callable[[T], bool],
+    ) -> T:
+        deadline, found = time.monotonic() + wait, await read()
+        while not (is_over(found) or service.is_stopping()):
+            if (left := deadline - time.monotonic()) <= 0:
+                break
+            await service.jobs.wait(min(left, 1.0))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    found = await looks.take(peer_of(request.scope), read)
+        return found
+
     @app.post("/v1/train", status_code=202, openapi_extra=body_docs(wire.TrainRequest))
     async def train(
         request: Request, idempotency_key: Annotated[str | None, Header()] = None
@@ -242,16 +265,12 @@ def _job_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/jobs/{job_id}")
     async def get_job(
-        job_id: str, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0
+        job_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0
     ) -> wire.TrainJob:
         """Get a job. With `wait`, answers when it has ended, or after so many seconds."""
-        deadline = time.monotonic() + wait
-        while True:
-            found = await service.store.jobs.get(job_id)
-            left = deadline - time.monotonic()
-            if found.ended or left <= 0 or service.is_stopping():
-                return found
-            await service.jobs.wait(min(left, 1.0))
+        return await look(
+            request, wait, lambda: service.store.jobs.get(job_id), lambda job: job.ended
+        )
 
     @app.post("/v1/jobs/{job_id}/cancel")
     async def cancel_job(job_id: str, request: Request) -> wire.TrainJob:
@@ -263,6 +282,7 @@ def _job_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/jobs/{job_id}/events")
     async def list_job_events(
         job_id: str,
+        request: Request,
         limit: Limit = 100,
         after: Annotated[int, Query(ge=0, le=MAX_NUMBER)] = 0,
         wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
@@ -271,14 +291,15 @@ def _job_routes(app: FastAPI, service: Service) -> None:
 
         With `wait`, answers when there are some, when the job has ended, or after so many seconds.
         """
-        deadline = time.monotonic() + wait
-        while True:
+
+        async def read() -> tuple[wire.TrainJob, Page[wire.JobEvent]]:
             job = await service.store.jobs.get(job_id)
-            page = await service.store.jobs.events(job_id, after, limit)
-            left = deadline - time.monotonic()
-            if page.items or left <= 0 or job.ended or service.is_stopping():
-                return PageOf.of(page)
-            await service.jobs.wait(min(left, 1.0))
+            return job, await service.store.jobs.events(job_id, after, limit)
+
+        _, page = await look(
+            request, wait, read, lambda found: found[0].ended or bool(found[1].items)
+        )
+        return PageOf.of(page)
 
 
 def _status_routes(app: FastAPI, service: Service) -> None:

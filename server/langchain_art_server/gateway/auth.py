@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +38,9 @@ OPEN_PATHS = {"/healthz", "/readyz"}
 #: Wrong keys of a peer that are answered at once, seconds that each further one takes, how many of
 #: them may wait, and seconds after the last one until the peer starts anew.
 _AT_ONCE, _SLOW, _MAY_WAIT, _FORGET_AFTER = 8, 1.0, 32, 300.0
+#: Requests of a client that are served at once, beside those that wait (`Rule.waits`): each has a
+#: thread, or a turn at the database, for which others' calls would wait.
+AT_ONCE = 16
 #: Seconds between two lines of the log about one peer, and peers that are remembered.
 _LOG_EVERY, _MAX_PEERS = 10.0, 4096
 
@@ -52,7 +56,7 @@ def _is_local(host_header: str) -> bool:
 
 
 @lru_cache(maxsize=_MAX_PEERS)
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """An IPv4 address, or the /64 of an IPv6 address: one host has all of its addresses."""
     if ":" not in address:
         return address
@@ -75,7 +79,7 @@ def peer_of(scope: Scope) -> str:
     if (access := access_of(scope)) is not None and access.client is not None:
         return access.client
     client = scope.get("client")
-    return _network(client[0]) if client else ""
+    return network_of(client[0]) if client else ""
 
 
 @dataclass
@@ -146,6 +150,7 @@ class AccessControl:
         self._app_of = app_of
         self._bodies = RequestBodies(settings.max_body_bytes, context)
         self._wrong = WrongKeys()
+        self._at_once = WeakValueDictionary[str, asyncio.Semaphore]()
         self._keys, self._sessions, self._stored_bytes = keys, sessions, stored_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,8 +175,13 @@ class AccessControl:
                 tenant, meter = access.tenant, access.meter if chat else None
                 self._check_scope(scope, access)
             _check_form(scope, headers)
-            with self._bodies.admit(headers, receive, peer_of(scope), chat=chat) as body:
-                await self._app_of(tenant)(scope, body.receive, begin)
+            peer, rule = peer_of(scope), rule_of(scope["method"], path)
+            with self._bodies.admit(headers, receive, peer, chat=chat) as body:
+                if path in OPEN_PATHS or (rule is not None and rule.waits):
+                    await self._app_of(tenant)(scope, body.receive, begin)
+                    return
+                async with self._at_once.setdefault(peer, asyncio.Semaphore(AT_ONCE)):
+                    await self._app_of(tenant)(scope, body.receive, begin)
         except ArtError as error:
             await answer(error)(scope, receive, begin)
         except ClientDisconnect:

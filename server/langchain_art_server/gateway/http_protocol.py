@@ -11,7 +11,7 @@ import asyncio
 import logging
 import resource
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from langchain_art.errors import EngineUnavailable, InvalidRequest, RequestRefused, RequestTimeout
+from langchain_art_server.gateway.auth import network_of
 from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.telemetry.log_context import request_id_of
 from langchain_art_server.telemetry.metrics import Metrics
@@ -42,8 +43,9 @@ _LINGER_BYTES, _LINGER_RATE = 512 << 20, 64 << 20
 #: Seconds from the end of a deadline to what follows: a process that was stopped (Ctrl-Z, a
 #: debugger, a frozen container) finds its timers over before it has read what came meanwhile.
 _LOOK_AGAIN = 0.05
-#: Of a header, with its first line; its number of fields, trailers included; and requests that a
-#: connection may send ahead of their answers.
+#: Bytes of a header with its first line, and of what comes between two bytes of a body and after
+#: its last one; fields of a header, trailers included; and requests that a connection may send
+#: ahead of their answers.
 MAX_HEADER_BYTES, MAX_FIELDS, MAX_AHEAD = 64 << 10, 128, 16
 MAX_CONNECTIONS = 4096
 #: Open files that are left to the store, the engines and the adapters.
@@ -132,11 +134,13 @@ class DeadlineHttp(HttpToolsProtocol):
     metrics = Metrics()
     #: When as much as `_LINGER_RATE` allows will have been read.
     _lingering_until = 0.0
+    #: Open connections by the address they come from, the longest open first.
+    _by_address: ClassVar[dict[str, dict[DeadlineHttp, None]]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._part = ""  # of a request that is unfinished: header, body or none
-        self._header_bytes = 0
+        self._without_body = 0  # bytes since the header's first, or since the last of a body
         self._deadline: _Deadline | None = None
         self._reading: _Deadline | None = None
         self._lingers = False  # the answer is sent, and what still comes is not kept
@@ -149,17 +153,45 @@ class DeadlineHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A peer has connected."""
         super().connection_made(transport)
-        if len(self.connections) > self.limit:
-            problem = f"{self.limit} connections are open, and no more may be."
-            self._say(EngineUnavailable(problem, retry_after=5))
-            self.transport.close()  # at once: of open files there are few
+        self._address = network_of(self.client[0]) if self.client else ""
+        own = self._by_address.setdefault(self._address, {})
+        own[self] = None
+        if len(self.connections) > self.limit and not self._room_beside(len(own)):
+            self._lose()
         else:
             self._within(HEADER_SECONDS)
+
+    def _room_beside(self, own: int) -> bool:
+        """Close a connection of the address that has most; False: it is this one, or all work."""
+        most = max(self._by_address.values(), key=len)
+        if len(most) <= own or (one := next((c for c in most if c.is_idle()), None)) is None:
+            return False
+        del most[one]
+        one._lose()
+        return True
+
+    def is_idle(self) -> bool:
+        """True while no whole request is answered: it waits for one, or for the rest of one."""
+        return self._lingers or self._part == "body" or self._answers_nothing()
+
+    def _lose(self) -> None:
+        """Close at once, since open files are few. Only a peer that asked something is told why."""
+        if self._lingers:
+            self.transport.abort()
+            return
+        if self._part or not self.headers:
+            problem = f"{self.limit} connections are open, and no more may be. Keep fewer open."
+            self._say(EngineUnavailable(problem, retry_after=5))
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed, by whom ever."""
         self._in_time()
         self.resume_writing()
+        own = self._by_address.get(self._address, {})
+        own.pop(self, None)
+        if not own:
+            self._by_address.pop(self._address, None)
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -228,13 +260,14 @@ class DeadlineHttp(HttpToolsProtocol):
             self.flow.pause_reading()  # until an answer before it is whole
             return
         self._unset_keepalive_if_required()
+        self._without_body += len(data)
         self._feed(data)
         if self._part == "body" and self._answers_nothing():
             self._not_kept(len(data))
         if self._refusal is not None:
             return
         if self._part:
-            self._unfinished(len(data))
+            self._unfinished()
         elif self._answers_nothing():
             self._within(HEADER_SECONDS)  # empty lines before a header, which end uvicorn's timer
 
@@ -256,14 +289,18 @@ class DeadlineHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A header begins."""
         super().on_message_begin()
-        self._part, self._header_bytes, self._after_answer = "header", 0, 0
+        self._part, self._without_body, self._after_answer = "header", 0, 0
 
     def on_headers_complete(self) -> None:
         """A header is whole."""
         if len(self.headers) > MAX_FIELDS or len(self.pipeline) >= MAX_AHEAD:
             raise _Refused
-        if self.parser.get_method() == b"CONNECT":
-            raise _Refused
+        version, hosts = self.parser.get_http_version(), sum(n == b"host" for n, _ in self.headers)
+        if version not in {"1.0", "1.1"} or hosts > 1 or (version == "1.1" and not hosts):
+            raise _Refused  # RFC 9112, 3.2
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]) or self.parser.get_method() == b"CONNECT":
+            raise _Refused  # RFC 9112, 6.1: another coding is not undone here
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
@@ -271,6 +308,11 @@ class DeadlineHttp(HttpToolsProtocol):
         self._part = "body"
         is_old = self.scope["http_version"] == "1.0"
         self.cycle.transport = cast("asyncio.Transport", _AnswerWriter(self, is_old))
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body has come."""
+        self._without_body = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request is whole."""
@@ -290,16 +332,14 @@ class DeadlineHttp(HttpToolsProtocol):
         """Answer what cannot be parsed."""
         self._refuse(
             InvalidRequest(
-                f"{msg} Expected HTTP/1.1, with at most {MAX_FIELDS} fields and "
-                f"{MAX_HEADER_BYTES} bytes of header, and at most {MAX_AHEAD} requests that wait "
-                "for their answers."
+                f"{msg} Expected HTTP/1.1, with one field Host, no Transfer-Encoding but chunked, "
+                f"at most {MAX_FIELDS} fields and {MAX_HEADER_BYTES} bytes of header, and at most "
+                f"{MAX_AHEAD} requests that wait for their answers."
             )
         )
 
-    def _unfinished(self, more: int) -> None:
-        self._header_bytes += more
-        too_long = self._part == "header" and self._header_bytes > MAX_HEADER_BYTES
-        if too_long or len(self.headers) > MAX_FIELDS:
+    def _unfinished(self) -> None:
+        if self._without_body > MAX_HEADER_BYTES or len(self.headers) > MAX_FIELDS:
             self.send_400_response("The header is too large.")
         else:
             self._within(HEADER_SECONDS if self._part == "header" else BODY_SECONDS)

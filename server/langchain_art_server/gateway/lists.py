@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from fastapi import Query
@@ -15,8 +15,9 @@ from langchain_art_server.storage.pages import MAX_PAGE, Page
 
 T = TypeVar("T")
 #: Bytes of one client's pages that are read in a second: a page of 8 MiB takes a core a twentieth
-#: of one, so they get a tenth of its time.
-_READ_PER_SECOND = 16 << 20
+#: of one, so they get a tenth of its time. And how often all requests of a client that wait for a
+#: change look for it in a second.
+_READ_PER_SECOND, LOOKS_PER_SECOND = 16 << 20, 200
 
 
 class ListOf(BaseModel, Generic[T]):
@@ -44,24 +45,39 @@ class PageOf(ListOf[T]):
         )
 
 
-class PageTurns:
-    """The pages of one client are read one after the other, and not too many bytes in a second."""
+class Turns(Generic[T]):
+    """Reads of one client are made one after the other, and not too many in a second.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: from the beginning of a read that gave this to that of the client's next one.
+    """
+
+    def __init__(self, seconds: Callable[[T], float]) -> None:
+        self._seconds = seconds
         self._reading = WeakValueDictionary[str, asyncio.Lock]()
-        #: By client: when its next page is read.
+        #: By client: when its next read begins.
         self._free_at: dict[str, float] = {}
 
-    async def take(self, client: str, read: Callable[[], Awaitable[Page[bytes]]]) -> Page[bytes]:
-        """The page that `read` gives, when it is the client's turn."""
+    async def take(self, client: str, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` gives, when it is the client's turn."""
         clock = asyncio.get_running_loop().time
         lock = self._reading.setdefault(client, asyncio.Lock())
         async with lock:
             await asyncio.sleep(self._free_at.get(client, 0.0) - clock())
             self._free_at = {one: at for one, at in self._free_at.items() if at > clock()}
-            begun, page = clock(), await read()
-            self._free_at[client] = begun + sum(map(len, page.items)) / _READ_PER_SECOND
-            return page
+            begun, found = clock(), await read()
+            self._free_at[client] = begun + self._seconds(found)
+            return found
+
+
+def page_turns() -> Turns[Page[bytes]]:
+    """Turns to read pages, by their bytes."""
+    return Turns(lambda page: sum(map(len, page.items)) / _READ_PER_SECOND)
+
+
+def look_turns() -> Turns[Any]:
+    """Turns of requests that wait for a change to look for it: they cost the same, few or many."""
+    return Turns(lambda _found: 1 / LOOKS_PER_SECOND)
 
 
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from langchain_art_server.gateway.auth import CHAT
@@ -57,8 +58,20 @@ def body_docs(kind: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The document of an app whose routes are complete."""
+def document_route(app: FastAPI) -> None:
+    """Add the route of the document, which is made once: it takes some 20 ms of the event loop."""
+    app.openapi = lambda: _document(app)
+    made = list[bytes]()
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def get_document() -> Response:
+        """Get the OpenAPI document of these routes."""
+        if not made:
+            made.append(bytes(JSONResponse(app.openapi()).body))
+        return Response(made[0], media_type="application/json")
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
     if not app.openapi_schema:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schema["paths"][CHAT] = {"post": _CHAT_DOCS | body_docs(ChatBody)}

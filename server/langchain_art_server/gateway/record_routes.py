@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from langchain_art import wire
 from langchain_art_server.gateway.auth import access_of, peer_of
-from langchain_art_server.gateway.lists import After, Limit, PageOf, PageTurns
+from langchain_art_server.gateway.lists import After, Limit, PageOf, page_turns
 from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
@@ -19,7 +19,7 @@ from langchain_art_server.storage.pages import Page
 
 def record_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of trajectories, their groups and rewards."""
-    turns = PageTurns()
+    turns = page_turns()
 
     @app.post("/v1/trajectories", openapi_extra=body_docs(wire.Trajectory))
     async def add_trajectory(request: Request) -> dict[str, Any]:

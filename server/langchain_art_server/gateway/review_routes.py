@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from langchain_art import wire
 from langchain_art.errors import Conflict, InvalidRequest
 from langchain_art_server.gateway.auth import access_of, peer_of
-from langchain_art_server.gateway.lists import Limit, PageOf, PageTurns
+from langchain_art_server.gateway.lists import Limit, PageOf, page_turns
 from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.record_routes import whole
 from langchain_art_server.gateway.refusals import refuse
@@ -34,7 +34,7 @@ _AT_ONCE = 50
 
 def review_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of reviews."""
-    turns = PageTurns()
+    turns = page_turns()
 
     @app.put("/v1/reviews", openapi_extra=body_docs(wire.Reviews))
     async def put_reviews(request: Request) -> wire.ReviewsKept:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
 from langchain_art import wire
 from langchain_art.errors import InvalidRequest
+from langchain_art_server.gateway.auth import peer_of
+from langchain_art_server.gateway.lists import Turns, look_turns
 from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
@@ -19,18 +23,19 @@ from langchain_art_server.storage.rollouts.queue import LOOK_SECONDS
 
 def rollout_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of rollouts."""
-    _workers_routes(app, service)
-    _owners_routes(app, service)
+    looks = look_turns()
+    _workers_routes(app, service, looks)
+    _owners_routes(app, service, looks)
 
 
-def _workers_routes(app: FastAPI, service: Service) -> None:
+def _workers_routes(app: FastAPI, service: Service, looks: Turns[Any]) -> None:
     @app.post("/v1/rollouts/lease", openapi_extra=body_docs(wire.LeaseRequest))
     async def lease_rollouts(request: Request) -> wire.Leases:
         """Lease rollouts to a worker: as many as it has slots free, or its share of what waits.
 
         With `wait`, answers when there are some, or after so many seconds.
         """
-        return await _lease(service, request, await model_of(request, wire.LeaseRequest))
+        return await _lease(service, looks, request, await model_of(request, wire.LeaseRequest))
 
     @app.post("/v1/rollouts/heartbeat", openapi_extra=body_docs(wire.LeasesHeld))
     async def renew_leases(request: Request) -> wire.LeasesLost:
@@ -60,7 +65,7 @@ def _workers_routes(app: FastAPI, service: Service) -> None:
         return {"completed": rollout_id}
 
 
-def _owners_routes(app: FastAPI, service: Service) -> None:
+def _owners_routes(app: FastAPI, service: Service, looks: Turns[Any]) -> None:
     @app.post("/v1/rollouts", openapi_extra=body_docs(wire.RolloutBatch))
     async def put_rollouts(request: Request) -> dict[str, int]:
         """Put rollouts up, for workers to lease. Idempotent by their ids."""
@@ -84,7 +89,7 @@ def _owners_routes(app: FastAPI, service: Service) -> None:
         `limit` rollouts and, but for its first one, 8 MiB.
         """
         asked = await model_of(request, wire.TakeRequest)
-        finished, status = await _take(service, request, batch, asked)
+        finished, status = await _take(service, looks, request, batch, asked)
         whole = b'{"finished":[' + b",".join(finished) + b'],"status":' + status + b"}"
         return Response(whole, media_type="application/json")
 
@@ -95,12 +100,14 @@ def _owners_routes(app: FastAPI, service: Service) -> None:
         return {"deleted": batch}
 
 
-async def _lease(service: Service, request: Request, asked: wire.LeaseRequest) -> wire.Leases:
+async def _lease(
+    service: Service, looks: Turns[Any], request: Request, asked: wire.LeaseRequest
+) -> wire.Leases:
     """Leases, as soon as there are some, or after the seconds that were asked for."""
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
     while True:
         change = queue.work.next()
-        found = await queue.lease(asked)
+        found = await looks.take(peer_of(request.scope), lambda: queue.lease(asked))
         if found.leases or found.lost or not asked.free:
             return found
         is_due = False
@@ -108,24 +115,33 @@ async def _lease(service: Service, request: Request, asked: wire.LeaseRequest) -
             left = deadline - time.monotonic()
             if left <= 0 or service.is_stopping():
                 return found
-            changed = await wait_for(change, min(left, LOOK_SECONDS))
-            is_due = changed or await queue.is_due(asked.rollout)
+            await wait_for(change, min(left, LOOK_SECONDS))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    is_due = await looks.take(
+                        peer_of(request.scope), lambda: queue.is_due(asked.rollout)
+                    )
             if await request.is_disconnected():  # one that has gone is given nothing
                 return found
 
 
 async def _take(
-    service: Service, request: Request, batch: str, asked: wire.TakeRequest
+    service: Service, looks: Turns[Any], request: Request, batch: str, asked: wire.TakeRequest
 ) -> tuple[list[bytes], bytes]:
     """Finished rollouts as JSON, as soon as there are some, and the status of the batch."""
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
-    while True:
-        left = max(0.0, deadline - time.monotonic())
-        some = asked.model_copy(update={"wait": min(left, LOOK_SECONDS)})
-        found = await queue.take(batch, some)
-        over = time.monotonic() >= deadline or await request.is_disconnected()
-        if found[0] or over or service.is_stopping():
-            return found
+    peer = peer_of(request.scope)
+    change = queue.ends.next()
+    found = await looks.take(peer, lambda: queue.take(batch, asked))
+    while not (found[0] or service.is_stopping() or await request.is_disconnected()):
+        if (left := deadline - time.monotonic()) <= 0:
+            break
+        await wait_for(change, min(left, LOOK_SECONDS))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline - time.monotonic()):
+                change = queue.ends.next()
+                found = await looks.take(peer, lambda: queue.finished(batch, asked.limit))
+    return found
 
 
 async def _assembled(

@@ -62,7 +62,7 @@ async def three_steps(learner: PeftLearner, where: Path, reference: Path) -> lis
 async def test_files_of_their_own_make_the_same_versions_to_the_bit(
     shard: bool, tiny: str, tmp_path: Path
 ) -> None:
-    near, (there, placed) = ranked(tiny, 3, shard=shard), far(tiny, 3, shard=shard)
+    near, (there, placed) = ranked(tiny, shard=shard), far(tiny, shard=shard)
     reference = folder(tmp_path, "reference")
     found: list[list[object]] = []
     for learner in (near, there):

@@ -34,6 +34,7 @@ from tests.support.learner_cases import (
     shake,
     worst_error,
 )
+from tests.support.soak import count
 
 PLAIN = TrainConfig(
     loss=ClippedRatio(importance_sampling=None, dual_clip=None),
@@ -166,8 +167,9 @@ def double_core(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Le
     return core, shake(fresh(core, tmp_path_factory.mktemp("double")))
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("exact")
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=count(30, 300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rows=forests(),
     budget=st.sampled_from([4, 12, 40, 1000]),

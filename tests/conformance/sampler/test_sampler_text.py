@@ -11,7 +11,7 @@ import torch
 from langchain_art_server.backends.base import ChatReply, ChatRequest
 from langchain_art_server.backends.embedded.token_sampler import SampledTokens
 from langchain_art_server.backends.ipc.channel import EngineCall
-from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask, tokenizer
+from tests.support.tiny_models import WEATHER, LocalSampler, ask, tokenizer
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 
@@ -149,29 +149,6 @@ def test_siblings_with_the_same_rendered_reply_keep_their_own_tokens(
 # --- tool calls -------------------------------------------------------------------------------
 
 
-def test_parallel_tool_calls_are_parsed(sampler: LocalSampler, say: Say) -> None:
-    second = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
-    say([*ids(f"the mail\n{CALL}\n{second}"), 2])
-    (reply,) = sampler.chat(ask(tools=[WEATHER, CLOCK], max_tokens=300))
-    assert reply.finish_reason == "tool_calls"
-    assert reply.content == "the mail"
-    functions = [call["function"] for call in reply.tool_calls]
-    assert functions == [
-        {"name": "weather", "arguments": '{"city": "Paris", "days": 2}'},
-        {"name": "clock", "arguments": "{}"},
-    ]
-    names = [call["id"] for call in reply.tool_calls]
-    assert len(set(names)) == 2
-    assert all(name.startswith("call_") and len(name) == 37 for name in names)
-
-
-def test_a_malformed_call_stays_text(sampler: LocalSampler, say: Say) -> None:
-    broken = '<tool_call>\n{"name": "weather", "arguments": {\n</tool_call>'
-    say([*ids(broken), 2])
-    (reply,) = sampler.chat(ask(tools=[WEATHER], max_tokens=100))
-    assert (reply.content, reply.tool_calls, reply.finish_reason) == (broken, [], "stop")
-
-
 @pytest.mark.parametrize("options", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
 def test_without_tools_to_call_a_call_is_text(
     sampler: LocalSampler, say: Say, options: dict[str, Any]
@@ -202,14 +179,6 @@ def test_a_stop_string_ends_the_reply_and_all_its_tokens_are_kept(
     assert reply.finish_reason == "stop"
     assert reply.token_ids == script[: len("the mail o")]
     assert reply.excluded_because is None
-
-
-def test_what_looks_like_a_stop_string_is_given_out_in_the_end(
-    sampler: LocalSampler, say: Say
-) -> None:
-    say([*letters("the mai"), 2])
-    (reply,) = sampler.chat(ask(stop=("mail",), max_tokens=50))
-    assert reply.content == "the mai"
 
 
 def streamed(sampler: LocalSampler, call: EngineCall) -> tuple[str, list[Any]]:

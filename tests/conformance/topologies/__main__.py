@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.topologies import table
+from tests.support import soak
 
 
 class Proofs:
@@ -24,6 +26,7 @@ class Proofs:
 
 
 if __name__ == "__main__":
+    os.environ[soak.VARIABLE] = "1"  # every mode
     # It loads the topologies. With `-n`, other processes run them, and this one writes the page.
     importlib.import_module(f"{__package__}.test_topologies")
     proofs = Proofs()

@@ -1,4 +1,8 @@
-"""Every topology in every mode keeps the five promises (`checks`), and the docs say so."""
+"""Every topology in every mode keeps the five promises (`checks`), and the docs say so.
+
+``make test`` runs two modes of each, a synchronous and an asynchronous one, one of them streamed;
+``make soak`` and ``python -m tests.conformance.topologies`` run all.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,22 @@ from tests.conformance.topologies import table
 from tests.conformance.topologies.journal import JournalWitness, served_by
 from tests.conformance.topologies.rows import each_token_once
 from tests.support.live_server import REPO, RuleServer
+from tests.support.soak import count
 
 load_cases()
 importlib.import_module(f"{__package__}.cases_remote")
+
+ALL = [(case, mode) for case in TOPOLOGIES.values() for mode in case.modes]
+#: Two modes of each topology; of one with four, by its number.
+HALVES: tuple[tuple[Mode, Mode], ...] = (("ainvoke", "stream"), ("invoke", "astream"))
+PART = [
+    (case, mode)
+    for number, case in enumerate(TOPOLOGIES.values())
+    for mode in (HALVES[number % 2] if len(case.modes) == 4 else case.modes)
+]
+REST = [pair for pair in ALL if pair not in PART]
+LAST = {case.name: mode for case, mode in PART}
+"""The mode in which it is also trained."""
 
 
 @pytest.fixture(scope="session")
@@ -34,38 +51,48 @@ def witness(rule_server: RuleServer) -> JournalWitness:
     return JournalWitness(rule_server)
 
 
-@pytest.mark.parametrize(
-    ("case", "mode"),
-    [
-        pytest.param(case, mode, id=f"{case.name}-{mode}")
-        for case in TOPOLOGIES.values()
-        for mode in case.modes
-    ],
-)
-def test_topology(
-    case: Topology,
-    mode: Mode,
+@pytest.fixture
+def prove(
     rule_server: RuleServer,
     client: ArtClient,
     witness: JournalWitness,
     record_property: Callable[[str, object], None],
-) -> None:
+) -> Callable[[Topology, Mode], None]:
+    """Runs a topology in one mode, and checks every promise."""
     served = served_by(rule_server)
-    run = perform(case, mode, served, witness, client, number=1)
-    checks.captured(run)
-    record_property("proved", (case.name, "captured"))
-    checks.exact_tokens(run)
-    record_property("proved", (case.name, "exact tokens"))
-    rows = each_token_once(run)
-    checks.audited(run, rule_server.policy)
-    assert client.audit(run.trajectory.id, rule_server.policy).rows == len(rows)
-    record_property("proved", (case.name, "each token once"))
-    checks.judged(run)
-    record_property("proved", (case.name, "judged"))
-    if mode == case.modes[-1]:
-        other = perform(case, mode, served, witness, client)
-        checks.trained(other, run, rule_server.policy)
-        record_property("proved", (case.name, "trained"))
+
+    def run_and_check(case: Topology, mode: Mode) -> None:
+        run = perform(case, mode, served, witness, client, number=1)
+        checks.captured(run)
+        record_property("proved", (case.name, "captured"))
+        checks.exact_tokens(run)
+        record_property("proved", (case.name, "exact tokens"))
+        rows = each_token_once(run)
+        checks.audited(run, rule_server.policy)
+        assert client.audit(run.trajectory.id, rule_server.policy).rows == len(rows)
+        record_property("proved", (case.name, "each token once"))
+        checks.judged(run)
+        record_property("proved", (case.name, "judged"))
+        if mode == LAST[case.name]:
+            other = perform(case, mode, served, witness, client)
+            checks.trained(other, run, rule_server.policy)
+            record_property("proved", (case.name, "trained"))
+
+    return run_and_check
+
+
+@pytest.mark.parametrize(
+    ("case", "mode"), [pytest.param(case, mode, id=f"{case.name}-{mode}") for case, mode in PART]
+)
+def test_topology(case: Topology, mode: Mode, prove: Callable[[Topology, Mode], None]) -> None:
+    prove(case, mode)
+
+
+@pytest.mark.soak("C1", len(REST), "topologies in a further mode")
+@pytest.mark.timeout(count(300, 3600))
+def test_the_other_modes(prove: Callable[[Topology, Mode], None]) -> None:
+    for case, mode in REST[: count(1, len(REST))]:
+        prove(case, mode)
 
 
 def test_the_page_is_of_this_suite() -> None:

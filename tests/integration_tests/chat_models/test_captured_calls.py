@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -73,21 +72,6 @@ def test_turns_and_tags_agree(art_server: Any, model: ChatART) -> None:
     assert run.turns[3].extends == 2
 
 
-async def test_turns_and_tags_agree_asynchronously(art_server: Any, model: ChatART) -> None:
-    async def say(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"])]}
-
-    async def stream(state: MessagesState) -> Any:
-        chunks = [chunk async for chunk in model.astream(state["messages"])]
-        return {"messages": [sum(chunks[1:], chunks[0])]}
-
-    graph = graph_of(say=say, stream=stream).compile()
-    async with capture() as run:
-        await graph.ainvoke(ASK)
-        [part async for part in graph.astream(ASK, stream_mode="messages")]
-    check(art_server, run, of=4)
-
-
 class Wrapper(BaseChatModel):
     """Asks another chat model by `invoke`."""
 
@@ -118,34 +102,3 @@ def test_a_config_handler_tags_all_paths(art_server: Any, model: ChatART) -> Non
     model.invoke("x", config)
     list(model.stream("y", config))
     check(art_server, handler.run, of=4)
-
-
-def test_a_models_own_handler_is_heard_in_raw_threads(art_server: Any, model: ChatART) -> None:
-    handler = CaptureHandler()
-    own = model.model_copy(update={"callbacks": [handler]})
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda word: own.invoke(word), "ab"))
-        list(pool.map(lambda word: list(own.stream(word)), "cd"))
-        untold = pool.submit(model.invoke, "e").result()
-    check(art_server, handler.run, of=4)
-    turn = Turn(call_id=untold.response_metadata["call_id"])
-    assert not tags_of(art_server, turn).get("trajectory_id")
-
-
-def test_the_innermost_scope_tags(art_server: Any, model: ChatART) -> None:
-    with capture() as outer:
-        with capture() as inner:
-            graph_of(a=node(model)).compile().invoke(ASK)
-        graph_of(a=node(model)).compile().invoke(ASK)
-    assert tags_of(art_server, outer.turns[0])["trajectory_id"] == inner.id
-    assert tags_of(art_server, outer.turns[1])["trajectory_id"] == outer.id
-    assert outer.turns[0].call_id == inner.turns[0].call_id
-
-
-def test_a_stream_closed_early_keeps_its_call_id(art_server: Any, model: ChatART) -> None:
-    with capture() as run:
-        stream = model.stream("hi")
-        next(stream)
-        stream.close()
-    assert run.turns[0].call_id is not None
-    assert run.turns[0].excluded_because == "error"

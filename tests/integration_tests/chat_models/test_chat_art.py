@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any, TypedDict
+from typing import Any
 
 import openai
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, InvalidToolCall
-from langchain_core.runnables import RunnableLambda
-from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from langchain_art import ChatART, capture
@@ -55,10 +52,6 @@ def check_reply(server: Any, message: AIMessage) -> None:
 # ---- four paths
 
 
-def test_invoke(art_server: Any) -> None:
-    check_reply(art_server, model_of(art_server).invoke("hi"))
-
-
 def test_stream(art_server: Any) -> None:
     chunks = list(model_of(art_server).stream("hi"))
     named = [chunk for chunk in chunks if "call_id" in chunk.response_metadata]
@@ -82,36 +75,12 @@ def test_v3_events_keep_the_call_id(art_server: Any) -> None:
     assert recorded(art_server, message)["token_ids"]
 
 
-def test_batch_gives_each_call_its_own_id(art_server: Any) -> None:
-    replies = model_of(art_server).batch(["a", "b", "c"])
-    assert len({reply.response_metadata["call_id"] for reply in replies}) == 3
-
-
-def test_several_choices_have_an_id_each(art_server: Any) -> None:
-    result = model_of(art_server, n=3).generate([[HumanMessage("hi")]])
-    ids = [g.message.response_metadata["call_id"] for g in result.generations[0]]
-    assert ids == [ids[0], f"{ids[0]}:1", f"{ids[0]}:2"]
-    for generation in result.generations[0]:
-        assert recorded(art_server, generation.message)["token_ids"]
-
-
 def test_a_closed_stream_harms_nothing(art_server: Any) -> None:
     model = model_of(art_server)
     stream = model.stream("hi")
     next(stream)
     stream.close()
     check_reply(art_server, model.invoke("hi"))
-
-
-def test_repeated_event_loops(art_server: Any) -> None:
-    model = model_of(art_server)
-
-    async def both() -> None:
-        await model.ainvoke("hi")
-        await merged(model.astream("hi"))
-
-    for _ in range(4):
-        asyncio.run(both())
 
 
 async def test_closing_one_models_client_leaves_the_others(art_server: Any) -> None:
@@ -123,40 +92,6 @@ async def test_closing_one_models_client_leaves_the_others(art_server: Any) -> N
 
 
 # ---- tools, structured output
-
-
-class Answer(BaseModel):
-    """An answer."""
-
-    right: bool
-
-
-class TypedAnswer(TypedDict):
-    """An answer."""
-
-    right: bool
-
-
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_structured_output(art_server: Any, method: Any) -> None:
-    model = model_of(art_server, max_tokens=64)
-    assert isinstance(model.with_structured_output(Answer, method=method).invoke("?"), Answer)
-    typed = model.with_structured_output(TypedAnswer, method=method).invoke("?")
-    assert isinstance(typed, dict)
-    assert isinstance(typed["right"], bool)
-
-
-async def test_structured_output_streams(art_server: Any) -> None:
-    chain = model_of(art_server, max_tokens=64).with_structured_output(Answer)
-    parts = [part async for part in chain.astream("?")]
-    assert isinstance(parts[-1], Answer)
-
-
-def test_json_mode_and_raw(art_server: Any) -> None:
-    chain = model_of(art_server, max_tokens=200).with_structured_output(
-        None, method="json_mode", include_raw=True
-    )
-    assert set(chain.invoke("?")) >= {"raw", "parsed", "parsing_error"}
 
 
 class Tree(BaseModel):
@@ -191,17 +126,6 @@ def test_a_cut_off_reply_is_kept(art_server: Any) -> None:
     assert out["parsing_error"] is not None
     assert out["raw"].response_metadata["finish_reason"] == "length"
     assert run.turns[0].call_id == out["raw"].response_metadata["call_id"]
-
-
-def test_forced_tool_call(art_server: Any) -> None:
-    model = model_of(art_server, max_tokens=64).bind_tools([Answer], tool_choice="Answer")
-    reply = model.invoke("?")
-    assert [call["name"] for call in reply.tool_calls] == ["Answer"]
-    streamed = None
-    for chunk in model.stream("?"):
-        streamed = chunk if streamed is None else streamed + chunk
-    assert streamed is not None
-    assert [call["name"] for call in streamed.tool_calls] == ["Answer"]
 
 
 # ---- what is sent
@@ -282,29 +206,6 @@ def test_counts_tokens_without_a_download() -> None:
 # ---- tags
 
 
-def node_of(model: ChatART) -> Any:
-    def say(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [model.invoke(state["messages"])]}
-
-    return StateGraph(MessagesState).add_node("say", say).add_edge(START, "say").compile()
-
-
-def test_tags_of_a_graph_without_capture(art_server: Any) -> None:
-    graph = node_of(model_of(art_server))
-    out = graph.invoke({"messages": ["hi"]}, {"configurable": {"thread_id": "t-1"}})
-    tags = known(recorded(art_server, out["messages"][-1])["tags"])
-    assert tags["node"] == "say"
-    assert tags["path"] == ["say"]
-    assert tags["step"] == 1
-    assert tags["thread"] == "t-1"
-    assert tags["namespace"].startswith("say:")
-    assert "trajectory_id" not in tags
-
-
-def test_no_tags_outside_of_everything(art_server: Any) -> None:
-    assert known(recorded(art_server, model_of(art_server).invoke("hi"))["tags"]) == {}
-
-
 async def test_tags_in_a_scope_on_all_paths(art_server: Any) -> None:
     model = model_of(art_server)
     with capture(scenario="q", id="run-1") as run:
@@ -330,11 +231,6 @@ def test_a_users_own_tags_win(art_server: Any) -> None:
     assert tags == {"trajectory_id": "run-2", "node": "mine"}
 
 
-def test_plain_runnables_around_the_model_do_no_harm(art_server: Any) -> None:
-    chain = RunnableLambda(lambda x: x) | model_of(art_server)
-    assert known(recorded(art_server, chain.invoke("hi"))["tags"]) == {}
-
-
 # ---- errors
 
 
@@ -349,24 +245,3 @@ def test_the_servers_errors_come_through(art_server: Any) -> None:
     assert turn.excluded_because == "error"
     assert turn.error is not None
     assert turn.reply is None
-
-
-def test_fallbacks_and_retries_work(art_server: Any) -> None:
-    broken = model_of(art_server).model_copy(update={"model_name": "no-such-model"})
-    with capture() as run:
-        broken.with_fallbacks([model_of(art_server)]).invoke("hi")
-    assert [turn.excluded_because for turn in run.turns] == ["error", None]
-    with pytest.raises(openai.NotFoundError):
-        broken.with_retry(stop_after_attempt=2, wait_exponential_jitter=False).invoke("hi")
-
-
-def test_no_server() -> None:
-    with pytest.raises(openai.APIConnectionError):
-        ChatART(model="m", base_url="http://127.0.0.1:9/v1", max_retries=0).invoke("hi")
-
-
-def test_graph_ends(art_server: Any) -> None:
-    graph = StateGraph(MessagesState)
-    graph.add_node("say", lambda s: {"messages": [model_of(art_server).invoke(s["messages"])]})
-    graph.add_edge(START, "say").add_edge("say", END)
-    assert graph.compile().invoke({"messages": ["hi"]})["messages"][-1].type == "ai"

@@ -137,14 +137,6 @@ class Heard(BaseCallbackHandler):
         self.runs.append((kwargs["name"], kwargs["tags"], kwargs["metadata"]["mine"]))
 
 
-def test_with_config(art_server: Any, ask: Ask) -> None:
-    heard = Heard()
-    config = {"callbacks": [heard], "tags": ["t"], "metadata": {"mine": 1}, "run_name": "named"}
-    model = model_of(art_server).with_config(**config)  # type: ignore[arg-type]
-    assert ask(model).response_metadata["call_id"]
-    assert heard.runs == [("named", ["t"], 1)]
-
-
 def test_configurable_fields(art_server: Any, ask: Ask) -> None:
     model = model_of(art_server).configurable_fields(
         temperature=ConfigurableField(id="temperature"), model_name=ConfigurableField(id="model")

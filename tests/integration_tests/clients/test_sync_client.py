@@ -40,7 +40,7 @@ from langchain_art.errors import (
     ServerUnreachable,
     UnknownModel,
 )
-from langchain_art.wire import JobEvent, PolicyStatus, TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire import JobEvent, PolicyStatus
 from langchain_art.wire.base_urls import split_base_url
 from tests.support.live_server import LiveServer, free_port
 
@@ -388,13 +388,6 @@ def test_an_archive_that_grows_or_names_no_file_is_refused(tmp_path: Path, packe
 # --- against the real server ------------------------------------------------------------------
 
 
-def group(*rewards: float, name: str) -> TrajectoryGroup:
-    runs = tuple(
-        Trajectory(id=f"{name}-{i}", scenario=name, reward=r) for i, r in enumerate(rewards)
-    )
-    return TrajectoryGroup(id=name, trajectories=runs)
-
-
 def test_policies_and_checkpoints_of_a_real_server(art_server: LiveServer, tmp_path: Path) -> None:
     with ArtClient(art_server.base_url, art_server.api_key) as client:
         client.ready(30)
@@ -413,32 +406,6 @@ def test_policies_and_checkpoints_of_a_real_server(art_server: LiveServer, tmp_p
             client.policy("nobody")
         path = client.download_adapter("client-test", 0, tmp_path / "adapter")
         assert (path / "adapter_model.safetensors").stat().st_size > 0
-
-
-def test_posting_again_is_posting_once(art_server: LiveServer) -> None:
-    groups = [group(0.0, 1.0, name="again")]
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
-        assert client.post_groups(groups) == 2
-        assert client.post_groups(groups) == 0
-        assert not client.post_trajectory(groups[0].trajectories[0])
-        with pytest.raises(Conflict):
-            client.post_trajectory(Trajectory(id="again-0", scenario="another"))
-        assert client.trajectory("again-1").reward == 1.0
-        assert client.reward("again-1", 0.5).reward == 0.5
-        assert [t.id for t in client.trajectories(5, "again")] == ["again-1", "again-0"]
-
-
-def test_one_key_is_one_job(art_server: LiveServer) -> None:
-    groups = [group(0.0, 1.0, name="keyed")]
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
-        job = client.train(groups, art_server.policy, key="keyed:1")
-        assert client.train(groups, art_server.policy, key="keyed:1").id == job.id
-        with pytest.raises(Conflict):
-            client.train(groups, art_server.policy, TrainConfig(learning_rate=1e-3), key="keyed:1")
-        result = client.wait(job)
-        assert result.excluded, "runs without calls cannot be trained on, and that is said"
-        assert job.id in {known.id for known in client.jobs(art_server.policy)}
-        assert client.job(job.id).state == "succeeded"
 
 
 async def test_async_client_talks_to_the_real_server(art_server: LiveServer) -> None:

@@ -13,15 +13,14 @@ import pytest
 from examples.codenames import build_base_model, compare
 from examples.codenames.agent import SPYMASTER_PROMPT
 from examples.codenames.environment import boards
-from examples.codenames.evaluate import main
 from examples.codenames.train import BASE_MODEL, DEMO, make_rollout
 from examples.codenames.words import KIND_OF
+from examples.support import tiny_model
 from tests.support.examples import (
     HostedModel,
     evaluation,
     require_same_base,
     server_of,
-    settings_of,
     short_fit,
 )
 
@@ -39,7 +38,7 @@ def test_a_short_fit_trains_each_role_on_its_own_calls(tmp_path: Path) -> None:
                 nodes = step["results"][role]["nodes"]
                 assert nodes[role]["calls"] > 0 and not nodes[other]["calls"], nodes
         mixed = ["spymaster@2", "guesser@0", "--n", "8", "--base-url", server.base_url]
-        said = evaluation(main, *mixed)
+        said = evaluation(DEMO, *mixed)
         assert re.search(r"spymaster@2 \+ guesser@0: [01]\.\d+ ± 0\.\d+ \(n=8\)", said)
         assert "good_clues: " in said and "assassin_met: " in said
 
@@ -91,11 +90,7 @@ async def test_the_program_runs_on_hosted_models() -> None:
         }
 
 
-def test_the_settings_for_a_card_are_accepted() -> None:
-    assert settings_of("codenames").policies == DEMO.policies
-
-
 @pytest.mark.slow
 def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
-    build_base_model.main(["--smoke", "--out", str(tmp_path)])
+    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
     require_same_base(tmp_path, BASE_MODEL)

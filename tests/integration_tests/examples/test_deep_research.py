@@ -9,9 +9,8 @@ import pytest
 
 from examples.deep_research.agent import PLAN, READ, build_agent
 from examples.deep_research.environment import make_world, reward
-from examples.deep_research.evaluate import main as evaluate
 from examples.deep_research.train import DEMO
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -22,7 +21,7 @@ def test_all_three_nodes_are_trained_and_measured(tmp_path: Path) -> None:
         assert found["measures"]["plan"]["after"]["n"] == 16
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("plan", "search/read", "write"))
-        said = evaluation(evaluate, "research-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "research-agent@1", "--base-url", server.base_url, "--n", "8")
         assert "research-agent@1: " in said and "plan: " in said
 
 
@@ -44,8 +43,3 @@ async def test_it_runs_unchanged_on_a_hosted_model() -> None:
         state = await build_agent(hosted.chat).ainvoke(asked, context=world.corpus)
     assert reward(scenario, state["report"]) == 1.0
     assert len(hosted.requests) == len(facts) + 2
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("deep_research")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from examples.documentation.agent import build_agent
-from examples.documentation.train import DEMO
-from tests.support.examples import HostedModel, settings_of
+from tests.support.examples import HostedModel
 
 
 async def test_the_agent_runs_on_a_hosted_model() -> None:
@@ -31,7 +30,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
     for before, after in pairwise(told):
         assert after[: len(before)] == before
     assert "width=70" in told[-1][-1]["content"]
-
-
-def test_its_settings_are_of_a_server() -> None:
-    assert settings_of("documentation").policies == DEMO.policies

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from examples.email_assistant.agent import SYSTEM_PROMPT
-from examples.email_assistant.evaluate import main
 from examples.email_assistant.mailbox import scenarios
 from examples.email_assistant.train import DEMO, WEIGHTS, build_fit, criteria, make_rollout
 from examples.support.demo import Setup
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 KINDS = {"success, newest", "success, oldest", "success, sender"}
 
@@ -36,7 +35,7 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         parts = {f"criteria/{name}" for name in WEIGHTS}
         assert train and all({"criteria", *parts} <= {*run.scores} for run in train)
         assert all(run.reward in (0.0, 1.0) for run in runs if run not in train)
-        said = evaluation(main, "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "--base-url", server.base_url, "--n", "8")
         assert re.search(r"email-assistant@\d+: [01]\.\d+ ± ", said) and "success, " in said
 
 
@@ -68,7 +67,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         for scenario in scenarios("test", 6, 0):
             run = await rollout(scenario)
             assert (run.reward, run.scores[f"success, {scenario.kind}"]) == (1.0, 1.0)
-
-
-def test_the_settings_for_a_card_are_accepted() -> None:
-    assert settings_of("email_assistant").policies == DEMO.policies

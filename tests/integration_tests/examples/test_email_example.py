@@ -10,6 +10,7 @@ import pytest
 from examples.email_search import build_base_model
 from examples.email_search.inbox import MailStore, build
 from examples.email_search.train import BASE_MODEL, make_rollout
+from examples.support import tiny_model
 from examples.support.control import shuffled
 from examples.support.demo import summary
 from examples.support.mail_words import split_pairs
@@ -59,7 +60,7 @@ def fit(
         concurrency=128,
         config=TrainConfig(
             learning_rate=3e-3,
-            schedule=LRSchedule(warmup_steps=2, decay_steps=steps),
+            schedule=LRSchedule(warmup_steps=2, decay_steps=5),
             optimizer_steps=4,
             tokens_per_microbatch=4096,
         ),
@@ -87,7 +88,7 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
     for control in (False, True):
         folder = tmp_path / str(control)
         folder.mkdir()
-        found = fit(art_server, folder, f"agent-{control}".lower(), 4 if control else 5, control)
+        found = fit(art_server, folder, f"agent-{control}".lower(), 2 if control else 5, control)
         before, after = found["before"], found["after"]
         assert isinstance(before, dict) and isinstance(after, dict)
         assert before["n"] == after["n"] == 120
@@ -98,7 +99,7 @@ def test_the_agent_learns_from_the_reward_and_not_from_training(
 
 @pytest.mark.slow
 def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
-    build_base_model.main(["--smoke", "--out", str(tmp_path)])
+    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
     require_same_base(tmp_path, BASE_MODEL)
     server = ForkedServer(tmp_path / "data", model=tmp_path).start()
     server.stop()

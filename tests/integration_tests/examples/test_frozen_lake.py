@@ -7,8 +7,7 @@ from typing import Any
 
 from examples.frozen_lake.agent import SYSTEM_PROMPT, build_agent
 from examples.frozen_lake.environment import MAX_MOVES, Walk
-from examples.frozen_lake.train import DEMO
-from tests.support.examples import HostedModel, settings_of
+from tests.support.examples import HostedModel
 
 
 async def test_the_agent_runs_on_a_hosted_model() -> None:
@@ -27,7 +26,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         await build_agent(hosted.chat).ainvoke({"walk": walk})
     assert shown[0] == first and walk.over
     assert 1 < len(shown) <= MAX_MOVES and len(set(shown)) > 1
-
-
-def test_its_settings_are_of_a_server() -> None:
-    assert settings_of("frozen_lake").policies == DEMO.policies

@@ -9,8 +9,8 @@ import pytest
 
 from examples.function_calling.agent import CALLER_PROMPT
 from examples.function_calling.leaderboard import called, grade, questions, solved
-from examples.function_calling.train import DEMO, make_rollout
-from tests.support.examples import HostedModel, settings_of
+from examples.function_calling.train import make_rollout
+from tests.support.examples import HostedModel
 from tests.support.real_models import leaderboard
 
 
@@ -60,7 +60,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         runs = [await rollout(one) for one in asked.values()]
     assert {run.reward for run in runs} == {1.0}
     assert {run.scores["correct"] for run in runs} == {1.0}
-
-
-def test_its_settings_are_of_a_server() -> None:
-    assert settings_of("function_calling").policies == DEMO.policies

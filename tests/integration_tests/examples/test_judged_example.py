@@ -14,9 +14,8 @@ from langchain_core.outputs import ChatResult
 from typer.testing import CliRunner
 
 from examples.email_search.inbox import MailStore, build
-from examples.email_search.scripted_judge import READ_MAIL, ScriptedJudge, verdicts
+from examples.email_search.scripted_judge import ScriptedJudge
 from examples.email_search.train import main, make_rollout, ruler
-from examples.support.scripted_judge import Block, read_runs
 from langchain_art import (
     ChatART,
     LRSchedule,
@@ -28,51 +27,6 @@ from langchain_art import (
 )
 from langchain_art.evaluators import calibrate, own_rewards
 from tests.support.live_server import LiveServer
-
-QUESTION = ("user", 'When is "Falcon audit"?')
-RIGHT = ("result", "From: Ana\nFalcon audit moves from 2 May to 14 March.")
-
-
-def answers(text: str) -> Block:
-    return ("call", f'answer {{"text": "{text}"}}')
-
-
-@pytest.mark.parametrize(
-    ("blocks", "score"),
-    [
-        ([RIGHT, answers("14 March")], 1.0),
-        ([RIGHT, answers("14 March.")], 1.0),
-        ([RIGHT, answers("2 May")], READ_MAIL),
-        ([RIGHT, answers("14 March"), answers("14 March")], READ_MAIL),
-        ([RIGHT], READ_MAIL),
-        ([RIGHT, ("call", 'answer {"text": ')], READ_MAIL),
-        ([answers("14 March")], 1.0),  # another run of the group bears it out
-        ([answers("3 June")], 0.0),
-        ([("result", "Falcon audit photos by 3 June."), answers("3 June")], 0.0),
-        ([("result", "Falcon audits: Raven audit is on 3 June."), answers("3 June")], 0.0),
-        ([("assistant", "Falcon audit is on 3 June."), answers("3 June")], 0.0),
-        ([], 0.0),
-    ],
-)
-def test_the_scripted_judge_follows_its_rule(blocks: list[Block], score: float) -> None:
-    runs = {"us": [QUESTION, *blocks], "it": [QUESTION, RIGHT]}
-    assert verdicts(runs)["us"][0] == score
-
-
-def test_parts_and_notes_of_a_prompt_are_put_together() -> None:
-    page = (
-        "mark k7\n<k7 tools> search(query: string)\n<k7 note n1> a long\nmail\n"
-        '<k7 part p1>\n<k7 user> When is "Falcon audit"?\n<k7 part p2 follows p1>\n<k7 call> x\n'
-        "<k7 run abc follows p2>\n<k7 result = n1>\n<k7 run def follows p1>\n"
-        "<k7 assistant> 1 &lt; 2 &amp; <k8 run>\n<k7 end>\nScore these 2 runs: abc, def."
-    )
-    asked = ("user", 'When is "Falcon audit"?')
-    assert read_runs(page) == {
-        "abc": [asked, ("call", "x"), ("result", "a long\nmail")],
-        "def": [asked, ("assistant", "1 < 2 & <k8 run>")],
-    }
-    with pytest.raises(ValueError, match="begins with its mark"):
-        read_runs("Score these runs.")
 
 
 class Overheard(ScriptedJudge):

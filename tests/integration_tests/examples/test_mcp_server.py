@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 
 from examples.mcp_server import dataset, server
 from examples.mcp_server.agent import answer, build_agent
-from examples.mcp_server.evaluate import main as evaluate
 from examples.mcp_server.session import McpServer
 from examples.mcp_server.train import DEMO, main
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -27,7 +26,7 @@ def test_the_demo_trains_on_the_judge_alone(tmp_path: Path) -> None:
         assert found["excluded"].get("groups.unjudged", 0) == 0
         with ArtClient(server.base_url) as client:
             runs = client.trajectories(1000)
-        said = evaluation(evaluate, "mcp-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "mcp-agent@1", "--base-url", server.base_url, "--n", "8")
         assert "mcp-agent@1: " in said
     judged = {str(run.scenario).split("-")[0]: "judged" in run.metadata for run in runs}
     assert judged == {"train": True, "test": False}
@@ -85,8 +84,3 @@ def test_another_server_takes_real_models(options: list[str], words: str, tmp_pa
     assert done.exit_code == 2
     assert words in " ".join(done.output.replace("│", " ").split())
     assert not (tmp_path / "none").exists()
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("mcp_server")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
+from examples.support import tiny_model
 from examples.temporal_clue import build_base_model
 from examples.temporal_clue.environment import QUESTIONS, puzzles
-from examples.temporal_clue.evaluate import main
 from examples.temporal_clue.train import BASE_MODEL, DEMO, make_rollout
 from tests.support.examples import (
     HostedModel,
     evaluation,
     require_same_base,
     server_of,
-    settings_of,
     short_fit,
 )
 
@@ -28,7 +27,7 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         found = short_fit(DEMO, server.base_url, tmp_path / "out")
         assert set(found["measures"]) == {*QUESTIONS, "all_right"}
         asked = ["detective@1", "--n", "8", "--base-url", server.base_url]
-        assert re.search(r"detective@1: [01]\.\d+ ± 0\.\d+ \(n=8\)", evaluation(main, *asked))
+        assert re.search(r"detective@1: [01]\.\d+ ± 0\.\d+ \(n=8\)", evaluation(DEMO, *asked))
 
 
 def detective(body: dict[str, Any]) -> dict[str, Any]:
@@ -50,11 +49,7 @@ async def test_the_program_runs_on_a_hosted_model() -> None:
     assert all(run.scores["all_right"] == 1.0 for run in runs)
 
 
-def test_the_settings_for_a_card_are_accepted() -> None:
-    assert settings_of("temporal_clue").policies == DEMO.policies
-
-
 @pytest.mark.slow
 def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
-    build_base_model.main(["--smoke", "--out", str(tmp_path)])
+    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
     require_same_base(tmp_path, BASE_MODEL)

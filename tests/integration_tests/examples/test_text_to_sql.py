@@ -9,9 +9,8 @@ import pytest
 
 from examples.text_to_sql.agent import CHECK, RIGHT, WRITE, WRONG, build_agent
 from examples.text_to_sql.environment import Databases, reward
-from examples.text_to_sql.evaluate import main as evaluate
 from examples.text_to_sql.train import DEMO
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -23,7 +22,7 @@ def test_all_three_nodes_are_trained_and_held_out_runs_have_one_reward(tmp_path:
             assert 0 <= found[when]["mean"] <= 1  # rewards of calls would come on top
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("write", "check", "rewrite"))
-        said = evaluation(evaluate, "sql-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "sql-agent@1", "--base-url", server.base_url, "--n", "8")
         assert "sql-agent@1: " in said and "first query right: " in said
 
 
@@ -48,8 +47,3 @@ async def test_it_runs_unchanged_on_a_hosted_model(tmp_path: Path) -> None:
     assert state["queries"] == ["SELECT COUNT(*) FROM nowhere", scenario.gold]
     assert state["approved"] == [False, True]
     assert reward(scenario, databases, state["queries"]) == 1.0
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("text_to_sql")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -9,10 +9,9 @@ import pytest
 
 from examples.tic_tac_toe.agent import SYSTEM_PROMPT, Match, build_agent, points
 from examples.tic_tac_toe.environment import EMPTY, best_moves
-from examples.tic_tac_toe.evaluate import main as evaluate
 from examples.tic_tac_toe.train import DEMO
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -36,7 +35,7 @@ def test_both_sides_learn_and_older_versions_do_not(tmp_path: Path) -> None:
             else:
                 assert run.reward in (0.0, 1.0) and not rewarded
         assert found["excluded"]["calls.frozen"] > 0
-        said = evaluation(evaluate, "tic-tac-toe@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "tic-tac-toe@1", "--base-url", server.base_url, "--n", "8")
         assert "tic-tac-toe@1: " in said and "losses: " in said
 
 
@@ -56,8 +55,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
     with HostedModel(lambda body: {"content": "Good luck!"}) as hosted:
         state = await build_agent(hosted.chat).ainvoke({"board": EMPTY}, context=Match("O"))
         assert state["illegal"] == "O" and points(state)["O"] == 0.0
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("tic_tac_toe")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

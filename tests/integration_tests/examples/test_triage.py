@@ -12,11 +12,10 @@ import pytest
 from examples.email_search.train import BASE_MODEL
 from examples.support.demo import Setup
 from examples.triage.agent import ROUTER_PROMPT, build_agent
-from examples.triage.evaluate import main
 from examples.triage.tickets import DEPARTMENTS, tickets
 from examples.triage.train import DEMO
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -30,7 +29,7 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         assert state["identity"]["config"]["learning_rate"] is None
         assert min(state["learning_rate"].values()) > 0
         asked = ("--base-url", server.base_url, "--n", "8", "--few-shot", "1")
-        assert "triage@" in evaluation(main, *asked)
+        assert "triage@" in evaluation(DEMO, *asked)
         with ArtClient(server.base_url) as client:
             told = [len(one.turns[0].messages) for one in client.trajectories(200)]
         assert told.count(4) == 8 and told.count(2) == len(told) - 8
@@ -50,7 +49,3 @@ async def test_the_agent_runs_on_a_hosted_model(tmp_path: Path) -> None:
         agent = build_agent(hosted.chat, shots)
         found = await agent.ainvoke({"message": "Where is my parcel?"})
         assert found["department"] == "shipping"
-
-
-def test_its_settings_are_of_a_server() -> None:
-    assert settings_of("triage").policies == DEMO.policies

@@ -9,10 +9,9 @@ import pytest
 
 from examples.twenty_forty_eight.agent import SYSTEM_PROMPT, build_agent
 from examples.twenty_forty_eight.environment import PENALTY, TARGET, Game, random_game
-from examples.twenty_forty_eight.evaluate import main as evaluate
 from examples.twenty_forty_eight.train import DEMO
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, settings_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -37,7 +36,7 @@ def test_games_are_played_rewarded_and_trained_on(tmp_path: Path) -> None:
                 against = 0.5 if highest == chance else float(highest > chance)
                 assert run.scores["won_against_random"] == against
                 assert len(run.turns) > 5
-        said = evaluation(evaluate, "--base-url", server.base_url, "--n", "4")
+        said = evaluation(DEMO, "--base-url", server.base_url, "--n", "4")
         assert "2048@1: " in said and "highest_tile: " in said
 
 
@@ -54,8 +53,3 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         await build_agent(hosted.chat).ainvoke({"game": game})
         assert game.is_over and game.illegal == 0
         assert len(hosted.requests) == game.made > 5
-
-
-def test_the_settings_of_a_server_with_a_real_model() -> None:
-    settings = settings_of("twenty_forty_eight")
-    assert settings.policies == DEMO.policies and settings.sampler.kind == "vllm"

@@ -186,16 +186,6 @@ def test_the_stream_helper_gives_schemas_tools_and_logprobs(rules: openai.OpenAI
     assert final.usage.completion_tokens == len(record(rules, final.id)["token_ids"])
 
 
-def test_the_stream_helper_keeps_choices_apart(sdk: openai.OpenAI) -> None:
-    with sdk.chat.completions.stream(
-        model="tiny", messages=ASK, max_tokens=12, n=2, seed=3
-    ) as stream:
-        for _ in stream:
-            final = stream.current_completion_snapshot
-    whole = sdk.chat.completions.create(model="tiny", messages=ASK, max_tokens=12, n=2, seed=3)
-    assert [c.message.content for c in final.choices] == [c.message.content for c in whole.choices]
-
-
 # --- tools ----------------------------------------------------------------------------------------
 
 
@@ -396,17 +386,6 @@ def test_options_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:
     assert ask(http, **nothing, **notes, **same).status_code == 200
 
 
-def test_a_schema_is_kept_to_whether_streamed_or_not(rules: openai.OpenAI) -> None:
-    schema = Answer.model_json_schema() | {"additionalProperties": False}
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "Answer", "schema": schema}}
-    asked: list[Any] = [{"role": "user", "content": "The name is 'Bob', age 7."}]
-    options: dict[str, Any] = {"model": "tiny", "messages": asked, "response_format": wanted}
-    whole = rules.chat.completions.create(**options).choices[0].message.content
-    chunks = rules.chat.completions.create(stream=True, **options)
-    text = "".join(c.choices[0].delta.content or "" for c in chunks)
-    assert json.loads(text) == json.loads(whole or "") == {"name": "Bob", "age": 7}
-
-
 # --- tags and retries -----------------------------------------------------------------------------
 
 
@@ -431,8 +410,3 @@ def test_a_retry_is_counted(http: httpx.Client) -> None:
         headers = {} if sent is None else {"x-stainless-retry-count": sent}
         answer = http.post("/v1/chat/completions", json=body, headers=headers)
         assert http.get(f"/v1/calls/{answer.json()['id']}").json()["retry"] == kept
-
-
-def test_another_method_is_refused(http: httpx.Client) -> None:
-    assert http.get("/v1/chat/completions").status_code == 405
-    assert "post" in http.get("/openapi.json").json()["paths"]["/v1/chat/completions"]

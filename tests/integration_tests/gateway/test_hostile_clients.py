@@ -84,8 +84,8 @@ class Small:
         await asyncio.to_thread(self.read.wait, 10)
         yield b"late"
 
-    def connect(self, timeout: float = 60) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout)
+    def connect(self, timeout: float = 60, host: str = "127.0.0.1") -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout, (host, 0))
 
     def kept(self) -> list[int]:
         """Bytes of the body of each connection's request."""
@@ -275,16 +275,33 @@ def test_a_header_has_a_size(small: Small, header: bytes) -> None:
     assert answer.count(b"200 OK") <= 20 if ahead else answer.startswith(b"HTTP/1.1 400"), answer
 
 
-def test_trailers_are_no_way_around_it(small: Small) -> None:
+@pytest.mark.parametrize("piece", [b"A: b\r\n" * 100, b"A: " + b"b" * 700], ids=["many", "long"])
+@pytest.mark.parametrize("before", [b"0\r\n", b"1\r\n1\r\n0\r\n", b"1;a=", b"1\r\n1\r\n1;"])
+def test_trailers_and_chunk_extensions_have_a_size(
+    small: Small, before: bytes, piece: bytes
+) -> None:
     connection = small.connect()
     head = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n1\r\n1\r\n0\r\n")
+    connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + before)
     sent = 0
+    # The name of a field goes on for as long as no line ends, and so does an extension.
+    piece = piece if before.endswith(b"0\r\n") else piece.replace(b"\r\n", b"")
     while not select.select([connection], [], [], 0.001)[0]:
-        connection.sendall(b"A: b\r\n" * 100)
-        sent += 100
-    assert sent < 20_000
+        connection.sendall(piece)
+        sent += len(piece)
+        piece = piece.removeprefix(b"A: ") if len(piece) == 703 else piece
+    assert sent < 2 << 20
     assert b"HTTP/1.1 400" in whole(connection)
+
+
+def test_a_body_of_tiny_chunks_is_a_body(small: Small) -> None:
+    """Its framing is five times its bytes, and has no limit of its own."""
+    one = small.connect()
+    head = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    one.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n1\r\n" * 40_000)
+    one.sendall(b"0\r\nA: b\r\n\r\n" + GET + b"Connection: close\r\n\r\n")
+    first, second = whole(one).split(b"HTTP/1.1 200")[1:]
+    assert first.endswith(b"40000") and second.endswith(b"0")
 
 
 REFUSED = (POST % (4 << 20)).replace(b"/json", b"/pdf")  # by its header
@@ -324,6 +341,56 @@ def test_who_is_refused_does_not_send_for_ever(
         while True:
             slow.sendall(b" ")
             time.sleep(0.1)
+
+
+def is_served(connection: socket.socket) -> bool:
+    """False if the server has closed it, at once or with a refusal."""
+    try:
+        connection.sendall(GET + b"\r\n")
+        answer = connection.recv(4096)
+    except ConnectionError:
+        return False
+    assert not answer or answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 503")), answer
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", GET, POST % 9, GET + b"\r\n"], ids=["new", "header", "body", "kept"]
+)
+def test_an_address_keeps_no_connection_from_another(
+    small: Small, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 20.0)
+    monkeypatch.setattr(http_protocol, "BODY_SECONDS", 20.0)
+    monkeypatch.setattr(DeadlineHttp, "limit", 8)
+    many = [small.connect() for _ in range(8)]
+    for one in many:
+        one.sendall(begun)
+        assert not begun.endswith(b"\r\n\r\n") or b"POST" in begun or one.recv(4096)
+    assert not is_served(small.connect()), "an address had room beyond the limit"
+    others = [small.connect(host="127.0.0.2") for _ in range(4)]
+    assert all(is_served(one) for one in others)
+    assert not is_served(small.connect(host="127.0.0.2")), "it had more than its share"
+    third = small.connect(host="127.0.0.3")
+    assert is_served(third)
+    closed = [one for one in many + others if select.select([one], [], [], 0)[0]]
+    assert len(closed) == 5 and sum(one in many for one in closed) >= 4
+    hear = [] if begun == GET + b"\r\n" else [one for one in closed if one in many]
+    assert all(said(one).startswith(b"HTTP/1.1 503") for one in hear)
+
+
+def test_an_answer_is_not_cut_for_a_connection_of_another_address(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeadlineHttp, "limit", 4)
+    late = [small.connect() for _ in range(4)]
+    for one in late:
+        one.sendall(GET.replace(b"healthz", b"late") + b"Connection: close\r\n\r\n")
+        assert b"200 OK" in one.recv(4096)
+    assert not is_served(small.connect(host="127.0.0.2"))
+    small.read.set()
+    assert all(b"late" in said(one) for one in late)
+    assert is_served(small.connect(host="127.0.0.2"))
 
 
 def test_a_process_that_was_stopped_reads_what_came_meanwhile() -> None:

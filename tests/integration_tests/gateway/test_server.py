@@ -304,41 +304,6 @@ def test_calls_tagged_by_the_plain_sdk_become_a_trained_trajectory(
     assert f"tiny@{before + 1} serves" in messages
 
 
-def test_plain_chat_openai_is_trained_like_ours(http: httpx.Client, art_server: LiveServer) -> None:
-    from langchain_openai import ChatOpenAI
-
-    runs: list[str] = []
-    for seed in range(3):
-        run = new_id("t")
-        model = ChatOpenAI(
-            model="tiny",
-            base_url=art_server.base_url,
-            api_key="none",  # type: ignore[arg-type]
-            max_tokens=8,  # type: ignore[call-arg]
-            seed=seed,
-            extra_body={"art": {"trajectory_id": run}},
-        )
-        model.invoke("When is the falcon review?")
-        http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed == 1)})
-        runs.append(run)
-    job = finished(http, train(http, new_id("k"), groups=[runs]).json())
-    assert job["result"]["metrics"]["runs_trained"] == 3
-
-
-def test_headers_tag_as_well(http: httpx.Client) -> None:
-    run = new_id("t")
-    body = {"model": "tiny", "messages": SAY, "max_tokens": 4}
-    headers = {
-        "x-art-trajectory-id": run,
-        "x-art-node": "n",
-        "x-art-path": "a/b",
-        "x-art-step": "2",
-    }
-    call = http.post("/v1/chat/completions", json=body, headers=headers).json()["id"]
-    tags = http.get(f"/v1/calls/{call}").json()["tags"]
-    assert tags == {"trajectory_id": run, "node": "n", "path": ["a", "b"], "step": 2}
-
-
 def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
     runs = sampled_group(http, [0.0, 1.0])
     key = new_id("k")

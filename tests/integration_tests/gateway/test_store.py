@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_art.errors import (
@@ -216,12 +216,15 @@ VALUES = {
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("table", [t for t in META.sorted_tables if t is not SCHEMA], ids=str)
-@settings(max_examples=count(15, 200), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_row_that_the_disk_did_not_change_is_whole(store: Store) -> None:
+    for table in META.sorted_tables:
+        if table is not SCHEMA:
+            rows_stay_whole(store, table)
+
+
+@settings(max_examples=count(5, 200))
 @given(data=st.data())
-def test_a_row_that_the_disk_did_not_change_is_whole(
-    store: Store, table: sa.Table, data: st.DataObject
-) -> None:
+def rows_stay_whole(store: Store, table: sa.Table, data: st.DataObject) -> None:
     row: dict[str, object] = {}
     for column in table.columns:
         values = VALUES[type(column.type).__name__.upper()]
@@ -270,26 +273,11 @@ async def test_calls_are_numbered_as_they_begin_over_restarts(database_url: str)
     assert numbers == sorted(set(numbers))
 
 
-async def test_many_calls_at_once_are_all_kept(store: Store) -> None:
-    await asyncio.gather(*(store.add_calls([record(f"c-{i}")]) for i in range(300)))
-    assert len(await store.calls([f"c-{i}" for i in range(300)])) == 300
-
-
 async def test_a_call_id_used_twice_fails_alone_or_says_so(store: Store) -> None:
     await store.add_calls([record("c-1")])
     with pytest.raises(Exception, match=r"(?i)unique"):
         await store.add_calls([record("c-1", token_ids=[9, 9])])
     assert (await store.call("c-1")).token_ids == [4, 5]
-
-
-async def test_trajectories_are_idempotent_by_id(store: Store) -> None:
-    first = Trajectory(id="t-1", scenario="s", reward=None)
-    assert await store.add_trajectories([first]) == 1
-    assert await store.add_trajectories([first]) == 0
-    with pytest.raises(Conflict, match="t-1"):
-        await store.add_trajectories([Trajectory(id="t-2"), first.model_copy(update={"input": 1})])
-    with pytest.raises(NotFound):
-        await store.trajectory("t-2")  # all or none
 
 
 async def trained(store: Store, run: str, policy: str, job: str) -> None:

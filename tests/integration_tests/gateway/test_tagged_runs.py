@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -76,24 +75,6 @@ def excluded(http: httpx.Client, run: str) -> list[str | None]:
     return [turn["excluded_because"] for turn in told["turns"]]
 
 
-@pytest.mark.parametrize("chosen", [None, 0, 2])
-def test_the_choice_that_the_client_goes_on_with_counts(
-    http: httpx.Client, art_server: LiveServer, chosen: int | None
-) -> None:
-    client, run = sdk(art_server), new_run()
-    first = ask(client, run, n=3, seed=5)
-    assert len({choice.message.content for choice in first.choices}) == 3
-    ids = [first.id, f"{first.id}:1", f"{first.id}:2"]
-    expected = [
-        (one, None if i == (chosen or 0) else "unchosen", None) for i, one in enumerate(ids)
-    ]
-    if chosen is not None:
-        then = ask(client, run, goes_on(first, chosen), seed=6)
-        expected.append((then.id, None, chosen))
-    assert turns(put(http, run)) == expected
-    assert [why or "" for why in excluded(http, run)].count("superseded_unchosen") == 2
-
-
 @pytest.mark.parametrize("seed", [None, 7])
 def test_a_reply_that_was_lost_on_the_way_is_not_trained(
     http: httpx.Client, art_server: LiveServer, seed: int | None
@@ -108,15 +89,6 @@ def test_a_reply_that_was_lost_on_the_way_is_not_trained(
     tries = [http.get(f"/v1/calls/{one}").json()["retry"] for one, _, _ in found]
     assert tries == [0, 1, 2, 0]
     assert excluded(http, run) == ["superseded_retried", "superseded_retried", None, None]
-
-
-def test_votes_on_one_prompt_all_count(http: httpx.Client, art_server: LiveServer) -> None:
-    client, run = sdk(art_server), new_run()
-    with ThreadPoolExecutor(4) as pool:
-        votes = list(pool.map(lambda _: ask(client, run), range(4)))
-    found = turns(put(http, run))
-    assert {one for one, _, _ in found} == {vote.id for vote in votes}
-    assert [why for _, why, _ in found] == [None] * 4
 
 
 def test_a_header_that_counts_nothing_is_a_first_try(http: httpx.Client) -> None:
@@ -146,21 +118,6 @@ def test_a_part_whose_text_is_none_is_refused_and_the_run_can_be_rewarded(
     said = answer.json()["error"]["message"]
     assert f"messages[0].content[1].text: got {text!r}, expected a string" in said
     assert len(turns(put(http, run))) == 1
-
-
-def test_of_a_task_the_last_attempt_counts_and_tags_are_kept(
-    http: httpx.Client, art_server: LiveServer
-) -> None:
-    client, run = sdk(art_server), new_run()
-    where = {"node": "writer", "namespace": "writer:1", "thread": "u", "tags": ["draft", "a b"]}
-    for attempt in (1, 2):
-        ask(client, run, art={**where, "attempt": attempt})
-    stored = put(http, run)
-    assert [turn["excluded_because"] for turn in stored["turns"]] == ["retried", None]
-    assert [turn["tags"] for turn in stored["turns"]] == [["draft", "a b"]] * 2
-    chosen = {"trainable": "a b:false"}
-    told = http.get(f"/v1/trajectories/{run}/audit", params=chosen).json()
-    assert [turn["excluded_because"] for turn in told["turns"]] == ["superseded_retried", "frozen"]
 
 
 def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: LiveServer) -> None:

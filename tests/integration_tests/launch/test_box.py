@@ -15,21 +15,20 @@ import httpx
 import pytest
 import yaml
 
-from langchain_art.cli.launch import AUTOSTOP_MINUTES, PORT, YAML
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.config import VllmSettings, load_settings
 from tests.support.live_server import BASE_MODEL, REPO, TLS, free_port
 
-TASK: dict[str, Any] = yaml.safe_load((REPO / YAML).read_text())
+PORT = 8000
+TASK: dict[str, Any] = yaml.safe_load((REPO / "server/deploy/skypilot.yaml").read_text())
 
 
 def test_what_it_names_is_there() -> None:
     settings = load_settings(REPO / TASK["envs"]["SETTINGS"], model=TASK["envs"]["MODEL"])
     assert isinstance(settings.sampler, VllmSettings)
     assert TASK["resources"]["ports"] == PORT
-    assert TASK["resources"]["autostop"]["idle_minutes"] == AUTOSTOP_MINUTES
     assert f"--port {PORT}" in TASK["run"]
-    for file in ("requirements/gpu.txt", "requirements/build.txt", "pyproject.toml"):
+    for file in ("requirements/gpu.txt", "requirements/build.txt"):
         assert file in TASK["setup"] and (REPO / file).is_file()
     made_for = re.search(r"CPython (3\.\d+)", (REPO / "requirements/gpu.txt").read_text())
     assert made_for is not None and f"--python {made_for[1]} " in TASK["setup"]

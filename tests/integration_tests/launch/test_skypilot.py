@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from langchain_art.cli.launch import AUTOSTOP_MINUTES, YAML, launch_argv
 from tests.support.environments import skypilot_python
 from tests.support.live_server import REPO
 
 pytestmark = [pytest.mark.skypilot, pytest.mark.slow]
 KEY = "key-of-the-test"
+YAML = "server/deploy/skypilot.yaml"
 PARSER = Path(__file__).with_name("sky_task.py")
 
 
@@ -38,22 +38,22 @@ def parsed(env: dict[str, str], argv: list[str]) -> dict[str, Any]:
 
 
 def test_plain_sky_takes_the_file(env: dict[str, str]) -> None:
-    argv = ["launch", "-c", "mine", "-d", "--secret", "ART_API_KEY", str(YAML)]
+    argv = ["launch", "-c", "mine", "-d", "--secret", "ART_API_KEY", YAML]
     found = parsed(env, argv)
     assert found["accelerators"] == {"H100": 1}
     assert found["ports"] == ["8000"] and found["workdir"] == "."
-    assert (found["idle_minutes"], found["down"]) == (AUTOSTOP_MINUTES, True)
+    assert (found["idle_minutes"], found["down"]) == (15, True)
     assert found["asks"], "SkyPilot shows the price and asks"
     assert found["secrets"] == {"ART_API_KEY": KEY}
     assert found["envs"]["MODEL"] == "Qwen/Qwen3-8B"
     assert "requirements/gpu.txt" in found["setup"] and "langchain_art_server" in found["run"]
 
 
-def test_it_reads_what_launch_passes_on(env: dict[str, str]) -> None:
-    envs: dict[str, str | int | None] = {"POLICIES": "a b", "IDLE_MINUTES": 5, "MODEL": None}
-    argv = launch_argv(REPO, "mine", "H200:2", envs, ["--infra", "aws", "--use-spot"])
-    found = parsed(env, argv)
-    assert found["cluster"] == "mine" and found["workdir"] == str(REPO)
+def test_its_options_override_the_file(env: dict[str, str]) -> None:
+    argv = ["launch", "-c", "mine", "-d", "--secret", "ART_API_KEY", "--gpus", "H200:2"]
+    argv += ["--env", "POLICIES=a b", "--env", "IDLE_MINUTES=5", "--infra", "aws", "--use-spot"]
+    found = parsed(env, [*argv, YAML])
+    assert found["cluster"] == "mine" and found["workdir"] == "."
     assert (found["accelerators"], found["cloud"]) == ({"H200": 2}, "AWS")
     told = {name: found["envs"][name] for name in ("POLICIES", "IDLE_MINUTES", "MODEL")}
     assert told == {"POLICIES": "a b", "IDLE_MINUTES": "5", "MODEL": "Qwen/Qwen3-8B"}

@@ -80,13 +80,6 @@ def test_every_answer_gives_an_id_back(server: ForkedServer) -> None:
     assert of_request(server, ids[-1])["status"] == 200
 
 
-def test_an_id_that_is_not_well_formed_is_not_taken(server: ForkedServer) -> None:
-    with server.http() as http:
-        for given in ("a b", "x" * 200, '{"a": 1}'):
-            answer = http.get("/healthz", headers={"x-request-id": given})
-            assert answer.headers["x-request-id"].startswith("req-")
-
-
 def test_what_cannot_be_parsed_has_an_id_too(server: ForkedServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(b"nonsense\r\n\r\n")

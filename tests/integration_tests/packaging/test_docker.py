@@ -108,8 +108,7 @@ def test_the_entry_point_serves_and_its_health_check_says_when(tmp_path: Path) -
 
     refused = subprocess.run([*command, BASE_MODEL], env=env, capture_output=True, text=True)
     assert refused.returncode == 1 and "ART_API_KEY" in refused.stderr
-    helped = subprocess.run([*command, *shown], capture_output=True, text=True)
-    assert helped.returncode == 0 and "--policy" in helped.stdout
+    assert shown == ["--help"]  # see cli/test_main
     server = subprocess.Popen(
         [*command, str(BASE_MODEL), "--policy", "tiny"], env=env | {"ART_API_KEY": KEY}
     )
@@ -117,7 +116,7 @@ def test_the_entry_point_serves_and_its_health_check_says_when(tmp_path: Path) -
         assert not healthy()
         deadline = time.monotonic() + 120
         while not healthy() and server.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.2)
+            time.sleep(1)  # a look is a process
         assert healthy()
         asked = httpx.get(f"http://127.0.0.1:{port}/v1/models")
         assert asked.status_code == 401

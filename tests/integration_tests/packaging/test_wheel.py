@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.cli.launch import YAML
 from tests.support.environments import UV, uv_environment
 from tests.support.live_server import REPO
 
@@ -33,7 +32,6 @@ def test_the_client_alone(tmp_path: Path) -> None:
     assert zipfile.ZipFile(wheel).read(sbom) == written
     assert "langchain_art_server/__main__.py" in names
     assert "langchain_art_server/page/static/vendor/uplot.js" in names
-    assert {f"langchain_art/_box/{one}" for one in (YAML, "requirements/gpu.txt")} <= set(names)
     assert "langchain_art/_examples/examples/tic_tac_toe/train.py" in names
     assert not [name for name in names if name.endswith(".safetensors") or "/test_" in name]
     rooms = {name.partition("/")[0] for name in names if ".dist-info/" not in name}

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, expect
 from tests.support.browser import Watched
 from tests.support.environments import node_modules
 from tests.support.live_server import REPO, LiveServer
+from tests.support.soak import count
 from tests.support.steps_of_a_fit import evaluate, step
 
 #: Places of the page, and what is visible there when they are loaded.
@@ -28,7 +29,10 @@ def axe() -> str:
     return (home / "node_modules/axe-core/axe.min.js").read_text()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light"), (2560, "dark")])
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "dark"), (1280, "light"), (2560, "dark")][: count(2, 3)]
+)
 def test_no_view_has_a_serious_finding(
     browser: Browser, art_server: LiveServer, axe: str, width: int, scheme: Any
 ) -> None:

@@ -8,21 +8,15 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from examples.email_search.train import make_rollout
 from langchain_art import ChatART, Trainer
-from langchain_art.cli.main import app
-from langchain_art.client.sync_client import ArtClient
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
 from tests.support.mails import mails_of
-from tests.support.reviewed_runs import MakeRuns
-from tests.support.steps_of_a_fit import run_of
 
 STEPS, GROUPS, RUNS = 4, 2, 4
 #: Notes when each run is first seen in tables of the page, in seconds since the epoch.
@@ -84,20 +78,6 @@ def test_a_demo_fit_is_watched(watched: Watched, art_server: LiveServer, tmp_pat
     assert not curves.wrong, curves.wrong
 
 
-@pytest.mark.wall_clock  # half a second: the server looks every half second
-def test_a_finished_run_is_listed_soon(watched: Watched, art_server: LiveServer) -> None:
-    page = watched.go("runs")
-    expect(page.get_by_role("heading", name="Runs", exact=True)).to_be_visible()
-    page.evaluate(WATCH, ["Runs"])
-    with art_server.http() as http:
-        late: list[float] = []
-        for seed in range(3):
-            run = run_of(http, art_server.policy, 1.0, seed)
-            at = time.time()
-            late.append(seen(page, run) - at)
-    assert median(late) <= 5.0, late
-
-
 def test_a_run_is_listed_and_read_while_it_runs(watched: Watched, art_server: LiveServer) -> None:
     run = f"open-{uuid.uuid4().hex}"
     page = watched.go("runs")
@@ -125,34 +105,3 @@ def test_a_run_is_listed_and_read_while_it_runs(watched: Watched, art_server: Li
         watched.go("runs")
         expect(page.get_by_role("region", name="Runs").get_by_text(run)).to_be_visible()
         expect(page.get_by_role("region", name="Running").get_by_text(run)).to_have_count(0)
-
-
-def test_what_a_person_gave_is_what_is_trained(
-    watched: Watched,
-    art_server: LiveServer,
-    make_runs: MakeRuns,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    policy = f"taught-{uuid.uuid4().hex[:8]}"
-    monkeypatch.setattr(art_server, "policy", policy)
-    with ArtClient(art_server.base_url) as client:
-        client.create_policy(policy)
-        runs = make_runs(2)
-        for run in runs:  # all equal: of their own rewards there would be nothing to learn
-            client.reward(run, 0.5)
-        for run, value in zip(runs, ("1", "0"), strict=True):
-            page = watched.go(f"runs/{run.id}")
-            expect(page.get_by_role("heading", name=run.id)).to_be_visible()
-            form = page.get_by_role("form", name="Give a review")
-            form.get_by_label("Value").fill(value)
-            form.get_by_label("Your name").fill("Ann")
-            form.get_by_role("button", name="Say what it will do").click()
-            form.get_by_role("button", name="Save").click()
-            expect(page.locator(".reviews li")).to_have_count(1)
-        ask = ["review", "train", policy, "--base-url", art_server.base_url]
-        app(ask, standalone_mode=False)
-        # The page was not reloaded: it shows the reward of the person, and what it taught.
-        trained = page.locator(".fact", has_text=re.compile("^Trained")).locator(".fact-value")
-        expect(trained).to_have_text(f"{policy}@1 reward 0")
-        expect(page.locator(".call .badge.bad")).to_contain_text("advantage -")
-        assert client.trajectory(runs[1]).reward == 0.5

@@ -16,7 +16,6 @@ import pytest
 from examples.documentation.train import DEMO as DOCUMENTATION
 from examples.frozen_lake.environment import MAX_MOVES
 from examples.frozen_lake.train import DEMO as FROZEN_LAKE
-from examples.function_calling.evaluate import main
 from examples.function_calling.train import DEMO as FUNCTION_CALLING
 from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
@@ -133,7 +132,7 @@ def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Pat
     assert set(found["measures"]) == {"correct"}
     assert "**caller**:" in (tmp_path / "transcripts.md").read_text()
     asked = ["caller", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
-    assert "correct: " in evaluation(main, *asked)
+    assert "correct: " in evaluation(FUNCTION_CALLING, *asked)
 
 
 def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path) -> None:

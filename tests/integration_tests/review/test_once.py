@@ -16,7 +16,6 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.review.pull import pull
 from langchain_art.review.scores import Reading
 from langchain_art.wire import Review, Trajectory
-from langchain_art.wire.trajectories import EVALUATION
 from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
@@ -62,67 +61,6 @@ def reviewed(
     monkeypatch.setattr(art_server, "policy", f"once-{uuid.uuid4().hex[:8]}")
     with ArtClient(art_server.base_url) as client:
         yield Reviewed(art_server, client, capsys)
-
-
-def test_the_same_verdicts_are_trained_once_and_a_changed_one_again(
-    reviewed: Reviewed, make_runs: MakeRuns
-) -> None:
-    first, second, third = make_runs(3)
-    reviewed.say(first, 1.0)
-    reviewed.say(second, 0.0)
-    assert "2 runs and 0 single calls of 1 scenarios are trained on" in reviewed.train()
-    assert reviewed.version == 1
-    told = reviewed.train()
-    assert reviewed.version == 1, told
-    assert f"2 rewards: were trained already ({reviewed.policy}@1)" in told
-    reviewed.say(first, 0.5, at=2.0)
-    told = reviewed.train()
-    assert reviewed.version == 2, told
-    assert "1 runs and 0 single calls of 1 scenarios are trained on, beside 1 " in told
-    reviewed.say(third, 1.0)  # compared with what was trained, which is not trained again
-    assert "1 runs and 0 single calls of 1 scenarios are trained on, beside 2 " in reviewed.train()
-    assert reviewed.version == 3
-    assert "3 rewards: were trained already" in reviewed.train()
-    assert reviewed.version == 3
-
-
-def test_a_correction_is_trained_once(reviewed: Reviewed, make_runs: MakeRuns) -> None:
-    [run] = make_runs(1)
-    call = run.turns[0].call_id
-
-    def correct(text: str, at: float) -> None:
-        reply = {"role": "assistant", "content": text}
-        about = {"kind": "correction", "name": "correction", "call_id": call, "correction": reply}
-        reviewed.say(run, None, at=at, **about)
-
-    correct("On 14 March.", 1.0)
-    assert "1 corrected replies are trained on" in reviewed.train("--correction-steps", "2")
-    assert reviewed.version == 2
-    assert "1 corrections: were trained already" in reviewed.train("--correction-steps", "2")
-    correct("On 15 March.", 2.0)
-    assert "1 corrected replies are trained on" in reviewed.train("--correction-steps", "1")
-    assert reviewed.version == 3
-
-
-def test_held_out_runs_are_measured_and_not_trained_unless_named(
-    reviewed: Reviewed, make_runs: MakeRuns
-) -> None:
-    runs = make_runs(2)
-    scenario = str(runs[0].scenario)
-    evaluated = Trajectory(
-        id=f"of-{scenario}", scenario=scenario, metadata={EVALUATION: f"{reviewed.policy}@0"}
-    )
-    reviewed.client.post_trajectory(evaluated)
-    assert set(reviewed.client.foresee_reviews([run.id for run in runs]).values()) == {"held_out"}
-    reviewed.say(runs[0], 1.0)
-    reviewed.say(runs[1], 0.0)
-    told = reviewed.train()
-    assert reviewed.version == 0, told
-    assert "2 rewards: are of a held-out scenario" in told
-    reviewed.client.delete_trajectory(evaluated)  # the scenario stays held out
-    assert "2 rewards: are of a held-out scenario" in reviewed.train()
-    assert "2 runs" in reviewed.train("--held-out-too", scenario)
-    assert reviewed.version == 1
 
 
 def test_a_review_that_is_deleted_in_langfuse_is_not_trained(

@@ -106,16 +106,6 @@ def test_replies_in_which_nothing_was_drawn_make_no_version(
     assert result.version == 0
 
 
-def test_several_policies_learn_from_the_same_groups(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy(), new_policy()])
-    (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
-    assert [r.metrics["runs_trained"] for r in record.results.values()] == [8, 8]
-    assert record.resampled > 0
-    assert record.groups - record.excluded[f"{trainer.policies[0]}/groups.zero_variance"] == 4
-
-
 def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: Path) -> None:
     trainer, rollouts = trainer_of(
         art_server,

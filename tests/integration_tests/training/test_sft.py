@@ -26,8 +26,8 @@ from langchain_art import (
     capture,
 )
 from langchain_art.client.conversations import read_conversations
-from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
-from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrainRequest, TrajectoryGroup
+from langchain_art.errors import ConfigError, InvalidRequest, JobFailed
+from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
 from tests.support.live_server import ForkedServer, LiveServer
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
@@ -205,22 +205,6 @@ def test_a_hosted_models_run_can_be_imitated(
     assert [turn.excluded_because for turn in client.audit(audit_id, policy, sft=True).turns] == [
         None
     ] * 3
-
-
-def test_a_job_is_done_once_per_key(client: ArtClient, policy: str) -> None:
-    key, shown = new_id("k"), [[user("Hello?"), said("Hello.")]]
-    first = client.sft(shown, policy, FAST, key)
-    assert client.wait(first).version == client.wait(client.sft(shown, policy, FAST, key)).version
-    with pytest.raises(Conflict, match=key):
-        client.sft([[user("Hello?"), said("Bye.")]], policy, FAST, key)
-    request = TrainRequest(policy=policy, groups=(("nothing",),), config=FAST)
-    assert TrainRequest.model_validate_json(request.model_dump_json(exclude_unset=True)) == request
-
-
-async def test_the_async_client_does_the_same(art_server: LiveServer, policy: str) -> None:
-    async with AsyncArtClient(art_server.base_url) as client:
-        job = await client.sft([[user("Hello?"), said("Hello.")]], policy, FAST)
-        assert (await client.wait(job)).version == 1
 
 
 def test_what_cannot_be_shown_fails_the_job_and_names_the_turn(

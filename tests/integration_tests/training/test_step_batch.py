@@ -56,52 +56,6 @@ def rollout_of(server: LiveServer, policy: str, reward: Callable[[str], float]) 
 # --- dynamic sampling ---------------------------------------------------------------------------
 
 
-async def test_zero_variance_groups_are_replaced(art_server: LiveServer, tmp_path: Path) -> None:
-    numbers, seen = count(), list[str]()
-
-    def reward(scenario: str) -> float:  # of every second scenario all runs are alike
-        seen.append(scenario)
-        return float(next(numbers)) if int(scenario[2:]) % 2 else 1.0
-
-    trainer = trainer_of(art_server, tmp_path, dynamic_sampling_rounds=8)
-    rollout = rollout_of(art_server, trainer.policy, reward)
-    found = await trainer.fit(rollout, SCENARIOS, steps=2)
-    for step in found.history:
-        flat = step.excluded.get("groups.zero_variance", 0)
-        assert step.groups - flat == 2, "as many that teach as a step is to have"
-        assert step.resampled == step.groups - 2
-    assert sum(step.resampled for step in found.history) > 0
-    assert [step.drawn for step in found.history] == [
-        found.history[0].groups,
-        found.history[0].groups + found.history[1].groups,
-    ]
-    # A resumed fit draws on from there: no scenario is drawn twice in the first epoch.
-    seen.clear()
-    again = trainer_of(art_server, tmp_path, trainer.policy, dynamic_sampling_rounds=8)
-    await again.fit(rollout_of(art_server, trainer.policy, reward), SCENARIOS, steps=3)
-    drawn = found.history[1].drawn
-    if drawn < len(SCENARIOS):
-        assert len(set(seen)) >= min(2, len(SCENARIOS) - drawn)
-
-
-async def test_dynamic_sampling_ends(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer = trainer_of(art_server, tmp_path, dynamic_sampling_rounds=2)
-    rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
-    found = await trainer.fit(rollout, SCENARIOS, steps=1)
-    (step,) = found.history
-    assert (step.groups, step.resampled, step.excluded["groups.zero_variance"]) == (6, 4, 6)
-    assert step.version == 0, "nothing was trained"
-
-
-async def test_without_dynamic_sampling_zero_variance_groups_stay(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    rollout = rollout_of(art_server, trainer.policy, lambda _: 1.0)
-    (step,) = (await trainer.fit(rollout, SCENARIOS, steps=1)).history
-    assert (step.groups, step.resampled) == (2, 0)
-
-
 # --- running ahead ------------------------------------------------------------------------------
 
 

@@ -19,14 +19,13 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, Conflict, JobFailed, RolloutFailed
 from langchain_art.evaluators import score_groups
-from langchain_art.statistics.intervals import Z95
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.training.fit_settings import Schedule
-from langchain_art.training.fit_state import History, PendingStep
+from langchain_art.training.fit_state import History
 from langchain_art.training.fits import read_fits
 from langchain_art.training.records import StepRecord, best_of_evals, summarize
-from langchain_art.training.report import reward_plot, summary_table
+from langchain_art.training.report import summary_table
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     ID,
@@ -38,7 +37,7 @@ from langchain_art.wire import (
     default_learning_rate,
 )
 from tests.support.fits import evaluation, identity, record
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import LiveServer
 
 
 def run(name: str, reward: float | None, scenario: str = "s", **more: Any) -> Trajectory:
@@ -56,14 +55,6 @@ def quiet() -> Console:
 
 
 # --- statistics -------------------------------------------------------------------------------
-
-
-def test_mean_and_interval() -> None:
-    runs = [run(f"r{i}", float(i % 2), scenario=f"s{i}") for i in range(4)]
-    found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
-    assert found.mean == 0.5
-    assert found.ci95 == pytest.approx(Z95 * (1 / 3) ** 0.5 / 2)
-    assert str(found) == "0.500 ± 0.566 (n=4)"
 
 
 def test_samples_of_one_scenario_do_not_narrow_the_interval() -> None:
@@ -98,33 +89,6 @@ def test_when_evaluations_are_due() -> None:
 # --- judging ----------------------------------------------------------------------------------
 
 
-async def test_an_evaluator_may_be_anything_that_scores() -> None:
-    def plain(judged: TrajectoryGroup) -> Sequence[float]:
-        return [0.5] * len(judged.trajectories)
-
-    async def asynchronous(judged: TrajectoryGroup) -> TrajectoryGroup:
-        scored = tuple(t.model_copy(update={"reward": 0.5}) for t in judged.trajectories)
-        return judged.model_copy(update={"trajectories": scored})
-
-    for evaluator in (plain, asynchronous):
-        found = await score_groups([group("a", None, None), group("b", 1.0)], evaluator)
-        assert [t.reward for g in found.groups for t in g.trajectories] == [0.5] * 3
-        assert found.unjudged == 0
-
-
-async def test_a_group_that_cannot_be_judged_is_excluded() -> None:
-    def evaluator(judged: TrajectoryGroup) -> Sequence[float]:
-        if judged.id == "b":
-            raise TimeoutError("judge is away")
-        return [1.0] * len(judged.trajectories)
-
-    found = await score_groups([group("a", None), group("b", None)], evaluator)
-    assert [g.id for g in found.groups] == ["a"]
-    assert (found.unjudged, found.first_error) == (1, "TimeoutError: judge is away")
-    with pytest.raises(ArtError, match="judge is away"):
-        await score_groups([group("b", None)], evaluator)
-
-
 async def test_failed_runs_are_not_shown_and_not_scored() -> None:
     failed = run("f", None, status="failed", error="x")
     mixed = TrajectoryGroup(id="m", trajectories=(failed, run("ok", None)))
@@ -149,19 +113,6 @@ async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_history_comes_back(tmp_path: Path) -> None:
-    first = History(tmp_path, identity())
-    first.append(evaluation(0.25, 0))
-    first.append(record(1, 1))
-    again = History(tmp_path, identity())
-    assert again.resumed
-    assert not first.resumed
-    assert again.state == first.state
-    assert (again.steps, again.evals, again.done) == (first.steps, first.evals, 1)
-    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert [line["kind"] for line in lines] == ["eval", "step"]
-
-
 def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
     first = History(tmp_path, identity())
     first.append(record(1, 1))
@@ -180,35 +131,6 @@ def test_a_broken_line_is_said(tmp_path: Path) -> None:
         History(tmp_path, identity())
 
 
-def test_another_fit_in_the_directory_is_refused_or_put_aside(tmp_path: Path) -> None:
-    first = History(tmp_path, identity())
-    first.append(record(1, 1))
-    for other, words in (
-        (identity(policies=("q",)), "policy p -> q"),
-        (identity(seed=1), "seed 0 -> 1"),
-        (identity(config={"learning_rate": 1e-4}), "config.learning_rate 1e-05 -> 0.0001"),
-        (identity(rollout={"rollout": "a", "score": "c"}), r"the rollout's source \(score\)"),
-        (identity(scenarios="4 b"), "the content of scenarios"),
-        (identity(scenarios="3 b"), r"scenarios \(4 -> 3\)"),
-    ):
-        with pytest.raises(ConfigError, match=f"(?s)p@1.*{words}.*fresh=True"):
-            History(tmp_path, other)
-    fresh = History(tmp_path, identity(seed=1), fresh=True)
-    assert fresh.done == 0
-    assert fresh.state.fit_id != first.state.fit_id
-    moved = tmp_path / "earlier" / first.state.fit_id
-    assert History(moved, identity()).done == 1
-
-
-def test_a_half_done_step_comes_back_and_a_done_one_does_not(tmp_path: Path) -> None:
-    history = History(tmp_path, identity())
-    pending = PendingStep(step=1, groups=(group("a", 0.0, 1.0),), configs={"p": TrainConfig()})
-    history.begin(pending)
-    assert History(tmp_path, identity()).pending() == pending
-    history.append(record(1, 1))  # and died before it could forget the step
-    assert History(tmp_path, identity()).pending() is None
-
-
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
     state = History(tmp_path / "my fit", identity()).state
     assert state.key("p", 3) == f"my-fit-{state.fit_id}:p:step:3"
@@ -225,21 +147,6 @@ def test_a_key_has_room_for_every_folders_name(name: str, tmp_path: Path) -> Non
     state = History(tmp_path / name, identity()).state
     key = state.model_copy(update={"failed_jobs": {99_999: 98}}).key("p" * 64, 99_999)
     assert ID.fullmatch(key), key
-
-
-def test_reward_plot_is_a_picture(tmp_path: Path) -> None:
-    steps = [record(n, n) for n in (1, 2, 3)]
-    path = reward_plot(steps, tmp_path / "out" / "r.png", evaluation(0.1, 0), evaluation(0.9, 3))
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert reward_plot([], tmp_path / "empty.png").exists()
-
-
-def test_reward_plot_without_matplotlib_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match="pip install"):
-        reward_plot([], tmp_path / "r.png")
 
 
 # --- arguments --------------------------------------------------------------------------------
@@ -658,31 +565,3 @@ async def test_a_rolled_back_policy_is_not_taken_for_progress(
         await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=2)
     fresh = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1, fresh=True)
     assert len(fresh.history) == 1
-
-
-@pytest.mark.slow
-async def test_a_fit_lives_through_a_server_that_is_killed(tmp_path: Path) -> None:
-    server = await asyncio.to_thread(ForkedServer(tmp_path / "data").start)
-    try:
-        trainer = trainer_of(server, tmp_path / "out", groups_per_step=4)
-        good = rollout_of(server, trainer)
-        calls = 0
-
-        async def rollout(scenario: dict[str, str]) -> Run:
-            nonlocal calls
-            calls += 1
-            if calls == 24:  # in the midst of the second step
-                server.kill()
-                restarting.append(asyncio.create_task(asyncio.to_thread(server.start)))
-            return await good(scenario)
-
-        restarting: list[asyncio.Task[LiveServer]] = []
-        found = await trainer.fit(rollout, SCENARIOS, steps=3)
-        await restarting[0]
-        assert found.version == 3
-        assert [step.failed for step in found.history] == [0, 0, 0]
-        # A call that is sent again, or a run that is made again: whichever the server is back for.
-        with ArtClient(server.base_url, server.api_key) as client:
-            assert len(client.jobs(trainer.policy)) == 3
-    finally:
-        server.stop()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.deep_research.agent import Note, searches
-from examples.deep_research.demonstrations import play
 from examples.deep_research.environment import (
     RECORD,
     Corpus,
@@ -18,7 +14,6 @@ from examples.deep_research.environment import (
     reward,
     split_pairs,
 )
-from examples.deep_research.train import figures
 
 SCENARIO = Scenario("test-0", "test", "?", (("Arlen", "river"), ("Brom", "mayor")), ("Tay", "Ann"))
 
@@ -67,25 +62,3 @@ def test_no_pair_is_on_both_sides_and_questions_keep_to_theirs() -> None:
 )
 def test_a_report_is_worth_the_facts_in_their_place(report: str, worth: float) -> None:
     assert reward(SCENARIO, report) == worth
-
-
-@given(st.integers(0, 1000))
-def test_random_play_is_well_formed(seed: int) -> None:
-    world = make_world(1)
-    scenario = world.scenarios("train", 1)[0]
-    calls = list(play(random.Random(seed), scenario, world))
-    plan = searches(calls[0][2]["content"])
-    assert len(calls) == len(plan) + 2
-    assert [call[1]["content"].split("\n")[0] for call in calls[1:-1]] == plan
-    assert 0.0 <= reward(scenario, calls[-1][2]["content"]) <= 1.0
-
-
-def test_each_node_is_measured_by_what_it_was_given() -> None:
-    def note(query: str, found: str) -> Note:
-        return Note(query=query, hits=[], found=found)
-
-    notes = [(1, note("Brom mayor", "Bea")), (0, note("Arlen river", "Tay"))]
-    state = {"notes": notes, "report": "Tay, Bea"}
-    assert figures(SCENARIO, state) == {"plan": 1.0, "read": 0.5, "write": 1.0}
-    assert figures(SCENARIO, state | {"report": "Bea, Tay"})["write"] == 0.0
-    assert figures(SCENARIO, {"notes": [(0, note("Arlen", "Tay"))], "report": ""}) == {"plan": 0.0}

@@ -44,11 +44,6 @@ def test_parts_share_no_lake_and_a_seed_gives_the_same_ones() -> None:
     assert not other & set(boards[:120]), "the division does not depend on the seed"
 
 
-def test_more_lakes_than_there_are_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"got count=2000, expected at most \d+ lakes of 'test'"):
-        lakes("test", 2000)
-
-
 def test_making_a_lake_leaves_the_programs_own_draws_alone() -> None:
     random.seed(7)
     expected = random.Random(7).random()

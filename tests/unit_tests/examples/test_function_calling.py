@@ -13,7 +13,6 @@ from examples.function_calling.leaderboard import (
     Question,
     called,
     grade,
-    held_out,
     solved,
 )
 
@@ -84,9 +83,3 @@ def test_the_solution_of_a_question_is_right_and_says_no_more_than_it_has_to() -
     [call] = getattr(reply, "tool_calls")  # noqa: B009
     assert (call["name"], call["args"]) == (called(WEATHER), RIGHT)
     assert grade(QUESTION, [call], equal) == Grade(1.0, True)
-
-
-def test_a_third_of_all_requests_is_held_out_by_what_they_say() -> None:
-    drawn = [held_out(f"request {n}") for n in range(3000)]
-    assert 900 < sum(drawn) < 1100
-    assert [n for n in range(12) if drawn[n]] == [0, 2, 3, 7, 10]

@@ -9,18 +9,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from examples.text_to_sql.demonstrations import random_query
 from hypothesis import given
 from hypothesis import strategies as st
 
-from examples.text_to_sql.agent import query_of
-from examples.text_to_sql.demonstrations import random_query
 from examples.text_to_sql.environment import (
     Databases,
-    Result,
     Scenario,
     Table,
     make_scenario,
-    same,
     split_combinations,
 )
 from examples.text_to_sql.train import figures
@@ -109,16 +106,6 @@ def test_nothing_but_reading_is_possible(query: str, error: str, tmp_path: Path)
     result = Databases(tmp_path).of(SCENARIO).run(query, time_limit=0.1)
     assert error in (result.error or ""), result
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_results_are_compared_and_shown() -> None:
-    assert same(Result(((1,), (2,))), Result(((2,), (1,))))
-    assert not same(Result(((1,), (1,))), Result(((1,),)))
-    assert not same(Result(error="x"), Result(error="x"))
-    assert str(Result(((None, "a"), (2, "b")))) == "NULL, a; 2, b"
-    assert str(Result(((1,),) * 7)) == "1; 1; 1; 1; 1; and 2 more"
-    assert str(Result()) == "no rows"
-    assert query_of("Here:\n```sql\nSELECT 1;\n```\nDone.") == "SELECT 1"
 
 
 def test_figures_of_nodes_are_there_where_they_apply() -> None:

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.tic_tac_toe import environment as game
-from examples.tic_tac_toe.agent import points, read_square
-from examples.tic_tac_toe.demonstrations import demonstrations
 
 
 def reachable() -> set[str]:
@@ -93,42 +91,3 @@ def test_the_text_says_what_is_free_and_what_ends_the_game(board: str) -> None:
             if three_in_a_row(board[:square] + mark + board[square + 1 :], mark)
         }
         assert set(said.split()) - {"none"} == wins
-
-
-def test_what_a_game_is_worth() -> None:
-    assert points({"board": "XXX.OO..."}) == {"X": 1.0, "O": 0.0}
-    assert points({"board": "XOXXOOOXX"}) == {"X": 0.5, "O": 0.5}
-    assert points({"board": "X........", "illegal": "O"}) == {"O": 0.0, "X": 0.5}
-    assert [read_square(text) for text in ("e", "I take c.", "C", "no", "")] == [
-        4,
-        2,
-        2,
-        None,
-        None,
-    ]
-
-
-def test_games_of_training_never_meet_the_perfect_player() -> None:
-    train = game.training_games(200, 0)
-    assert Counter(one.opponent for one in train) == {"self": 150, "older": 50}
-    assert not any(game.is_over(one.board) for one in train)
-    held_out = game.held_out_games(100, 0)
-    assert {(one.board, one.opponent) for one in held_out} == {(game.EMPTY, "perfect")}
-    assert Counter(one.learner for one in held_out) == {"X": 50, "O": 50}
-    assert game.training_games(200, 0) == train != game.training_games(200, 1)
-
-
-def test_demonstrations_are_no_expert() -> None:
-    """They name the winning square about as often as its share of the letters shown."""
-    won, shown, broken = 0, 0.0, 0
-    rows = list(demonstrations(4000, 0))
-    for _, user, assistant in rows:
-        text = user["content"]
-        letters = [word.strip(".") for word in text.split() if word.strip(".") in [*game.SQUARES]]
-        wins = text.partition("You win at ")[2].partition(".")[0].split()
-        if wins != ["none"]:
-            shown += sum(letter in wins for letter in letters) / len(letters)
-            won += assistant["content"] in wins
-        broken += assistant["content"] not in letters
-    assert 0.8 < won / shown < 1.1
-    assert 0.02 < broken / len(rows) < 0.1

@@ -24,6 +24,8 @@ class Rule:
     scopes: tuple[str, ...]
     stores: bool = False
     """True if it adds to what is stored, so that a key's `stored_bytes` holds for it."""
+    waits: bool = False
+    """True if an answer takes as long as it has to: of a call, a change, or a reader."""
 
     @cached_property
     def allowed(self) -> frozenset[str]:
@@ -41,7 +43,7 @@ OPEN = {
     ("POST", "/page/logout"),
 }
 RULES: dict[tuple[str, str], Rule] = {
-    ("POST", "/v1/chat/completions"): Rule(("infer",), stores=True),
+    ("POST", "/v1/chat/completions"): Rule(("infer",), stores=True, waits=True),
     ("GET", "/v1/models"): Rule(_ANY),
     ("GET", "/v1/models/{name}"): Rule(_ANY),
     ("GET", "/status"): Rule(_ANY),
@@ -57,7 +59,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("DELETE", "/v1/policies/{name}/checkpoints/{version}/pin"): Rule(("submit",)),
     ("DELETE", "/v1/policies/{name}/checkpoints/{version}"): Rule(("admin",)),
     ("POST", "/v1/policies/{name}/rollback"): Rule(("submit",)),
-    ("GET", "/v1/policies/{name}/checkpoints/{version}/adapter"): Rule(("submit",)),
+    ("GET", "/v1/policies/{name}/checkpoints/{version}/adapter"): Rule(("submit",), waits=True),
     ("POST", "/v1/trajectories"): Rule(("submit",), stores=True),
     ("POST", "/v1/groups"): Rule(("submit",), stores=True),
     ("GET", "/v1/trajectories"): Rule(_READ),
@@ -66,12 +68,12 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/v1/trajectories/{trajectory_id}/audit"): Rule(_READ),
     ("PUT", "/v1/trajectories/{trajectory_id}/reward"): Rule(("submit",)),
     ("POST", "/v1/rollouts"): Rule(("submit",), stores=True),
-    ("POST", "/v1/rollouts/lease"): Rule(("submit",)),
+    ("POST", "/v1/rollouts/lease"): Rule(("submit",), waits=True),
     ("POST", "/v1/rollouts/heartbeat"): Rule(("submit",)),
     ("POST", "/v1/rollouts/return"): Rule(("submit",)),
     ("POST", "/v1/rollouts/{rollout_id}/complete"): Rule(("submit",), stores=True),
     ("GET", "/v1/rollouts/batches/{batch}"): Rule(_READ),
-    ("POST", "/v1/rollouts/batches/{batch}/take"): Rule(("submit",)),
+    ("POST", "/v1/rollouts/batches/{batch}/take"): Rule(("submit",), waits=True),
     ("DELETE", "/v1/rollouts/batches/{batch}"): Rule(("submit",)),
     ("PUT", "/v1/reviews"): Rule(("review",), stores=True),
     ("GET", "/v1/reviews"): Rule(_READ),
@@ -80,9 +82,9 @@ RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/reviews/train"): Rule(("submit",), stores=True),
     ("POST", "/v1/train"): Rule(("submit",), stores=True),
     ("GET", "/v1/jobs"): Rule(_READ),
-    ("GET", "/v1/jobs/{job_id}"): Rule(_READ),
+    ("GET", "/v1/jobs/{job_id}"): Rule(_READ, waits=True),
     ("POST", "/v1/jobs/{job_id}/cancel"): Rule(("submit",)),
-    ("GET", "/v1/jobs/{job_id}/events"): Rule(_READ),
+    ("GET", "/v1/jobs/{job_id}/events"): Rule(_READ, waits=True),
     ("POST", "/v1/keys"): Rule((ADMINISTRATOR,)),
     ("GET", "/v1/keys"): Rule((ADMINISTRATOR,)),
     ("DELETE", "/v1/keys/{key_id}"): Rule((ADMINISTRATOR,)),
@@ -92,7 +94,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/page/evaluations"): Rule(_READ),
     ("GET", "/page/comparison"): Rule(_READ),
     ("GET", "/page/blind"): Rule(_READ),
-    ("GET", "/page/events"): Rule(_READ),
+    ("GET", "/page/events"): Rule(_READ, waits=True),
     ("GET", "/page/jobs"): Rule(_READ),
     ("GET", "/page/jobs/{job_id}"): Rule(_READ),
     ("GET", "/page/runs"): Rule(_READ),

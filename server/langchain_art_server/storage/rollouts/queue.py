@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from typing import Any
 
@@ -16,7 +15,7 @@ from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import take_page
 from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.rollouts import leases
-from langchain_art_server.storage.rollouts.change_signal import ChangeSignal, wait_for
+from langchain_art_server.storage.rollouts.change_signal import ChangeSignal
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import pack, unpack
@@ -167,19 +166,22 @@ class RolloutQueue:
             for row in list(done):
                 connection.execute(sa.delete(ROLLOUTS).where(ROLLOUTS.c.number == row.number))
 
-        await self._database.write(write)
+        def is_noted(connection: sa.Connection) -> bool:
+            asked_at = _require_batch(connection, batch).asked_at
+            return (
+                not asked.done and leases.now_of(connection) - asked_at < leases.BATCH_SECONDS / 10
+            )
 
-        deadline = time.monotonic() + asked.wait
-        while True:
-            change = self.ends.next()
-            if await self._database.read(_any_ended):
-                await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
-                self.work.notify()
-            found = await self._database.read(lambda c: _finished(c, batch, asked.limit))
-            left = deadline - time.monotonic()
-            if found[0] or left <= 0:
-                return found
-            await wait_for(change, min(left, LOOK_SECONDS))
+        if not await self._database.read(is_noted):
+            await self._database.write(write)
+        return await self.finished(batch, asked.limit)
+
+    async def finished(self, batch: str, limit: int) -> tuple[list[bytes], bytes]:
+        """What `take` returns, with nothing deleted. Leases that are over end. Raises NotFound."""
+        if await self._database.read(_any_ended):
+            await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
+            self.work.notify()
+        return await self._database.read(lambda c: _finished(c, batch, limit))
 
     async def status(self, batch: str) -> wire.BatchStatus:
         """Raises NotFound."""

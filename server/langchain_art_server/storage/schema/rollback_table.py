@@ -25,12 +25,17 @@ ROLLBACKS = sealed_table(
 
 
 def roll_back(connection: sa.Connection, policy: str, version: int, why: str) -> None:
-    """Let `version` serve, and write down in place of which, if it is another."""
+    """Let `version` serve, and write down in place of which, if it is another.
+
+    Of the rollbacks between two versions the last one is kept: `rolled_back` reads no other.
+    """
     mine = POLICIES.c.name == policy
     known = connection.execute(sa.select(POLICIES).where(mine)).first()
     if known is not None and (former := intact(POLICIES, known).version) != version:
         update(connection, POLICIES, mine, {"version": version})
         row = {"policy": policy, "former": former, "version": version, "why": why}
+        same = (ROLLBACKS.c.former == former) & (ROLLBACKS.c.version == version)
+        connection.execute(sa.delete(ROLLBACKS).where((ROLLBACKS.c.policy == policy) & same))
         insert(connection, ROLLBACKS, [row | {"at": time.time()}])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from langchain_art.analytics import analysis_plot, analyze, compare
+from langchain_art.analytics import analyze, compare
 from langchain_art.analytics.analysis import version_of
 from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
 from langchain_art.analytics.report import analysis_view
@@ -171,14 +171,6 @@ def test_the_tables_fit_a_terminal() -> None:
         assert words in text, words
     assert "Fewer than 6 pairs cannot be significant" in text
     assert shown(analysis_view(analyze([])))
-
-
-@pytest.mark.parametrize("ending", [".png", ".svg"])
-def test_an_analysis_is_drawn(tmp_path: Path, ending: str) -> None:
-    drawn = analysis_plot(analyze(RUNS), tmp_path / f"a/runs{ending}")
-    assert drawn.read_bytes()[:4] in (b"\x89PNG", b"<?xm")
-    with pytest.raises(ConfigError, match=r"expected a name with \.png or \.svg"):
-        analysis_plot(analyze(RUNS), tmp_path / "runs.pdf")
 
 
 def test_a_fit_is_analyzed_by_its_files(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from langchain_art.wire import (
     ClippedRatio,
     ConstantAggregation,
     OverlongPenalty,
-    Standardized,
     TrainConfig,
 )
 
@@ -29,24 +28,6 @@ THREE = CandidateCall(tokens=3)
 
 def run(reward: float | None, *calls: CandidateCall, **fields) -> CandidateRun:
     return CandidateRun(calls or (ONE,), reward, **fields)
-
-
-def test_a_plain_group() -> None:
-    made = plan([[run(1, CandidateCall(3), ONE), run(0)]], MEAN)
-    assert made.decisions == [
-        [
-            [CallDecision(None, 0.5, 0.2), CallDecision(None, 0.5, 0.2)],
-            [CallDecision(None, -0.5, 0.2)],
-        ]
-    ]
-    assert made.excluded == Counter()
-    assert made.metrics == {
-        "runs_trained": 2,
-        "calls_trained": 3,
-        "reward_mean": 0.5,
-        "staleness_mean": 0,
-        "staleness_max": 0,
-    }
 
 
 def test_every_reason_is_counted_once_in_its_own_unit() -> None:
@@ -105,17 +86,6 @@ def test_how_calls_were_sampled_is_said_of_runs_that_fared_alike() -> None:
     assert plan([stale], MEAN).excluded == {"groups.stale": 1}
 
 
-def test_runs_that_are_no_policys_do_not_shift_the_baseline() -> None:
-    judge = CandidateCall(5, learns=False)
-    made = plan([[run(1), run(0), run(9, judge), run(9, failed=True)]], MEAN)
-    first, second, third, failed = (calls[0] for calls in made.decisions[0])
-    # The one that failed was scored: it counts. The frozen one does not.
-    mean = 10 / 3
-    assert (first.advantage, second.advantage) == pytest.approx((1 - mean, -mean))
-    assert third.excluded_because == "calls.frozen" and failed.advantage == pytest.approx(9 - mean)
-    assert made.metrics["reward_mean"] == pytest.approx(mean)
-
-
 def test_what_is_cut_off_leaves_the_loss_and_stays_in_the_baseline() -> None:
     cut = CandidateCall(tokens=6, truncated=True)
     groups = [[run(1, CandidateCall(4)), run(0, CandidateCall(4), cut), run(0, truncated=True)]]
@@ -170,27 +140,6 @@ def test_staleness_is_counted_over_what_is_trained() -> None:
     assert plan([runs], TrainConfig(advantage="mean", max_staleness=4)).excluded == {
         "groups.stale": 1
     }
-
-
-def test_scores_are_standardised_over_the_batch_and_flat_groups_are_left_out() -> None:
-    config = TrainConfig(advantage=Standardized(scores={"a": 1.0}))
-    groups = [
-        [CandidateRun((ONE,), None, {"a": value}) for value in values]
-        for values in ((1, 0), (5, 5), (0, 100))
-    ]
-    groups[0].append(CandidateRun((ONE,), 1.0, {"b": 1.0}))
-    made = plan(groups, config)
-    assert made.excluded == {"groups.zero_variance": 1, "runs.unscored": 1}
-    got = [calls[0].advantage for calls in (*made.decisions[0][:2], *made.decisions[2])]
-    assert got == pytest.approx([math.sqrt(0.75) * s for s in (1, -1, -1, 1)], abs=1e-3)
-
-
-def test_the_vector_of_the_batchs_deviation() -> None:
-    groups = [[run(1), run(0)], [run(0.1), run(0)], [run(5), run(5)]]
-    made = plan(groups, TrainConfig(advantage="batch_standardized"))
-    got = [calls[0].advantage for group in made.decisions[:2] for calls in group]
-    assert got == pytest.approx([1.218, -1.218, 0.1218, -0.1218], abs=1e-3)
-    assert made.excluded == {"groups.zero_variance": 1}
 
 
 def test_with_a_teacher_equal_groups_and_unscored_runs_are_trained() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from langchain_art.credit.candidates import CandidateCall, CandidateRun, returns
 from langchain_art.credit.credit_assignment import group_credit, score_credits
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import AnchorCredit, Standardized, TrainConfig, TurnCredit
+from langchain_art.wire import AnchorCredit, Standardized, TrainConfig
 
 MEAN = TrainConfig(advantage="mean")
 
@@ -25,16 +25,6 @@ def run(reward: float | None, *calls: CandidateCall, **more) -> CandidateRun:
 
 
 FROZEN = {"learns": False}
-
-
-def test_a_run_gives_all_its_calls_the_same_and_counts_once() -> None:
-    runs = [run(1, call(), call(), call()), run(0), run(0), run(0)]
-    credit = group_credit(runs, MEAN)
-    assert credit.whole is None and credit.reasons == {}
-    assert credit.advantages == {
-        **{(0, 0): 0.75, (0, 1): 0.75, (0, 2): 0.75},
-        **{(1, 0): -0.25, (2, 0): -0.25, (3, 0): -0.25},
-    }
 
 
 def test_rewards_of_calls_add_to_the_runs() -> None:
@@ -104,12 +94,6 @@ def test_nodes_are_compared_with_themselves_runs_being_the_units() -> None:
     }
 
 
-def test_with_one_node_and_no_rewards_of_calls_it_is_the_credit_of_runs() -> None:
-    runs = [run(r, *[call()] * n) for r, n in ((1, 2), (0.5, 1), (0, 4))]
-    by_node = group_credit(runs, TrainConfig(advantage="mean", credit="node"))
-    assert by_node.advantages == group_credit(runs, MEAN).advantages
-
-
 def test_the_dr_mas_vector() -> None:
     # Two roles, the outcome for both; B ran in two of four runs: its own mean, its own deviation.
     runs = [
@@ -121,11 +105,6 @@ def test_the_dr_mas_vector() -> None:
     assert credit.advantages == pytest.approx(
         {(0, 0): a, (0, 1): b, (1, 0): -a, (1, 1): -b, (2, 0): a, (3, 0): -a}, abs=2e-4
     )
-
-
-def test_all_nodes_alone_are_a_single_group() -> None:
-    runs = [run(1, call(None, "a")), run(0, call(None, "b"))]
-    assert group_credit(runs, TrainConfig(advantage="mean", credit="node")).whole == "groups.single"
 
 
 # --- by call ------------------------------------------------------------------------------------
@@ -171,24 +150,6 @@ def test_credit_by_call_equals_the_means_written_out(seed: int) -> None:
     assert credit.whole or set(credit.advantages) | set(credit.reasons) == steps
 
 
-def test_without_rewards_of_calls_it_is_the_credit_of_runs() -> None:
-    runs = [run(r, *[call()] * n) for r, n in ((1, 2), (0.5, 1), (0, 4))]
-    by_call = group_credit(runs, TrainConfig(advantage="mean", credit="call"))
-    assert by_call == group_credit(runs, MEAN)
-
-
-def test_one_run_is_enough_where_its_calls_differ() -> None:
-    credit = group_credit(
-        [run(None, call(1.0), call(0.0), call())], TrainConfig(advantage="mean", credit="call")
-    )
-    assert credit.advantages == {(0, 0): 0.5, (0, 1): -0.5}
-    assert credit.reasons == {(0, 2): "calls.unscored"}
-    apart = [run(None, call(1.0, "a"), call()), run(None, call(0.0, "b"))]
-    assert (
-        group_credit(apart, TrainConfig(advantage="mean", credit="call")).whole == "groups.single"
-    )
-
-
 # --- by turn ------------------------------------------------------------------------------------
 
 
@@ -215,15 +176,6 @@ def test_returns_equal_the_sum_written_out(seed: int, discount: float) -> None:
         for t in range(len(calls))
     }
     assert returns(run(outcome, *calls), discount) == pytest.approx(expected, abs=1e-12)
-
-
-def test_turns_are_held_against_the_mean_of_the_runs_means() -> None:
-    runs = [run(1, call(), call(1)), run(0)]  # returns 2, 2 and 0
-    credit = group_credit(runs, TrainConfig(advantage="mean", credit="turn"))
-    assert credit.advantages == {(0, 0): 1.0, (0, 1): 1.0, (1, 0): -1.0}
-    halved = group_credit(runs, TrainConfig(advantage="mean", credit=TurnCredit(discount=0.5)))
-    # Returns 1, 2 and 0; the runs' means 1.5 and 0.
-    assert halved.advantages == {(0, 0): 0.25, (0, 1): 1.25, (1, 0): -0.75}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 4)), min_size=2, max_size=6))
@@ -267,12 +219,6 @@ def test_states_teach_where_runs_do_not() -> None:
     credit = group_credit(runs, TrainConfig(advantage="mean", credit=AnchorCredit(discount=0.5)))
     assert credit.advantages == {(0, 0): 0.25, (1, 0): -0.25}
     assert credit.reasons == {(1, 1): "calls.zero_variance"}
-
-
-def test_without_anchors_only_runs_are_compared() -> None:
-    runs = [run(1), run(0)]
-    config = TrainConfig(advantage="mean", credit="anchor")
-    assert group_credit(runs, config).advantages == group_credit(runs, MEAN).advantages
 
 
 # --- several rewards ----------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import operator
 from typing import Annotated, Any
 
 from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Send
 
@@ -48,21 +47,6 @@ def tree(spans: tuple[SpanRecord, ...]) -> list[tuple[int, str, str]]:
     return [(d, span.kind, span.name) for d, span in zip(depths, spans, strict=True)]
 
 
-def test_a_node_has_its_calls_and_a_subgraph_its_nodes() -> None:
-    inner = graph_of(writer=node(Scripted(lines=["b"]))).compile()
-    outer = graph_of(plan=node(Scripted(lines=["a"])), team=inner).compile()
-    spans = spans_of(outer)
-    assert tree(spans) == [
-        (0, "node", "plan"),
-        (1, "model", "plan"),
-        (0, "node", "team"),
-        (1, "node", "writer"),
-        (2, "model", "writer"),
-    ]
-    assert [span.turn for span in spans if span.kind == "model"] == [0, 1]
-    assert spans[3].path == ("team", "writer")
-
-
 def test_each_attempt_and_each_branch_is_a_span_of_its_own() -> None:
     flaky = Flaky(node(Scripted(lines=["x"])))
     graph = StateGraph(MessagesState).add_node(
@@ -85,34 +69,6 @@ def test_each_attempt_and_each_branch_is_a_span_of_its_own() -> None:
     parts = spans_of(fan.add_edge("part", END).compile(), {"messages": [], "seen": []})
     assert [(one.kind, one.name) for one in parts] == [("node", "part")] * 2
     assert parts[0].namespace != parts[1].namespace and parts[0].output == {"seen": ["p"]}
-
-
-def test_a_tool_has_what_it_was_given_and_gave() -> None:
-    from langchain.agents import create_agent
-
-    @tool
-    def search(query: str) -> str:
-        """Search."""
-        return f"found {query}"
-
-    asks = {"name": "search", "args": {"query": "falcon"}, "id": "c1", "type": "tool_call"}
-    agent = create_agent(Scripted(lines=[AIMessage("", tool_calls=[asks]), "done"]), [search])
-    (found,) = [span for span in spans_of(agent) if span.kind == "tool"]
-    assert (found.name, found.input, found.output) == (
-        "search",
-        {"query": "falcon"},
-        "found falcon",
-    )
-
-
-def test_a_call_has_its_parameters() -> None:
-    model = Scripted(lines=["a"])
-
-    def writer(state: MessagesState) -> Any:
-        return {"messages": [model.invoke(state["messages"], stop=["\n"])]}
-
-    (call,) = [span for span in spans_of(graph_of(writer=writer).compile()) if span.turn == 0]
-    assert call.parameters == {"stop": ["\n"]}  # and nothing of the model's own fields
 
 
 def test_values_are_kept_only_for_an_export() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from langchain_art.call_seeds import run_seed
-from langchain_art.errors import ConfigError, RolloutFailed
+from langchain_art.errors import RolloutFailed
 from langchain_art.rollout.gather import GroupStream, gather
 from langchain_art.rollout.runner import RolloutWorker
 
@@ -55,23 +55,6 @@ async def test_nothing_starts_that_is_not_allowed() -> None:
             await groups.take(1)
 
 
-async def test_at_most_so_many_runs_at_once() -> None:
-    now = most = 0
-
-    async def rollout(_: str) -> float:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        await asyncio.sleep(0.005)
-        now -= 1
-        return 1.0
-
-    async with stream(rollout, concurrency=3) as groups:
-        groups.allow(6)
-        assert len(await groups.take(6)) == 6
-    assert most == 3
-
-
 async def test_too_many_failures_end_it_and_some_do_not() -> None:
     async def rollout(scenario: str) -> float:
         if int(scenario) < 2:
@@ -109,16 +92,6 @@ async def test_leaving_cancels_what_runs() -> None:
         while begun < 8:
             await asyncio.sleep(0)
     assert cancelled == 8  # as many as ran at once
-
-
-async def test_a_wrong_outcome_reaches_who_takes() -> None:
-    async def rollout(_: str) -> str:
-        return "fine"
-
-    async with stream(rollout) as groups:
-        groups.allow(1)
-        with pytest.raises(ConfigError, match="returned 'fine'"):
-            await groups.take(1)
 
 
 async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:

@@ -121,29 +121,6 @@ async def test_each_run_has_a_thread_of_its_own(wrap: Any) -> None:
     assert all(len(run.output["messages"]) == 2 for run in found.trajectories)
 
 
-async def test_a_remote_graph_gets_its_runs_id_and_no_thread() -> None:
-    class Remote:
-        assistant_id = "agent"
-
-        async def ainvoke(self, given: Any, config: Any = None) -> Any:
-            return config
-
-    found = await gather(Remote(), [{"id": "q", "input": "Hi"}], group_size=1)  # type: ignore[arg-type]
-    [run] = found.trajectories
-    assert run.output == {"metadata": {"art_trajectory_id": run.id, "art_scenario": "q"}}
-
-
-async def test_a_graph_that_raises_is_a_failed_run() -> None:
-    def broken(state: State) -> Any:
-        if state["messages"][0].text == "Ho":
-            raise ValueError("tool broke")
-        return ("ai", "hi")
-
-    found = await gather(graph(broken), ["Hi", "Ho"], group_size=1)
-    assert [run.status for run in found.trajectories] == ["completed", "failed"]
-    assert found.trajectories[1].error == "ValueError: tool broke"
-
-
 def test_what_is_neither_function_nor_graph_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"graph\.compile\(\)"):
         gather_sync(StateGraph(State), ["Hi"])  # type: ignore[arg-type]

@@ -57,15 +57,6 @@ def through(node: Any) -> Any:
     return run
 
 
-def test_of_several_choices_the_first_counts() -> None:
-    with capture() as run:
-        assert Several().invoke(ASK).content == "one"
-    assert fates(run) == [("one", None), ("two", "unchosen"), ("three", "unchosen")]
-    assert [turn.usage for turn in run.turns] == [None] * 3  # only their sum is known
-    assert [turn.extends for turn in run.turns] == [None] * 3
-    run.trajectory()
-
-
 def test_a_prompt_that_goes_on_with_a_choice_chooses_it() -> None:
     with capture() as run:
         second = Several().generate([ASK]).generations[0][1].message
@@ -248,27 +239,6 @@ def test_replies_of_which_the_node_made_something_else_all_count() -> None:
     assert [why for _, why in fates(through(node))] == [None] * 3
 
 
-def test_answers_to_other_prompts_are_no_rivals() -> None:
-    model = FakeListChatModel(responses=["plan", "answer"])
-
-    def node(state: Any) -> Any:
-        plan = model.invoke("Plan.")
-        return {"messages": [model.invoke(f"Do {plan.text}.")]}
-
-    assert fates(through(node)) == [("plan", None), ("answer", None)]
-
-
-def test_a_reply_that_the_node_itself_went_on_with_counts() -> None:
-    model = FakeListChatModel(responses=["draft", "better", "other"])
-
-    def node(state: Any) -> Any:
-        draft = model.invoke(ASK)
-        model.invoke([*ASK, draft, HumanMessage("Better?")])
-        return {"messages": [model.invoke(ASK)]}
-
-    assert fates(through(node)) == [("draft", None), ("better", None), ("other", None)]
-
-
 class Asked(FakeListChatModel):
     """Whose parameters are those of OpenAI's models, by name and by `bind`."""
 
@@ -302,13 +272,3 @@ def test_how_an_answer_is_drawn_makes_no_other_question(drawn: Any) -> None:
     again = model.bind(**drawn)
     run = through(lambda state: {"messages": [model.invoke(ASK), again.invoke(ASK)][1:]})
     assert [why for _, why in fates(run)] == ["unchosen", None]
-
-
-def test_the_same_prompt_in_another_task_is_no_rival() -> None:
-    model = FakeListChatModel(responses=["one", "two"])
-    graph = StateGraph(MessagesState)
-    graph.add_node("a", lambda state: {"messages": [model.invoke(ASK)]})
-    graph.add_node("b", lambda state: {"messages": [model.invoke(ASK)]})
-    with capture() as run:
-        graph.add_edge(START, "a").add_edge("a", "b").compile().invoke({"messages": ASK})
-    assert fates(run) == [("one", None), ("two", None)]

@@ -25,7 +25,6 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 from packaging.version import Version
 from pydantic import Field
@@ -114,31 +113,6 @@ def test_a_node_goes_on_while_a_graph_of_its_own_waits() -> None:
         line(asks=asks, goes_on=says("y")).invoke(ASK)
     assert run.status == "completed"
     assert told(run) == [("x", None), ("y", None)]
-
-
-@pytest.mark.parametrize("first", ["bad", "good"])
-def test_a_failure_is_not_undone_by_what_ran_beside_it(first: str) -> None:
-    begun, first_is_over = threading.Barrier(2, timeout=60), threading.Event()
-
-    def node(state: Any) -> Any:
-        text = state["messages"][-1].text
-        begun.wait()
-        if text != first:
-            first_is_over.wait(60)
-        return failing(state) if text == "bad" else {}
-
-    run, agent = Run(), line(n=node)
-
-    def invoke(text: str) -> None:
-        try:
-            agent.invoke({"messages": [("user", text)]}, {"callbacks": [CaptureHandler(run)]})
-        except ValueError:
-            assert text == "bad"
-        first_is_over.set()
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(invoke, ["bad", "good"]))
-    assert (run.status, run.error) == ("failed", "ValueError: no")
 
 
 class Refusing(FakeListChatModel):
@@ -241,26 +215,6 @@ def test_without_a_scope_the_handlers_run_fails_with_its_chain() -> None:
 # ---- which calls count
 
 
-def test_what_a_failed_graph_said_does_not_count_if_another_followed() -> None:
-    with capture() as run:
-        with pytest.raises(ValueError, match="no"):
-            line(a=says("x"), b=failing).invoke(ASK)
-        assert told(run) == [("x", None)]
-        line(a=says("y")).invoke(ASK)
-    assert (run.status, run.error) == ("completed", None)
-    assert told(run) == [("x", "error"), ("y", None)]
-
-
-def test_what_a_failed_graph_said_counts_if_its_thread_goes_on() -> None:
-    flaky = iter([failing, lambda state: {}])
-    agent = line(InMemorySaver(), a=says("x"), b=lambda state: next(flaky)(state), c=says("y"))
-    with capture() as run:
-        with pytest.raises(ValueError, match="no"):
-            agent.invoke(ASK, THREAD)
-        agent.invoke(None, THREAD)
-    assert told(run) == [("x", None), ("y", None)]
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_question_that_was_never_answered(nested: bool) -> None:
     """A new input drops the waiting node, and all that its subgraph had done."""
@@ -300,29 +254,6 @@ def test_two_handlers_tell_of_several_replies_once() -> None:
     with capture() as run:
         Twice(responses=["x", "y"]).invoke("?", {"callbacks": [CaptureHandler(run)]})
     assert told(run) == [("x", None), ("y", "unchosen")]
-
-
-def test_another_handler_goes_on_with_a_run() -> None:
-    agent = line(InMemorySaver(), asks=asking("x", "y"))
-    with capture() as run:
-        agent.invoke(ASK, THREAD)
-    agent.invoke(Command(resume="yes"), {**THREAD, "callbacks": [CaptureHandler(run)]})
-    assert run.status == "completed"
-    assert told(run) == [("x", "interrupted"), ("y", None)]
-
-
-def test_replies_from_elsewhere_are_named() -> None:
-    def sampled(id: str) -> AIMessage:
-        return AIMessage(id, response_metadata={"call_id": id})
-
-    model = FakeListChatModel(responses=["z"])
-    with capture() as run:
-        model.invoke([HumanMessage("1"), sampled("a"), HumanMessage("2")])
-        model.invoke([sampled("b"), AIMessage("no id"), HumanMessage("3"), sampled("a")])
-        line(n=lambda state: {"messages": [sampled("c")]}).invoke(ASK)
-    trajectory = run.trajectory()
-    assert trajectory.metadata["sampled_elsewhere"] == ["a", "b", "c"]
-    assert run.metadata == {}
 
 
 def test_a_scope_that_hears_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -404,17 +335,6 @@ def test_a_scope_inside_of_a_node_leaves_the_nodes_config_alone() -> None:
     line(n=node).invoke(ASK)
 
 
-def test_the_path_of_a_graph_on_a_thread_of_its_own() -> None:
-    """LangGraph begins its namespace anew, so the node around it is known by its frames alone."""
-    inner = line(InMemorySaver(), deep=says("x", "y"))
-    team = line(asks=lambda state: inner.invoke(state, THREAD))
-    with capture() as run:
-        line(team=team).invoke(ASK)
-        inner.invoke(ASK, THREAD)
-    assert [turn.path for turn in run.turns] == [("team", "asks", "deep"), ("deep",)]
-    assert [turn.thread for turn in run.turns] == ["t", "t"]
-
-
 # ---- graphs that loop
 
 
@@ -442,29 +362,6 @@ def test_a_loop_that_a_node_caught_counts() -> None:
         return good(state)
 
     assert told_of_looping(catches) == [("x", None), ("y", None), ("z", None)]
-
-
-def test_a_loop_that_a_failing_tool_tells_counts() -> None:
-    sub = looping("x", "y")
-
-    @tool
-    def delve() -> str:
-        """Delve."""
-        return str(sub.invoke(ASK))
-
-    call = {"name": "delve", "args": {}, "id": "1", "type": "tool_call"}
-    tools = ToolNode([delve], handle_tool_errors=True)
-    node = RunnableLambda(lambda state: {"messages": [AIMessage("", tool_calls=[call])]}) | tools
-    assert told_of_looping(node) == [("x", None), ("y", None)]
-
-
-@pytest.mark.parametrize("retried", [False, True])
-def test_a_loop_that_was_replaced_does_not_count(retried: bool) -> None:
-    sub, tries = looping("x", "y"), iter([0, 1])
-    good = RunnableLambda(says("z"))
-    once = RunnableLambda(lambda state: good.invoke(state) if next(tries) else sub.invoke(state))
-    node = once.with_retry(wait_exponential_jitter=False) if retried else sub.with_fallbacks([good])
-    assert told_of_looping(node) == [("x", "error"), ("y", "error"), ("z", None)]
 
 
 # ---- models that ask another model

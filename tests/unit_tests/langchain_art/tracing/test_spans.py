@@ -52,17 +52,6 @@ def calls(*tools: Any) -> Any:
     return graph_of(**nodes).compile(InMemorySaver())
 
 
-def test_one_sub_agent_before_the_question_and_another_after_it() -> None:
-    first, second = sub_agent("a"), sub_agent("b")
-    assert counting(alone(lambda: first() + interrupt("?") + second())) == {"a1", "a2", "b1", "b2"}
-
-
-def test_sub_agents_without_memory_begin_anew() -> None:
-    first, second, third = (sub_agent(letter, False) for letter in "abc")
-    work = alone(lambda: first() + interrupt("?") + second() + interrupt("!") + third())
-    assert counting(work) == {"a5", "a6", "b3", "b4", "c1", "c2"}
-
-
 def test_one_of_two_sub_agents_has_no_memory() -> None:
     first, second = sub_agent("a"), sub_agent("b", False)
     work = alone(lambda: first() + second() + interrupt("?") + first())

@@ -178,7 +178,7 @@ def healthy(
     return made
 
 
-HEALTHY = count(8, 200)
+HEALTHY = count(3, 200)
 
 
 @pytest.mark.soak

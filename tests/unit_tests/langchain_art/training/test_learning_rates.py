@@ -74,24 +74,10 @@ def test_it_is_what_a_plain_computation_with_fractions_gives(seed: int) -> None:
         rate = max(Fraction(FIRST) / 16, min(rate, 64 * Fraction(FIRST)))
 
 
-def test_a_policy_that_becomes_certain_needs_no_higher_rate() -> None:
-    """Its divergence falls with its entropy."""
-    made = [record(n, FIRST, BOUND * 0.6 / 2**n, entropy=0.5**n) for n in range(1, 9)]
-    assert next_rate(FIRST, CONFIG, "p", made) == FIRST * FACTOR, "of the first step alone"
-    assert next_rate(FIRST, CONFIG, "p", [record(0, FIRST, BOUND * 0.6), *made]) == FIRST
-
-
 def test_it_stays_within_its_bounds() -> None:
     assert fit(0.0001, FIRST, 30)[0][-1] == pytest.approx(MOST * FIRST)
     assert fit(1e12, FIRST, 30)[0][-1] == pytest.approx(LEAST * FIRST)
     assert fit(0.0001, 2.4e-3, 30)[0][-1] == LARGEST_DEFAULT_RATE
-
-
-def test_steps_that_trained_nothing_change_nothing() -> None:
-    for nothing in (record(1, FIRST, None), record(1, FIRST, 0.0)):
-        assert next_rate(FIRST, CONFIG, "p", [nothing]) == FIRST
-    too_long = record(1, FIRST, 0.0, kept=0.0)
-    assert next_rate(FIRST, CONFIG, "p", [too_long]) == pytest.approx(FIRST / FACTOR)
 
 
 def test_a_rate_that_is_named_stays_and_so_does_one_without_a_bound() -> None:

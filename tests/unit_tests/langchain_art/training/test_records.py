@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from typing import Any
 
 import pytest
@@ -14,9 +13,7 @@ from langchain_art.training.fit_settings import check_trainable, unmatched_froze
 from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.records import EvalResult, FitResult, StepRecord, summarize, total_nodes
 from langchain_art.training.report import (
-    duration,
     excluded_counts,
-    node_rewards,
     node_table,
     nothing_trained,
     summary_table,
@@ -106,17 +103,6 @@ def test_several_policies_are_told_apart() -> None:
         _ = record.version
 
 
-def test_a_node_that_nobody_trains_is_shown_once_among_several_policies() -> None:
-    judge = {"judge": node(0, 0.0, other_policy=4)}
-    both = [
-        TrainResult(**(one.model_dump() | {"nodes": {**one.nodes, **judge}}))
-        for one in (WRITER, CRITIC)
-    ]
-    record = step(*both)
-    assert list(record.nodes) == ["w/writer", "w/judge", "c/critic"]
-    assert "other_policy" in excluded_counts(record)
-
-
 def test_nodes_add_up_weighted_by_their_tokens() -> None:
     first = {"a": node(30, 0.2, 0.1, frozen=1)}
     second = {"a": node(10, 0.6, -0.1, frozen=2, lost=1), "b": node(0, 0.0)}
@@ -185,37 +171,6 @@ def test_the_summary_says_to_use_the_best_version() -> None:
     assert 'ChatART(model="agent@2")' in text and "NOTHING" not in text
 
 
-def test_the_summary_says_that_nothing_was_trained() -> None:
-    zero = result("agent", 0, excluded={"groups.zero_variance": 2}, nodes={"a": node(0, 0.0)})
-    found = FitResult(fit_id="f", versions={"agent": 0}, history=(step(zero),))
-    assert 'ChatART(model="agent@0")  as it was: NOTHING was trained' in screen(
-        summary_table(found), width=100
-    )
-
-
-def test_a_result_is_a_line() -> None:
-    evals = [
-        EvalResult(mean=m, ci95=0.1, n=4, versions=(f"agent@{n}",), step=n)
-        for n, m in enumerate((0.25, 0.75, 0.5))
-    ]
-    found = FitResult(
-        fit_id="f",
-        versions={"agent": 2},
-        history=(step(ONE),) * 30,
-        before=evals[0],
-        after=evals[2],
-        best=evals[1],
-    )
-    for words in (repr(found), str(found)):
-        assert len(words) < 200
-        assert "agent@2, 30 steps, held out 0.250 ± 0.100 (n=4) → 0.500" in words
-        assert "best 0.750 ± 0.100 (n=4)  agent@1" in words
-
-
-def test_a_name_with_brackets_is_no_markup() -> None:
-    assert "[red]" in screen(node_table({"[red]": node(8)}, "t"))
-
-
 # --- rewards of nodes, and what a fit took -----------------------------------------------
 
 
@@ -251,20 +206,6 @@ def test_an_evaluation_of_several_runs_a_scenario_tells_pass_at_k() -> None:
     assert "best of" not in screen(summary_table(fit), width=120)
 
 
-def test_rewards_of_nodes_have_a_column() -> None:
-    record = step(ONE, node_rewards={"writer": 0.25})
-    first, later = displayed(record, first=True), displayed(record, first=False)
-    assert "reward" in first.partition("Trained by node")[2] and "0.250" in first
-    assert "trained: writer reward 0.250, 16 tokens" in later
-    both = step(WRITER, CRITIC, node_rewards={"writer": 0.25, "critic": 1.0})
-    assert both.rewards_by_node == {"w/writer": 0.25, "c/critic": 1.0}
-    assert node_rewards([record, step(ONE, node_rewards={"writer": 1.0})]) == {
-        "writer": "0.250 → 1.000"
-    }
-    for text in (first, later, displayed(both, first=True)):
-        assert max(map(len, text.splitlines())) <= 80, text
-
-
 def test_the_bars_words_are_the_mean_and_not_one_runs_reward() -> None:
     told = MeanReward()
     assert told(scored("a")) == "no rewards yet"
@@ -287,33 +228,6 @@ def test_the_bar_fits_80_columns_and_does_not_move() -> None:
             assert words[:20] in rows[1]
             places.add((rows[1].index("/"), len(rows[1])))
     assert len(places) == 1, places
-
-
-def test_a_log_file_hears_of_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_art.training.progress._SILENCE", 0.2)
-    console = Console(file=io.StringIO(), width=80)
-    with Display(console).bar("steps", 9, 3) as _, Display(console).bar("judging", 8) as advance:
-        advance()
-        time.sleep(1)
-    told: str = console.file.getvalue()  # type: ignore[attr-defined]
-    assert told.count("judging 1/8") == 1, "and not again before half a minute"
-
-
-def test_the_summary_tells_what_the_fit_took() -> None:
-    one = step(ONE, seconds={"total": 61.0}, tokens={"prompt": 9, "completion": 5}, judge_cost=0.5)
-    evaluation = EvalResult(
-        mean=0.5, ci95=None, n=1, versions=("agent@0",), seconds=4.0, tokens={"completion": 2}
-    )
-    found = FitResult(fit_id="f", versions={"agent": 2}, history=(one, one), evals=(evaluation,))
-    assert found.tokens == {"prompt": 18, "completion": 12}
-    text = screen(summary_table(found))
-    for words in ("2m02s in steps, 2m06s in all", "18 read, 12 sampled, 32 trained", "$1.0000"):
-        assert words in text
-    assert "s left" not in displayed(one, first=False)
-    console = Console(file=io.StringIO(), width=80)
-    Display(console).step(one, 9, first=False, left=185.0)
-    assert "3m05s left" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert [duration(s) for s in (4.06, 59.9, 7620)] == ["4.1s", "59.9s", "2h07m"]
 
 
 # --- which calls learn ----------------------------------------------------------------------------
@@ -354,8 +268,3 @@ def test_what_chooses_nothing_is_refused(trainable: Any) -> None:
     with pytest.raises(ConfigError, match="expected names of nodes"):
         check_trainable(trainable)
     assert check_trainable(None) == {}
-
-
-def test_repeated_runs_are_said() -> None:
-    assert "1 failed  3 repeated" in displayed(step(ONE, failed=1, retried=3), first=False)
-    assert "repeated" not in displayed(step(ONE), first=False)

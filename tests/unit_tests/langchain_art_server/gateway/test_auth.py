@@ -39,7 +39,7 @@ async def test_wrong_keys_are_slowed_and_a_right_one_is_not(
         slept.append(seconds)
         await over.wait()
 
-    monkeypatch.setattr(auth, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(auth, "asyncio", SimpleNamespace(sleep=sleep, Semaphore=asyncio.Semaphore))
     with caplog.at_level(logging.WARNING):
         async with client(app, "wrong-and-secret") as wrong, client(app, KEY) as right:
             asked = [asyncio.create_task(wrong.get("/v1/models")) for _ in range(100)]

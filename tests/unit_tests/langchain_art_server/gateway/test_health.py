@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from langchain_art.errors import EngineUnavailable, QuotaExceeded
+from langchain_art.errors import EngineUnavailable
 from langchain_art_server.gateway import health as module
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.storage.store import Store
@@ -85,25 +85,3 @@ async def test_a_store_that_does_not_answer_is_told(
     await becomes(health, {"store": "has not answered for 0.2 s"})
     answers.set()
     await becomes(health, {})
-
-
-async def test_what_would_add_to_a_full_store_is_refused_until_there_is_less(
-    parts: tuple[Health, Any, Any, Store], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    health, _, _, store = parts
-    await becomes(health, {})
-    health.require_space()
-
-    async def full() -> int:
-        return MAX_STORED_BYTES
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "stored_bytes", full)
-        while health.stored_bytes != MAX_STORED_BYTES:
-            await asyncio.sleep(0.01)
-        with pytest.raises(QuotaExceeded, match="max_stored_bytes is 1048576"):
-            health.require_space()
-        assert health.reasons == {}
-    while health.stored_bytes == MAX_STORED_BYTES:
-        await asyncio.sleep(0.01)
-    health.require_space()

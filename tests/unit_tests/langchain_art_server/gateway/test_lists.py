@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from langchain_art_server.gateway import lists
-from langchain_art_server.gateway.lists import PageTurns
+from langchain_art_server.gateway.lists import page_turns
 from langchain_art_server.storage.pages import Page
 
 PART = lists._READ_PER_SECOND // 20  # 50 ms
 
 
 async def test_a_client_gets_one_page_at_a_time_and_then_waits_for_its_bytes() -> None:
-    turns, clock = PageTurns(), asyncio.get_running_loop().time
+    turns, clock = page_turns(), asyncio.get_running_loop().time
     began: dict[str, list[float]] = {"a": [], "b": []}
     running = dict.fromkeys(began, 0)
 
@@ -36,7 +36,7 @@ async def test_a_client_gets_one_page_at_a_time_and_then_waits_for_its_bytes() -
 
 
 async def test_small_pages_and_failed_ones_take_no_time_of_the_next() -> None:
-    turns, clock = PageTurns(), asyncio.get_running_loop().time
+    turns, clock = page_turns(), asyncio.get_running_loop().time
     begun = clock()
 
     async def small() -> Page[bytes]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.wire import StepSeconds, TrainConfig, TrainRequest, Trajectory, Turn
+from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.eligibility import check_eligibility
 from langchain_art_server.storage.tables import CallRecord
@@ -89,27 +89,6 @@ def test_a_reply_that_was_used_twice_learns_where_it_first_counts() -> None:
     assert [one.excluded_because for one in judged] == ["superseded_error", "frozen", None]
 
 
-def test_a_run_of_frozen_calls_stays_out_of_the_baseline() -> None:
-    records = [record(f"c-{i}") for i in range(4)]
-    runs = {
-        "a": (1.0, [turn("c-0")]),
-        "b": (0.0, [turn("c-1")]),
-        "c": (0.5, [turn("c-2")]),
-        "helper-alone": (9.0, [turn("c-3", "helper"), turn(None, "writer", ours=False)]),
-    }
-    frozen = batch_of(runs, records, {"helper": False})
-    assert advantages(frozen) == [0.5, -0.5, 0.0]  # mean 0.5, not 2.625
-    assert frozen.trained == ["a", "b", "c"]
-    assert frozen.excluded == {
-        "runs.without_trainable_calls": 1,
-        "calls.frozen": 1,
-        "calls.foreign": 1,
-    }
-    assert frozen.metrics["reward_mean"] == 0.5
-    free = batch_of(runs, records)
-    assert advantages(free) == pytest.approx([1 - 2.625, -2.625, 0.5 - 2.625, 9 - 2.625])
-
-
 @pytest.mark.parametrize(
     ("fate", "known"),
     [
@@ -145,15 +124,6 @@ def test_a_group_can_become_single_or_flat_by_what_is_left_out() -> None:
     assert batch_of(three, records).rows
 
 
-def test_two_policies_learn_from_one_run_each_its_own() -> None:
-    records = [record("w-0"), record("w-1"), *(record(f"q-{i}", policy="q") for i in range(2))]
-    runs = {str(i): (float(i), [turn(f"w-{i}"), turn(f"q-{i}", "critic")]) for i in range(2)}
-    for policy, mine in (("p", "w"), ("q", "q")):
-        batch = batch_of(runs, records, policy=policy)
-        assert [call.id for call in batch.calls] == [f"{mine}-0", f"{mine}-1"]
-        assert batch.excluded == {"calls.other_policy": 2}
-
-
 def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
     records = [
         record("a-0", said=(2, 3, 4)),
@@ -181,11 +151,6 @@ def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
     for node in nodes.values():
         by_reason.update({f"calls.{reason}": count for reason, count in node.excluded.items()})
     assert by_reason == batch.excluded
-
-
-def test_calls_outside_of_any_graph_report_as_a_dash() -> None:
-    runs = {str(i): (float(i), [Turn(call_id=f"c-{i}")]) for i in range(2)}
-    assert list(batch_of(runs, [record("c-0"), record("c-1")]).nodes()) == ["-"]
 
 
 def test_what_the_config_decides_reaches_the_rows() -> None:
@@ -268,14 +233,3 @@ def test_what_was_sampled_is_counted_whether_it_is_trained_or_not() -> None:
     assert metrics["tokens_sampled"] == 6
     assert metrics["truncated_share"] == pytest.approx(1 / 3)
     assert "rollout_seconds" not in metrics
-
-
-def test_the_clients_seconds_are_told_with_the_metrics() -> None:
-    request = TrainRequest(
-        policy="p", groups=(("t",),), seconds=StepSeconds(rollout=2.5, judge=0.5)
-    )
-    batch = Batch(request, 0)
-    batch.settle()
-    assert batch.metrics["rollout_seconds"] == 2.5
-    assert batch.metrics["judge_seconds"] == 0.5
-    assert batch.metrics["truncated_share"] == 0.0

@@ -8,8 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from langchain_art.wire import Trajectory, Turn, Usage
-from langchain_art_server.page.evaluations import MOST_SCENARIOS, compare
+from langchain_art_server.page.evaluations import compare
 from langchain_art_server.storage.evaluations import EvaluatedRun
 
 NAMES = ("p@1", "p@3 + q@2")
@@ -63,19 +62,6 @@ def test_the_difference_is_that_of_a_numpy_twin() -> None:
     assert len(one.after_runs) == 3
 
 
-def test_the_scenarios_that_differ_most_are_shown() -> None:
-    runs = [
-        [EvaluatedRun(f"{k}-{i}", f"s-{i}", k * (i - 150) / 300, False) for i in range(300)]
-        for k in (0, 1)
-    ]
-    found = compare(NAMES, runs, [[], []], None)
-    assert (found.wins, found.losses, found.ties) == (149, 150, 1)
-    shown = {one.scenario for one in found.scenarios}
-    assert len(shown) == MOST_SCENARIOS
-    assert {"s-0", "s-299"} <= shown
-    assert "s-150" not in shown
-
-
 def test_without_shared_scenarios_nothing_is_paired_and_without_rewards_nothing_compared() -> None:
     apart = [runs_of(1, range(5), 1, 0.0), runs_of(2, range(5, 10), 1, 1.0)]
     found = compare(NAMES, apart, [[], []], None)
@@ -85,29 +71,3 @@ def test_without_shared_scenarios_nothing_is_paired_and_without_rewards_nothing_
     found = compare(NAMES, [apart[0], failed], [[], []], None)
     assert found.comparison is None
     assert (found.after.mean, found.after.runs, found.after.failed) == (None, 0, 1)
-
-
-def turn(model: str, node: str, tokens: int, latency: float, at: float) -> Turn:
-    usage = Usage(prompt_tokens=2 * tokens, completion_tokens=tokens)
-    return Turn(node=node, model=model, usage=usage, started_at=at, latency=latency)
-
-
-def test_nodes_of_both_versions_stand_side_by_side_with_their_cost() -> None:
-    bodies = [
-        [Trajectory(id="a", turns=(turn("p@1", "w", 4, 1.0, 0.0), turn("p@1", "w", 6, 3.0, 1.0)))],
-        [Trajectory(id="b", turns=(turn("p@3", "w", 8, 0.5, 0.0), turn("q@2", "c", 1, 0.5, 0.5)))],
-    ]
-    runs = [[EvaluatedRun(one.id, "s", 1.0, False) for one in some] for some in bodies]
-    found = compare(NAMES, runs, bodies, 3600.0)  # a dollar a second
-    assert [(one.node, one.model) for one in found.nodes] == [("c", "q"), ("w", "p")]
-    critic, writer = found.nodes
-    assert critic.before is None
-    assert writer.before is not None
-    assert writer.after is not None
-    assert (writer.before.calls, writer.before.completion_tokens) == (2, 10)
-    assert (writer.before.latency_p50, writer.after.latency_p50) == (2.0, 0.5)
-    assert found.before.cost_usd == pytest.approx(4.0)
-    assert found.after.cost_usd == pytest.approx(1.0)
-    assert writer.after.cost_usd == pytest.approx(0.5)
-    free = compare(NAMES, runs, bodies, None)
-    assert free.before.cost_usd is None

@@ -15,9 +15,7 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.storage.activity import RowCount
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.schema import opening
-from langchain_art_server.storage.schema.opening import check_schema
-from langchain_art_server.storage.seals import insert, intact
-from langchain_art_server.storage.tables import CALLS, TRAINED, TRAINED_CALLS
+from langchain_art_server.storage.tables import CALLS
 from tests.support.call_records import record
 from tests.support.postgres import Postgres
 
@@ -123,63 +121,6 @@ def test_a_database_of_another_version_is_refused_in_words(
     engine.dispose()
     with pytest.raises(ConfigError, match=f"(?s){words}.*another --data-dir"):
         Database(database_url)
-
-
-#: What a database of version 2 lacks.
-ADDED = ("reviews", "run_facts", "run_marks", "run_words")
-
-
-def test_a_database_of_version_2_gets_the_tables_that_it_lacks(database_url: str) -> None:
-    Database(database_url).close()
-    engine = sa.create_engine(database_url)
-    with engine.begin() as connection:
-        for added in ADDED:
-            connection.exec_driver_sql(f"DROP TABLE {added}")
-        connection.exec_driver_sql("UPDATE art_schema SET version = 2")
-    with engine.connect() as connection, pytest.raises(ConfigError, match="Start this server on"):
-        check_schema(connection)  # which changes nothing: `langchain-art scrub`
-    Database(database_url).close()
-    with engine.begin() as connection:
-        check_schema(connection)
-        indexes = {
-            tuple(one["column_names"]) for one in sa.inspect(connection).get_indexes("reviews")
-        }
-        assert {("source", "id"), ("trajectory_id",)} <= indexes
-        connection.exec_driver_sql("UPDATE art_schema SET version = 2")
-        for added in ADDED:
-            connection.exec_driver_sql(f"DROP TABLE {added}")
-        connection.exec_driver_sql("ALTER TABLE calls DROP COLUMN retry")
-    with pytest.raises(ConfigError, match="'calls' has no column 'retry'"):
-        Database(database_url)
-    with engine.connect() as connection:  # and it was left as it was
-        assert not sa.inspect(connection).has_table("reviews")
-    engine.dispose()
-
-
-def test_a_database_of_version_5_lets_several_jobs_mark_one_run(database_url: str) -> None:
-    Database(database_url).close()
-    engine = sa.create_engine(database_url)
-    mark = {"trajectory_id": "t-1", "policy": "p", "job_id": "job-1"}
-    with engine.begin() as connection:
-        for table, keys in ((TRAINED, "trajectory_id, policy"), (TRAINED_CALLS, "call_id")):
-            kinds = {one.name: one.type.compile(engine.dialect) for one in table.columns}
-            columns = ", ".join(f"{name} {kind} NOT NULL" for name, kind in kinds.items())
-            connection.exec_driver_sql(f"DROP TABLE {table.name}")
-            connection.exec_driver_sql(
-                f"CREATE TABLE {table.name} ({columns}, PRIMARY KEY ({keys}))"
-            )
-        insert(connection, TRAINED, [mark])
-        insert(connection, TRAINED_CALLS, [{"call_id": "c-1", "job_id": "job-1"}])
-        connection.exec_driver_sql("UPDATE art_schema SET version = 5")
-    Database(database_url).close()
-    with engine.begin() as connection:
-        insert(connection, TRAINED, [mark | {"job_id": "job-2"}])
-        insert(connection, TRAINED_CALLS, [{"call_id": "c-1", "job_id": "job-2"}])
-        for table in (TRAINED, TRAINED_CALLS):
-            rows = connection.execute(sa.select(table)).all()
-            assert sorted(intact(table, row).job_id for row in rows) == ["job-1", "job-2"]
-        assert not any("before" in name for name in sa.inspect(connection).get_table_names())
-    engine.dispose()
 
 
 def test_two_servers_never_have_one_database(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import sqlalchemy as sa
 
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Reward, Trajectory
 from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluations
-from langchain_art_server.storage.run_index import RUN_MARKS
 from langchain_art_server.storage.store import Store
 
 
@@ -59,15 +57,3 @@ async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
     # A run that an evaluation has scored afterwards: of a graph on another server.
     await store.set_reward("f", Reward(reward=1.0, metadata={"evaluation": "p@2"}))
     assert [one.versions for one in await found.all()] == ["p@0", "p@2"]
-
-
-async def test_a_database_of_version_4_gets_its_evaluations(database_url: str) -> None:
-    store = Store(database_url)
-    await store.add_trajectories(RUNS)
-    with store.engine.begin() as connection:
-        connection.execute(sa.delete(RUN_MARKS).where(RUN_MARKS.c.kind == "held_out"))
-        connection.exec_driver_sql("UPDATE art_schema SET version = 4")
-    store.close()
-    store = Store(database_url)
-    assert [one.versions for one in await Evaluations(store).all()] == ["p@0", "p@1 + q@1"]
-    store.close()

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
 from langchain_art_server.storage import run_list
-from langchain_art_server.storage.run_index import RUN_FACTS, RUN_MARKS, words_of
+from langchain_art_server.storage.run_index import words_of
 from langchain_art_server.storage.run_list import RunFilter, Sort
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import REVIEWS, SCHEMA
 
 WORDS = ("refund", "Übung", "invoice", "日本語", "re-fund", "'; DROP", '"quoted', "a*b")
 
@@ -206,23 +204,3 @@ async def test_what_is_no_cursor_and_no_sort_is_refused(store: Store) -> None:
         await store.runs.page(RunFilter(), sort="score")
     with pytest.raises(ValueError, match="expected its name"):
         RunFilter(score_min=1.0)
-
-
-@pytest.mark.parametrize("version", [2, 3])
-async def test_a_database_of_an_earlier_version_is_indexed_when_it_is_opened(
-    database_url: str, version: int
-) -> None:
-    store = Store(database_url)
-    await fill(store)
-    fresh = await listed(store, {"text": "inv*"}, "reward", True)
-    names = await store.runs.names()
-    with store.engine.begin() as connection:
-        for table in (RUN_FACTS, RUN_MARKS, *([REVIEWS] if version == 2 else [])):
-            table.drop(connection)
-        connection.exec_driver_sql("DROP TABLE run_words")
-        connection.execute(sa.update(SCHEMA).values(version=version))
-    store.close()
-    again = Store(database_url)
-    assert await listed(again, {"text": "inv*"}, "reward", True) == fresh
-    assert await again.runs.names() == names
-    again.close()

@@ -30,18 +30,6 @@ def test_a_record_is_one_object_on_one_line() -> None:
     assert said == {"level": "warning", "logger": "art", "message": "two\nlines of text\u2028"}
 
 
-def test_a_record_says_whose_it_is() -> None:
-    context = LogContext(request_id="r-1", tenant="ana", path_params={"job_id": "j", "name": "p"})
-    token = CURRENT.set(context)
-    try:
-        said = line("x", fields={"status": 200})
-    finally:
-        CURRENT.reset(token)
-    wanted = {"request_id": "r-1", "tenant": "ana", "job_id": "j", "policy": "p", "status": 200}
-    assert said.items() >= wanted.items() and "run_id" not in said
-    assert "request_id" not in line("x")
-
-
 def test_a_traceback_is_a_field_and_no_line_has_a_secret() -> None:
     try:
         raise ValueError(f"with {SECRET}")

@@ -22,26 +22,6 @@ def job(state: str = "succeeded", **result: object) -> TrainJob:
     return TrainJob.model_validate(made | {"result": done})
 
 
-def test_a_step_is_counted_with_what_it_says_of_itself() -> None:
-    metrics, mine = Metrics(), {"tenant": "ana", "policy": "p"}
-    found = {"grad_norm": 2.0, "tokens_trained": 7.0, "reward_mean": -0.5, "loss": -1.0}
-    metrics.job_ended("ana", job(metrics=found, excluded={"groups.zero_variance": 3}))
-    metrics.job_ended("ana", job(metrics=found | {"reward_mean": 0.25}))
-    metrics.job_ended("ana", job("failed"))
-    assert value(metrics, "langchain_art_steps_total", **mine) == 2
-    assert value(metrics, "langchain_art_trained_tokens_total", **mine) == 14
-    assert value(metrics, "langchain_art_step_reward_mean", **mine) == 0.25
-    assert value(metrics, "langchain_art_jobs_ended_total", state="failed", **mine) == 1
-    why = {"reason": "groups.zero_variance"} | mine
-    assert value(metrics, "langchain_art_excluded_total", **why) == 3
-
-
-def test_a_job_that_found_nothing_to_train_on_is_no_step() -> None:
-    metrics = Metrics()
-    metrics.job_ended("ana", job(metrics={"reward_mean": 1.0}))
-    assert value(metrics, "langchain_art_steps_total", tenant="ana", policy="p") is None
-
-
 def test_a_client_makes_no_reasons() -> None:
     metrics = Metrics()
     sent = dict.fromkeys(sent_reasons(), 1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.judging.simulated import Read, read_ours
-from benchmarks.judging.workload import Case, case
 from langchain_art import RulerEvaluator
 from tests.support.judges.literal_judge import ScriptedJudge, asked_ids, verdict
+from tests.support.judges.mail_groups import Case, Read, case, read_ours
 
 
 def read(shown: Case, **options: int) -> dict[str, Read]:

@@ -101,7 +101,7 @@ def test_the_judge_would_obey_if_there_were_an_escape(monkeypatch: pytest.Monkey
     assert escapes > 0.75 * len(CORPUS), escapes
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(st.characters()), st.sampled_from(list(CORPUS.values())), st.text())
 def test_escaped_text_holds_no_tag_and_nothing_invisible(
     before: str, attack: str, after: str

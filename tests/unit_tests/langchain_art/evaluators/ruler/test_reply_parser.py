@@ -174,7 +174,7 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.one_of(ENTRIES, st.text(max_size=30)), min_size=1, max_size=3), st.integers(0, 9)
 )

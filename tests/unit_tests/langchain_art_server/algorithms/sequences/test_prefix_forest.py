@@ -40,7 +40,7 @@ def test_the_worked_example() -> None:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(sequences(), st.sampled_from([math.inf, 5.0, 1.0, 0.0]))
 def test_rows_are_read_from_it_and_see_themselves_alone(
     rows: list[list[int]], token_cost: float
@@ -97,7 +97,7 @@ def test_thousands_of_rows_and_a_deep_trie_take_no_recursion() -> None:
     assert len(wide.token_ids_N) == 3002
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(sequences(), st.integers(1, 60), st.sampled_from([math.inf, 3.0]))
 def test_parts_are_all_tokens_once_in_depth_first_order(
     rows: list[list[int]], budget: int, token_cost: float

@@ -26,7 +26,7 @@ def naive(sequences: list[list[int]], prompt: list[int]) -> Meeting:
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.lists(TOKENS, max_size=9), TOKENS)
 def test_a_prompt_meets_what_a_naive_comparison_finds(
     sequences: list[list[int]], prompt: list[int]

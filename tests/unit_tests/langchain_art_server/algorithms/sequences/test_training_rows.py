@@ -85,13 +85,6 @@ def test_parallel_nodes_that_interleave_make_one_row_each() -> None:
     assert [row.mask for row in rows] == [[0, 1, 0, 1, 1], [0, 1, 0, 1]]
 
 
-def test_branches_train_what_they_share_once() -> None:
-    calls = [call("a", [1], [2, 3]), call("b", [1, 2, 3, 4], [5]), call("c", [1, 2, 3, 6], [7])]
-    rows = rows_of_run(calls)
-    assert [row.token_ids for row in rows] == [[1, 2, 3, 4, 5], [1, 2, 3, 6, 7]]
-    assert [row.mask for row in rows] == [[0, 1, 1, 0, 1], [0, 0, 0, 0, 1]]
-
-
 def test_the_longest_open_row_wins() -> None:
     calls = [
         call("short", [1], [2]),
@@ -99,43 +92,6 @@ def test_the_longest_open_row_wins() -> None:
         call("next", [1, 2, 3, 9], [4]),
     ]
     assert [row.token_ids for row in rows_of_run(calls)] == [[1, 2], [1, 2, 3, 9, 4]]
-
-
-def test_text_that_was_tokenised_again_opens_a_row() -> None:
-    calls = [call("a", [1], [2, 3]), call("b", [1, 23, 4], [5])]  # [2, 3] came back as [23]
-    rows = rows_of_run(calls)
-    assert [row.token_ids for row in rows] == [[1, 2, 3], [1, 23, 4, 5]]
-    assert [row.mask for row in rows] == [[0, 1, 1], [0, 0, 0, 1]]
-
-
-def test_a_reply_that_is_not_trained_is_context() -> None:
-    calls = [
-        call("a", [1], [2], advantage=1.0),
-        call("b", [1, 2, 3, 4, 5, 6], [7], advantage=1.0),  # [4, 5] is another call's reply
-    ]
-    (row,) = rows_of_run(calls)
-    assert row.token_ids == [1, 2, 3, 4, 5, 6, 7]
-    assert row.mask == [0, 1, 0, 0, 0, 0, 1]
-    assert row.advantages == [0, 1.0, 0, 0, 0, 0, 1.0]
-
-
-def test_calls_of_different_temperature_do_not_share_a_row() -> None:
-    calls = [
-        call("a", [1], [2]),
-        call("b", [1, 2], [3], temperature=0.5),
-        call("c", [1, 2, 4], [5]),
-    ]
-    rows = rows_of_run(calls)
-    assert [(row.temperature, row.token_ids) for row in rows] == [
-        (1.0, [1, 2, 4, 5]),
-        (0.5, [1, 2, 3]),
-    ]
-    assert rows[1].mask == [0, 0, 1]
-
-
-def test_a_reply_of_no_tokens_and_no_calls() -> None:
-    assert rows_of_run([]) == []
-    assert rows_of_run([call("a", [1], [])]) == []
 
 
 @pytest.mark.parametrize(
@@ -233,11 +189,6 @@ def test_microbatches_keep_every_row_within_the_budget(lengths: list[int], token
     assert flat == sorted(lengths, reverse=True)
     for one, two in itertools.pairwise(groups):
         assert (len(one) + 1) * lengths[one[0]] > tokens, (one, two)
-
-
-def test_microbatches_example() -> None:
-    assert microbatches([3, 9, 4], 10) == [[1], [2, 0]]
-    assert microbatches([], 10) == []
 
 
 GOOD = Row([1, 2, 3], [0, 1, 1], [0, -1, -2], [0, 0.5, 0.5])

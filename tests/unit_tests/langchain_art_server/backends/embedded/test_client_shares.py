@@ -37,35 +37,6 @@ def row(client: str) -> SequenceState:
     return SequenceState([1, 2, 3], 9, sampling, client, filled=3)
 
 
-def test_who_has_little_has_turns_for_two_thirds_of_the_time() -> None:
-    engine = Engine()
-    for _ in range(500):
-        engine.turn(a=100, b=1)
-    assert engine.spent["light"] > 0.6 * engine.now
-    assert engine.spent["heavy"] > 0.3 * engine.now
-
-
-def test_one_client_and_clients_with_as_much_share_every_step() -> None:
-    engine = Engine()
-    assert {engine.turn(a=100) for _ in range(50)} == {"all"}
-    assert {engine.turn(a=20, b=20, c=25) for _ in range(200)} == {"all"}
-
-
-def test_a_long_prompt_is_heavy_as_many_rows_are() -> None:
-    engine = Engine()
-    long = row("a")
-    long.prompt = [1] * 4000
-    assert engine.shares.begin([long, row("b")], NOBODY) == "light"
-    assert engine.shares.light == {"b"}
-
-
-def test_others_go_on_if_those_whose_turn_it_is_cannot() -> None:
-    engine = Engine()
-    rows = [*(row("a") for _ in range(100)), row("b")]
-    assert engine.shares.begin(rows, NOBODY) == "light"
-    assert engine.shares.pass_on() == "heavy"
-
-
 def test_between_two_calls_of_a_light_client_the_others_turns_stay_short() -> None:
     engine = Engine()
     for _ in range(20):
@@ -84,8 +55,3 @@ def test_the_servers_own_calls_are_no_client() -> None:
         assert engine.shares.begin(rows, NOBODY) == "all"
         assert not engine.shares.shared
     assert {engine.turn(a=100) for _ in range(50)} == {"all"}
-
-
-def test_no_turns_where_a_step_takes_as_long_for_any_number_of_rows() -> None:
-    engine = Engine(linear=False)
-    assert {engine.turn(a=100, b=1) for _ in range(100)} == {"all"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
+from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, SamplerState
 from langchain_art_server.backends.ipc.pending_call import WorkerDied
 from langchain_art_server.backends.replicas import replica, sampler
@@ -74,30 +74,6 @@ async def test_a_runs_calls_go_to_one_and_others_to_the_least_loaded(
             engine.finish(call)
     await asyncio.gather(*calls)
     assert [one.running_calls for one in replicas.replicas] == [0, 0, 0]
-
-
-async def test_calls_of_a_dead_replica_are_made_again_with_the_same_version(
-    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
-) -> None:
-    for version in (1, 2):
-        folder = adapter_folder(tmp_path / f"{version}", f"weights {version}")
-        await replicas.load_adapter(f"p@{version}", folder)
-    calls = [ask(replicas, f"c{i}", f"p@{1 + i % 2}", run=f"r{i}") for i in range(6)]
-    await until(lambda: [len(one.running) for one in engines] == [2, 2, 2])
-    engines[1].die()
-    await until(lambda: [len(one.running) for one in engines] == [3, 0, 3])
-    assert replicas.problem is None and [one.problem for one in replicas.replicas] == [
-        None,
-        "its process is being started",
-        None,
-    ]
-    for engine in engines:
-        for call in list(engine.running):
-            engine.finish(call)
-    await asyncio.gather(*calls)
-    for i, call in enumerate(calls):
-        [content] = said(call)  # one reply
-        assert content in {f"{n} weights {1 + i % 2}" for n in (0, 2)}
 
 
 async def test_a_stream_that_has_begun_fails_and_is_not_made_again(
@@ -199,11 +175,6 @@ async def test_a_version_that_a_returning_replica_refuses_is_answered_by_others(
     await asyncio.gather(*calls, base)
 
 
-async def test_an_unknown_adapter_is_refused_by_the_engine(replicas: ReplicatedSampler) -> None:
-    with pytest.raises(UnknownModel):
-        await ask(replicas, "c", "nobody@1")
-
-
 async def test_with_none_alive_calls_wait_and_if_none_can_be_started_they_are_refused(
     replicas: ReplicatedSampler, engines: list[ToldSampler]
 ) -> None:
@@ -239,27 +210,6 @@ async def test_a_call_that_ends_replicas_is_refused_after_two(
     with pytest.raises(InvalidRequest, match="ended 2 times while it had this very request"):
         await call
     assert [one.problem for one in engines].count(None) == 1
-
-
-async def test_calls_beside_it_are_answered(
-    replicas: ReplicatedSampler, engines: list[ToldSampler]
-) -> None:
-    """Two deaths are survived by each call, by a third one it is refused, and may be sent again."""
-    calls = [ask(replicas, f"c{i}") for i in range(2)]
-    for _ in range(2):
-        await until(lambda: sum(len(one.running) for one in engines) == 2)
-        for engine in engines:
-            if len(engine.running) == 2 or engine is engines[0]:
-                engine.die()
-        await until(lambda: sum(len(one.running) for one in engines) == 2)
-        for engine in engines:
-            if engine.problem:
-                engine.revive()
-        await until(lambda: all(one.problem is None for one in replicas.replicas))
-    for engine in engines:
-        for call in list(engine.running):
-            engine.finish(call)
-    assert [len(said) for said in await asyncio.gather(*calls)] == [1, 1]
 
 
 async def test_all_sleep_and_wake_and_one_that_died_asleep_comes_back(

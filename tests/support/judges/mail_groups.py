@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,3 +229,51 @@ def _trajectory(
         else:
             new = (message,)
     return Trajectory(id=id_, turns=tuple(turns))
+
+
+@dataclass(frozen=True)
+class Read:
+    """One run as the judge found it in a prompt."""
+
+    id: str
+    calls: tuple[str, ...]
+    results: tuple[str, ...]
+    answer: str
+
+    def evidence(self, fact: str) -> Evidence:
+        return Evidence(
+            right=fact in self.answer,
+            grounded=any(fact in result for result in self.results),
+            calls=len(self.calls),
+            errors=sum(result.startswith("error") for result in self.results),
+        )
+
+
+def read_ours(prompt: str) -> list[Read]:
+    """The runs of a prompt of ours, with the parts that they follow and the notes put back."""
+    mark = prompt.split("\n", 1)[0].split()[1]
+    prompt = re.sub(rf"<{mark} cut \d+>\n", "", prompt)
+    pieces = re.findall(rf"<{mark} ([^>]*)> ?(.*?)(?=\n?<{mark} |\Z)", prompt, re.S)
+    notes: dict[str, str] = {}
+    places: dict[str, list[tuple[str, str]]] = {}
+    runs: list[str] = []
+    current: list[tuple[str, str]] = []
+    for tag, text in pieces:
+        words = tag.split()
+        if words[0] == "note":
+            notes[words[1]] = text
+        elif words[0] in ("part", "run"):
+            follows = places[words[3]] if words[2:3] == ["follows"] else []
+            current = places[words[1]] = list(follows)
+            runs += [words[1]] if words[0] == "run" else []
+        elif words[0] not in ("task", "tools", "end"):
+            current.append((words[0], notes[words[2]] if words[1:2] == ["="] else text))
+    return [
+        Read(
+            run,
+            calls=tuple(text for kind, text in places[run] if kind == "call"),
+            results=tuple(text for kind, text in places[run] if kind == "result"),
+            answer=[text for kind, text in places[run] if kind == "assistant"][-1],
+        )
+        for run in runs
+    ]

@@ -1,1 +1,0 @@
-"""A judge of known faults, groups of known quality, and ART's released RULER as a child process."""

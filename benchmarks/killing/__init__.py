@@ -1,1 +1,0 @@
-"""Savers of checkpoints that are killed with -9, one script for all; see `benchmarks.kills`."""

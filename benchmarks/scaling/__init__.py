@@ -1,1 +1,0 @@
-"""What a number of rollouts a day needs: arithmetic, queues, and bytes of a database."""

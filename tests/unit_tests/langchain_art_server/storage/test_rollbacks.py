@@ -1,0 +1,49 @@
+"""The table of rollbacks keeps one row for two versions, and says what all rows would."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from langchain_art.wire import LoraConfig
+from langchain_art_server.storage.schema.rollback_table import ROLLBACKS, roll_back, rolled_back
+from langchain_art_server.storage.store import Store
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    opened = Store(database_url)
+    yield opened
+    opened.close()
+
+
+def _above(version: int, parents: dict[int, int]) -> set[int]:
+    return {version} | (_above(parents[version], parents) if version in parents else set())
+
+
+async def test_the_last_rollback_between_two_versions_is_enough(store: Store) -> None:
+    parents, rng, versions = dict[int, int](), random.Random(0), 12
+    for version in range(1, versions):
+        parents[version] = rng.randrange(version)
+    await store.add_policy("p", LoraConfig())
+    with store.engine.begin() as connection:
+        said, serving = list[tuple[int, int, str]](), 0
+        for number in range(200):
+            version = rng.randrange(versions)
+            roll_back(connection, "p", version, f"why {number}")
+            if version != serving:
+                said.append((serving, version, f"why {number}"))
+            serving = version
+            expected = dict[int, str]()
+            for former, to, why in said:
+                out = _above(former, parents) - _above(to, parents)
+                expected |= dict.fromkeys(out, why)
+            for one in _above(serving, parents):
+                expected.pop(one, None)
+            found = rolled_back(connection, "p", serving, parents)
+            assert {one: back.why for one, back in found.items()} == expected
+        kept = connection.scalar(sa.select(sa.func.count()).select_from(ROLLBACKS))
+    assert kept == len({(former, to) for former, to, _ in said}) < len(said)
