@@ -142,9 +142,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def seats_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Actors of a Ray cluster are in this process, and their node is this machine."""
-    from langchain_art_server.backends.ray import place
+    from langchain_art_server.backends.ray import engines
     from tests.support.local_actors import LocalActors
 
     monkeypatch.setattr(LocalActors, "missing", "")
-    monkeypatch.setattr(place, "PlacedActors", LocalActors)
+    monkeypatch.setattr(engines, "PlacedActors", LocalActors)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")

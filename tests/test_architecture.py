@@ -209,7 +209,6 @@ SHORT_MODULES = {
     "langchain_art_server.backends.embedded.slot_moves": "arithmetic that needs no cache",
     "langchain_art_server.backends.unsloth.learner": "an engine, no torch",
     "langchain_art_server.backends.vllm.forked_start": "a program of its own",
-    "langchain_art_server.gateway.keys.routes": "routes, beside their topic",
     "langchain_art_server.telemetry.traces": "imports OpenTelemetry only where it is wanted",
 }
 

@@ -105,19 +105,19 @@ def serve(context: typer.Context) -> None:
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def scrub(context: typer.Context) -> None:
     """Check all that a server has stored against its digests; `scrub --help` says more."""
-    _become_server("langchain_art_server.scrub", context.args)
+    _become_server("langchain_art_server.backups.commands", ["scrub", *context.args])
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def backup(context: typer.Context) -> None:
     """Back up a running server into one archive, and check it; `backup --help` says more."""
-    _become_server("langchain_art_server.backups.backup", context.args)
+    _become_server("langchain_art_server.backups.commands", ["backup", *context.args])
 
 
 @app.command(context_settings=_PASSED_ON | {"help_option_names": []})
 def restore(context: typer.Context) -> None:
     """Restore a backup into a new data directory; `restore --help` says more."""
-    _become_server("langchain_art_server.backups.restore", context.args)
+    _become_server("langchain_art_server.backups.commands", ["restore", *context.args])
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="[NAME] [OPTIONS]")

@@ -62,6 +62,8 @@ def meaning(reason: str) -> str:
 #: Of a call: for all of its sampled tokens, or for each of them.
 CallAdvantage = RewardValue | Several[RewardValue]
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+#: States of a job that has not ended.
+OPEN_STATES: tuple[JobState, ...] = ("queued", "running")
 
 
 def settings_of_rewards(config: TrainConfig) -> str:
@@ -288,7 +290,7 @@ class TrainJob(Wire):
     @property
     def ended(self) -> bool:
         """True if it neither waits nor runs."""
-        return self.state not in ("queued", "running")
+        return self.state not in OPEN_STATES
 
 
 class JobEvent(Wire):

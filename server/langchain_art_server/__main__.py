@@ -33,11 +33,11 @@ from langchain_art_server.gateway.http_protocol import (
     DeadlineHttp,
     max_connections,
 )
-from langchain_art_server.gateway.operations.drain import DrainingServer
+from langchain_art_server.gateway.request_watch import DrainingServer
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
 from langchain_art_server.start_checks import check_start, with_base_folder
-from langchain_art_server.telemetry.log_lines import TextLines, log_as_json
+from langchain_art_server.telemetry.log_context import TextLines, log_as_json
 
 log = logging.getLogger("langchain_art_server")
 console = Console(stderr=True)

@@ -16,8 +16,7 @@ import typer.main
 from langchain_art.cli.main import app
 from langchain_art.cli.new import find_example
 from langchain_art_server import __main__ as serve
-from langchain_art_server import scrub
-from langchain_art_server.backups import backup, restore
+from langchain_art_server.backups import commands
 from langchain_art_server.config import load_settings
 from tests.support.live_server import LiveServer
 from tests.support.pages import PAGES, REPO, Block, blocks, run_page
@@ -66,9 +65,9 @@ def test_few_python_blocks_are_not_run_and_each_says_why() -> None:
 
 SERVER_COMMANDS = {
     "serve": serve.cli,
-    "scrub": scrub.cli,
-    "backup": backup.cli,
-    "restore": restore.cli,
+    "scrub": commands.cli,
+    "backup": commands.cli,
+    "restore": commands.cli,
 }
 
 
@@ -124,6 +123,7 @@ def problem_with_ours(arguments: list[str]) -> str | None:
         command = command.commands[name]
         if name in SERVER_COMMANDS:  # their options are the server's own
             command = typer.main.get_command(SERVER_COMMANDS[name])
+            command = getattr(command, "commands", {}).get(name, command)
         if name == "demo" and arguments and not arguments[0].startswith("-"):
             train = import_module(f"examples.{find_example(arguments[0])}.train")
             demo = typer.Typer()

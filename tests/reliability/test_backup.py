@@ -24,12 +24,10 @@ from langchain_art import ArtClient
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backups import archive as archives
-from langchain_art_server.backups.backup import back_up
-from langchain_art_server.backups.databases import SqliteFiles
-from langchain_art_server.backups.restore import restore
+from langchain_art_server.backups.commands import Scrub, back_up, restore
+from langchain_art_server.backups.cut import SqliteFiles
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
-from langchain_art_server.scrub import Scrub
 from langchain_art_server.storage.store import Store
 from tests.support.live_server import REPO, TLS, ForkedServer
 from tests.support.operations import Operations

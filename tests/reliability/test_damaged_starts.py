@@ -19,9 +19,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.backups.commands import Scrub
 from langchain_art_server.config import sqlite_url
-from langchain_art_server.scrub import Scrub
-from langchain_art_server.storage.schema.opening import connect
+from langchain_art_server.storage.schema import connect
 from langchain_art_server.storage.seals import NUMBER
 from langchain_art_server.storage.tables import META, SCHEMA
 from tests.support.hot_swap import train_once

@@ -172,7 +172,7 @@ def test_a_backup_that_has_no_space_is_refused_in_words(disk: Path, tmp_path: Pa
 
     data = stored(tmp_path)
     fill(disk, 1 << 18)
-    argv = [sys.executable, "-m", "langchain_art_server.backups.backup", str(data)]
+    argv = [sys.executable, "-m", "langchain_art_server.backups.commands", "backup", str(data)]
     done = subprocess.run(
         [*argv, str(disk / "art.tar")], capture_output=True, text=True, cwd=REPO, timeout=60
     )

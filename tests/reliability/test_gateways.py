@@ -21,7 +21,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import FinishedRollout, QueuedRollout
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
-from langchain_art_server.backups.backup import back_up
+from langchain_art_server.backups.commands import back_up
 from tests.support import leased_agent
 from tests.support.fleet_jobs import (
     QUESTION,

@@ -20,9 +20,7 @@ from langchain_art_server.backends.models.adapter_files import (
     WEIGHTS_FILE,
     check_files,
 )
-from langchain_art_server.backups.backup import back_up
-from langchain_art_server.backups.restore import restore
-from langchain_art_server.scrub import Scrub, databases_of
+from langchain_art_server.backups.commands import Scrub, back_up, databases_of, restore
 from tests.support.fleet_jobs import (
     ended,
     make_policy,

@@ -17,11 +17,9 @@ from typing import Any
 
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.peft.learner import PeftLearner
-from langchain_art_server.jobs import held_policies
 from langchain_art_server.policies import object_store
 from langchain_art_server.policies.adapter_store import AdapterStore
-from langchain_art_server.storage import job_store
-from langchain_art_server.storage.fleet import policy_leases
+from langchain_art_server.storage import fleet, job_store
 
 LEASE_SECONDS, RENEW_SECONDS = 3.0, 0.4
 REQUEST_SECONDS, RETRY_SECONDS = 2, 1
@@ -78,8 +76,7 @@ def main() -> None:
     store.require = _at_the_start(store.require)
     for name in ("put", "create", "read", "download", "list", "delete"):
         setattr(store, name, _off_the_loop(getattr(store, name)))
-    policy_leases.LEASE_SECONDS = LEASE_SECONDS
-    held_policies.RENEW_SECONDS = RENEW_SECONDS
+    fleet.LEASE_SECONDS, fleet.RENEW_SECONDS = LEASE_SECONDS, RENEW_SECONDS
     object_store.REQUEST_SECONDS = REQUEST_SECONDS
     object_store.RETRY_SECONDS = RETRY_SECONDS
     store.put = _around(store.put, "", "in the upload")

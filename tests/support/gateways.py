@@ -15,7 +15,7 @@ from typing import Any, Self
 import httpx
 import sqlalchemy as sa
 
-from langchain_art_server.storage.schema.opening import connect
+from langchain_art_server.storage.schema import connect
 from tests.support.live_server import TLS, ForkedServer
 from tests.support.postgres import Postgres
 from tests.support.s3_server import S3Server

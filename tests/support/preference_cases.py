@@ -16,7 +16,7 @@ from langchain_art.wire import PreferenceConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.backends.base import Learner, LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.preference_pairs import weigh_pairs
+from langchain_art_server.jobs.sft_records import weigh_pairs
 from tests.support.call_records import record
 from tests.support.learner_cases import VOCAB, quiet
 

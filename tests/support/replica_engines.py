@@ -16,7 +16,7 @@ from langchain_art_server.backends.base import (
     ModelInfo,
     SamplerState,
 )
-from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.worker import WorkerDied
 
 INFO = ModelInfo("m", "m", 1, "cpu", "float32", 64, 16, 8)
 

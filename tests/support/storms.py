@@ -104,7 +104,7 @@ class Killer(threading.Thread):
     """Kills the server, its sampler or its learner at random moments, and starts the server again.
 
     `progress` counts what the client has got done. The sampler is killed once in between: a call
-    that is the only one of two of its deaths is refused, by design (`ipc.poison_requests`).
+    that is the only one of two of its deaths is refused, by design (`ipc.process_sampler`).
     """
 
     def __init__(

@@ -21,17 +21,17 @@ from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
 from langchain_art_server.gateway.auth import CHAT, AccessControl, access_of, peer_of
 from langchain_art_server.gateway.chat.completions import ChatCompletions
-from langchain_art_server.gateway.keys.routes import key_routes
+from langchain_art_server.gateway.keys.keyring import Keyring
 from langchain_art_server.gateway.keys.scopes import require_rules
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, look_turns
 from langchain_art_server.gateway.openapi import body_docs, document_route
 from langchain_art_server.gateway.operations.metrics import metrics_route
 from langchain_art_server.gateway.operations.request_watch import RequestWatch
-from langchain_art_server.gateway.record_routes import record_routes
+from langchain_art_server.gateway.record_routes import record_routes, rollout_routes
 from langchain_art_server.gateway.refusals import answer, no_such_route, refuse
-from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.request_bodies import checked_key, model_of
+from langchain_art_server.gateway.request_watch import RequestWatch
 from langchain_art_server.gateway.review_routes import review_routes
-from langchain_art_server.gateway.rollout_routes import rollout_routes
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.storage.pages import Page
 from langchain_art_server.telemetry.log_context import current
@@ -244,13 +244,8 @@ def job_routes(app: FastAPI, service: Service) -> None:
 
         If that is ``retryable``, it is queued again.
         """
-        if not idempotency_key or not wire.ID.fullmatch(idempotency_key):
-            raise InvalidRequest(
-                f"got Idempotency-Key {idempotency_key!r}, expected 1-128 characters from "
-                "A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
-                param="Idempotency-Key",
-            )
-        job = await service.train(await model_of(request, wire.TrainRequest), idempotency_key)
+        key = checked_key(idempotency_key, 128)
+        job = await service.train(await model_of(request, wire.TrainRequest), key)
         _queued(service, job)
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job
@@ -324,3 +319,45 @@ def _status_routes(app: FastAPI, service: Service) -> None:
         error = EngineUnavailable(f"The server is not ready. {why}.").body()
         found = {"ready": False, "reasons": reasons} | told | error
         return JSONResponse(found, status_code=503, headers={"Retry-After": "2"})
+
+
+def key_routes(app: FastAPI, service: Service) -> None:
+    """Add them. Only the default tenant's application is asked: `keys.scopes`."""
+
+    @app.post("/v1/keys", status_code=201, openapi_extra=body_docs(wire.KeySpec))
+    async def make_key(request: Request) -> wire.NewApiKey:
+        """Make an API key. The answer has the key itself, which is shown nowhere else."""
+        spec = await model_of(request, wire.KeySpec)
+        return await _keys_of(service).make(spec, by=_who(request))
+
+    @app.get("/v1/keys")
+    async def list_keys() -> ListOf[wire.ApiKey]:
+        """List all keys that were ever made, oldest first, without the keys themselves."""
+        return ListOf(data=await service.store.keys.all())
+
+    @app.delete("/v1/keys/{key_id}")
+    async def revoke_key(key_id: str, request: Request) -> wire.ApiKey:
+        """Revoke a key: it is refused from now on. Idempotent."""
+        return await _keys_of(service).revoke(key_id, by=_who(request))
+
+    @app.get("/v1/log")
+    async def list_actions(
+        limit: Limit = 100, after: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None
+    ) -> PageOf[wire.LoggedAction]:
+        """List who did what, newest first: training, rollbacks, deletions, reviews, keys."""
+        page = await service.store.keys.actions(limit, after)
+        return PageOf.of(page)
+
+
+def _keys_of(service: Service) -> Keyring:
+    if service.keys is None:
+        raise InvalidRequest(
+            "This server has no key of its own, so it asks nobody for one. Start it with "
+            "ART_API_KEY (`langchain-art key new` makes one), then make keys for others."
+        )
+    return service.keys
+
+
+def _who(request: Request) -> str | None:
+    access = access_of(request.scope)
+    return access.id if access is not None else None

@@ -1,9 +1,9 @@
 """Follower of a fleet's other servers, whose changes are routed to within a second.
 
-The database says which version serves. A server looks at it twice a second, and at once when
-another one has written (`fleet.notifications`), loads a version into its own sampler, and then
-routes to it. A call is routed by what the database said at most `STALE_SECONDS` before: a server
-that was asleep, cannot reach the database or is still loading has the call wait.
+The database says which version serves. A server looks at it twice a second, loads a version into
+its own sampler, and then routes to it. A call is routed by what the database said at most
+`STALE_SECONDS` before: a server that was asleep, cannot reach the database or is still loading has
+the call wait.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art_server.backends.base import EarlierCall
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.router import Router
-from langchain_art_server.storage.fleet.call_order import begin_call
+from langchain_art_server.storage.fleet import begin_call
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
 log = logging.getLogger(__name__)
-#: Seconds between two looks without a notification; after which what was seen is not relied on; for
+#: Seconds between two looks of which no call waits; after which what was seen is not relied on; for
 #: which a call waits for a look; and between two looks at least.
 LOOK_SECONDS, STALE_SECONDS, WAIT_SECONDS, _PAUSE = 0.4, 1.0, 30.0, 0.02
 #: Runs whose calls this server's sampler knows the tokens of.
@@ -57,10 +57,6 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    def look(self) -> None:
-        """Look now."""
-        self._news.set()
 
     async def begin_call(self, run: str | None) -> tuple[int, Sequence[EarlierCall]]:
         """A call of a run begins (None: of none).
@@ -110,7 +106,7 @@ class Fleet:
                 task = asyncio.create_task(self._load(policy))
                 self._loading[policy] = task
                 task.add_done_callback(lambda _, name=policy: self._loading.pop(name))
-        await self._router.keep(self._kept, lambda name: self._jobs.held.here(name).locked())
+        await self._router.keep(self._kept, lambda name: self._store.leases.here(name).locked())
         self._seen = begun
         await self._jobs.look()
         async with self._looked:
@@ -119,7 +115,7 @@ class Fleet:
     async def _load(self, policy: str) -> None:
         """Load the version that serves, and route to it; what changes it here does that itself."""
         try:
-            async with self._jobs.held.here(policy):
+            async with self._store.leases.here(policy):
                 begun = time.monotonic()
                 version = (await self._store.served())[0].get(policy)
                 if version is None:

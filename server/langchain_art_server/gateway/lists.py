@@ -11,7 +11,7 @@ from fastapi import Query
 from pydantic import BaseModel
 
 from langchain_art import wire
-from langchain_art_server.storage.pages import MAX_PAGE, Page
+from langchain_art_server.storage.queries import MAX_PAGE, Page
 
 T = TypeVar("T")
 #: Bytes of one client's pages that are read in a second: a page of 8 MiB takes a core a twentieth

@@ -29,7 +29,6 @@ from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.mirrored_store import MirroredStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
-from langchain_art_server.storage.fleet.policy_leases import PolicyLease
 from langchain_art_server.storage.queries import database_identity
 from langchain_art_server.storage.store import Store
 
@@ -106,8 +105,8 @@ class Policies:
                 )
             if version != serving:
                 log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
-                async with self._jobs.held.hold(policy) as lease:
-                    await self._store.roll_back(policy, version, why, lease)
+                async with self._store.leases.hold(policy):
+                    await self._store.roll_back(policy, version, why)
             return version
         raise ConfigError(
             f"No version of policy {policy!r} under {self._adapters} is whole. Put one back from "
@@ -134,9 +133,9 @@ class Policies:
                         "raise it."
                     )
                 self._health.require_space()
-                async with self._jobs.held.hold(spec.name) as lease:
+                async with self._store.leases.hold(spec.name):
                     if spec.name not in await self._store.policies():  # made by another server
-                        await self._first_version(spec, lease)
+                        await self._first_version(spec)
         made = await self.get(spec.name)
         if made.lora != spec.lora:
             raise Conflict(
@@ -146,7 +145,7 @@ class Policies:
             )
         return made
 
-    async def _first_version(self, spec: wire.PolicySpec, lease: PolicyLease) -> None:
+    async def _first_version(self, spec: wire.PolicySpec) -> None:
         # Of an attempt that failed, or of a policy whose deletion was interrupted.
         kept = (await self._store.served())[1]
         named = {version for name, version in kept if name == spec.name}
@@ -174,7 +173,7 @@ class Policies:
             raise
         await self._store.add_checkpoint(self._adapters.checkpoint(about))
         await self._router.serve(spec.name, 0)
-        await self._store.add_policy(spec.name, spec.lora, lease)
+        await self._store.add_policy(spec.name, spec.lora)
 
     async def delete(self, name: str) -> None:
         """Delete a policy with all its versions. A new one of its name gets other versions' names.
@@ -185,10 +184,10 @@ class Policies:
         """
         await self.get(name)
         await self._store.refuse_open_jobs(name)
-        async with self._lock, self._jobs.held.hold(name) as lease:
+        async with self._lock, self._store.leases.hold(name):
             if calls := self._router.users(name):
                 raise Conflict(f"Policy {name!r} is answering {calls} calls now; try again then.")
-            await self._jobs.retention.drop_policy(name, lease)
+            await self._jobs.retention.drop_policy(name)
 
     async def get(self, name: str) -> wire.PolicyStatus:
         """Raises NotFound."""
@@ -228,12 +227,12 @@ class Policies:
         Raises:
             Damaged: its files are not what was published.
         """
-        async with self._jobs.held.hold(policy) as lease, self._rollback:
+        async with self._store.leases.hold(policy), self._rollback:
             await self.checkpoint(policy, version)
             await self._adapters.off_loop(self._adapters.check, policy, version)
             await self._router.serve(policy, version)
             await self._router.trim()
-            await self._store.roll_back(policy, version, why, lease)
+            await self._store.roll_back(policy, version, why)
         return await self.get(policy)
 
     async def delete_version(self, policy: str, version: int) -> None:

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from langchain_art.errors import BodyTooLarge, EngineUnavailable, PromptTooLong
+from langchain_art import wire
+from langchain_art.errors import BodyTooLarge, EngineUnavailable, InvalidRequest, PromptTooLong
 from langchain_art_server.gateway.chat.request import parse_json, refuse_overflow
 from langchain_art_server.gateway.refusals import refuse
 
@@ -35,6 +36,17 @@ async def model_of(request: Request, kind: type[M]) -> M:
         return kind.model_validate(raw)
     except ValidationError as error:
         raise refuse(error.errors(), kind) from error
+
+
+def checked_key(key: str | None, most: int) -> str:
+    """A request's Idempotency-Key of at most so many characters. Raises InvalidRequest."""
+    if not key or not wire.ID.fullmatch(key) or len(key) > most:
+        raise InvalidRequest(
+            f"got Idempotency-Key {key!r}, expected 1-{most} characters from A-Z a-z 0-9 . _ : @ / "
+            "+ = -; the same key never trains twice",
+            param="Idempotency-Key",
+        )
+    return key
 
 
 class RequestBodies:

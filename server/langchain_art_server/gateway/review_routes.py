@@ -11,15 +11,15 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from pydantic import ValidationError
 
 from langchain_art import wire
-from langchain_art.errors import Conflict, InvalidRequest
+from langchain_art.errors import Conflict
 from langchain_art_server.gateway.auth import access_of, peer_of
 from langchain_art_server.gateway.lists import Limit, PageOf, page_turns
 from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.record_routes import whole
 from langchain_art_server.gateway.refusals import refuse
-from langchain_art_server.gateway.request_bodies import model_of
+from langchain_art_server.gateway.request_bodies import checked_key, model_of
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.review_plan import PlannedSteps, ReviewedRun, plan_reviews
 from langchain_art_server.storage.job_store import ReviewStep
 from langchain_art_server.storage.review_store import VerdictMark
@@ -94,13 +94,7 @@ def review_routes(app: FastAPI, service: Service) -> None:
         A verdict is trained once with each of its values, however often and by whom the step is
         ordered. There are no jobs if there is nothing to train.
         """
-        key = idempotency_key or ""
-        if not wire.ID.fullmatch(key) or len(key) > MAX_ORDER_KEY:
-            raise InvalidRequest(
-                f"got Idempotency-Key {idempotency_key!r}, expected 1-{MAX_ORDER_KEY} characters "
-                "from A-Z a-z 0-9 . _ : @ / + = -; the same key never trains twice",
-                param="Idempotency-Key",
-            )
+        key = checked_key(idempotency_key, MAX_ORDER_KEY)
         asked = await model_of(request, wire.ReviewTraining)
         jobs = await order(service, asked, key)
         for job in jobs:

@@ -17,8 +17,7 @@ from langchain_art_server.gateway.openapi import body_docs
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.trajectory_assembly import assemble
-from langchain_art_server.storage.rollouts.change_signal import wait_for
-from langchain_art_server.storage.rollouts.queue import LOOK_SECONDS
+from langchain_art_server.storage.rollout_queue import LOOK_SECONDS, wait_for
 
 
 def rollout_routes(app: FastAPI, service: Service) -> None:

@@ -15,9 +15,8 @@ from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art.wire.choices import BUILT_IN_LOSSES
 from langchain_art_server.backends.base import EarlierCall, Learner, Sampler
-from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
+from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
 from langchain_art_server.config import Settings
-from langchain_art_server.gateway.call_slots import CallSlots
 from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
@@ -27,18 +26,18 @@ from langchain_art_server.gateway.keys.tenants import (
     require_servers_key,
     tenant_of,
 )
+from langchain_art_server.gateway.limits import CallSlots
 from langchain_art_server.gateway.policies import Policies
 from langchain_art_server.gateway.sessions import Sessions
 from langchain_art_server.jobs.audit import audit
+from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.job_runner import JobRunner
-from langchain_art_server.jobs.lineage import steps_since
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.policies.adapter_store import make_directory
 from langchain_art_server.policies.mirrored_store import open_adapters
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
-from langchain_art_server.storage.fleet.notifications import listen
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch
 from langchain_art_server.telemetry.metrics import Metrics
@@ -135,15 +134,7 @@ class Service:
         await self.jobs.start()
         if self._main is self:
             await self.tenants.start()
-            if self.fleet is not None:
-                self._watch.append(asyncio.create_task(listen(self.store.engine, self._look)))
             self.health.start()
-
-    def _look(self) -> None:
-        """Look for what another server of the fleet has written."""
-        for one in self.tenants:
-            if one.fleet is not None:
-                one.fleet.look()
 
     async def begin_call(self, run: str | None) -> tuple[int, Sequence[EarlierCall]]:
         """See `Fleet.begin_call`."""

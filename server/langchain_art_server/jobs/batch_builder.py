@@ -21,11 +21,13 @@ from langchain_art.credit.candidates import (
     candidate_call,
     candidate_run,
 )
+from langchain_art.errors import Damaged
 from langchain_art.wire import (
     NodeReport,
     PreferenceConfig,
     SFTConfig,
     StepConfig,
+    TrainConfig,
     TrainRequest,
     Trajectory,
 )
@@ -34,9 +36,11 @@ from langchain_art_server.algorithms.sequences.training_rows import Row, Sampled
 from langchain_art_server.jobs.eligibility import (
     CallEligibility,
     check_eligibility,
+    steps_since,
     why_no_pair,
 )
-from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.storage.reward_snapshot import RewardSnapshot
+from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
 _CheckedRun: TypeAlias = tuple[Trajectory, list[CallEligibility]]
@@ -102,6 +106,30 @@ class Batch:
 
     def __post_init__(self) -> None:
         self.lineage = steps_since(self.parents, self.base_version)
+
+    async def read_group(
+        self, store: Store, scored: Mapping[str, RewardSnapshot], ids: Sequence[str]
+    ) -> tuple[list[Trajectory], dict[str, CallRecord], Collection[str]]:
+        """The arguments of `add_group`, before the job or after it, by the rewards stored with it.
+
+        Runs and calls that another job of the `lineage` trained are not trained again: what was
+        trained on the way to another version, which a rollback discarded, may be.
+
+        Raises:
+            RunsGone: a run is not stored any more.
+        """
+        known, request = await store.trajectories(ids), self.request
+        if lost := [one for one in ids if one not in known]:
+            raise RunsGone(f"The trajectories {lost[:5]} are not in the database any more.")
+        once = isinstance(request.config, TrainConfig) and not request.retrain
+        of = request.policy, self.lineage
+        marked = await store.jobs.trained_runs(ids, *of) if once else {}
+        if marked:
+            self.excluded["runs.already_trained"] += len(marked)
+        runs = [scored[one].on(known[one].trajectory) for one in ids if one not in marked]
+        wanted = [turn.call_id for run in runs for turn in run.turns if turn.call_id]
+        trained = await store.jobs.trained_calls(wanted, *of) if once else {}
+        return runs, await store.calls(wanted), trained.keys()
 
     def add_group(
         self,
@@ -233,3 +261,7 @@ def _report(calls: list[_CheckedCall]) -> NodeReport:
         advantage_abs=sum(count * decision.mean_abs for count, decision in trained) / (tokens or 1),
         excluded=dict(Counter(why for *_, why in calls if why)),
     )
+
+
+class RunsGone(Damaged):
+    """Runs of a job are not stored any more."""

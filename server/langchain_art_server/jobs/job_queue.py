@@ -1,18 +1,18 @@
-"""Queue of training jobs: one after the other, until it ends, fails or is cancelled."""
+"""Queue of training jobs, one after the other; calls may wait while a step has the device."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from langchain_art.errors import ArtError, Conflict, EngineUnavailable
 from langchain_art.wire import TrainJob
-from langchain_art_server.jobs.held_policies import HeldPolicies
-from langchain_art_server.storage.fleet.policy_leases import LeaseLost, PolicyLease
+from langchain_art_server.storage.fleet import LeaseLost
 from langchain_art_server.storage.job_store import JobCancelled, JobStore
 from langchain_art_server.telemetry.job_watch import JobWatch
 
@@ -35,7 +35,6 @@ class _Running:
     cancelled: bool = False
     publishing: bool = False
     lost: bool = False
-    lease: PolicyLease | None = None
 
 
 class JobQueue(ABC):
@@ -54,7 +53,6 @@ class JobQueue(ABC):
         self._turn: asyncio.Lock = beside._turn if beside is not None else asyncio.Lock()
         self._news = asyncio.Event()
         self._changed = asyncio.Condition()
-        self.held = HeldPolicies(jobs.leases)
         self._task: asyncio.Task[None] | None = None
         self._running: _Running | None = None
         self._choosing = asyncio.Lock()
@@ -134,7 +132,7 @@ class JobQueue(ABC):
                 await asyncio.wait_for(self._changed.wait(), seconds)
 
     async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
-        await self._jobs.add_event(job.id, message, progress, self.lease)
+        await self._jobs.add_event(job.id, message, progress)
         await self._notify()
 
     async def _notify(self) -> None:
@@ -191,8 +189,8 @@ class JobQueue(ABC):
         assert running is not None
         try:
             lose = lambda: self._lose(running)  # noqa: E731
-            async with self.held.hold_for(job.policy, job.id, lose) as running.lease:
-                if running.lease is not None:
+            async with self._jobs.leases.hold_for(job.policy, job.id, lose) as held:
+                if held:
                     await self._run_held(job)
         except LeaseLost as error:  # of what it has left on disk, no row speaks
             log.warning("Job %s is another server's now: %s", job.id, error)
@@ -227,11 +225,6 @@ class JobQueue(ABC):
         running = self._running
         return running is not None and (running.cancelled or running.lost)
 
-    @property
-    def lease(self) -> PolicyLease | None:
-        """Lease of the running job's policy; None if no job runs."""
-        return None if self._running is None else self._running.lease
-
     def publishes(self) -> None:
         """Let the job no longer be cancelled. Raises what it was cancelled with."""
         if self._running is not None:
@@ -244,3 +237,63 @@ class JobQueue(ABC):
         """The job goes on after all, and can be cancelled."""
         if self._running is not None:
             self._running.publishing = False
+
+
+class AdmissionGate:
+    """Admits calls while it is open. While it is shut, up to `most_waiting` wait."""
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most = most_waiting
+        self._inside = 0
+        self._waiting = 0
+        self._shut_since: float | None = None
+        self._usual: float | None = None  # seconds that it was shut the last time
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def through(self, calls: int = 1) -> AsyncGenerator[None]:
+        """A context for so many calls; entering it waits until the gate is open.
+
+        Raises:
+            EngineUnavailable: it is shut, and no more may wait; with `retry_after`.
+        """
+        if self._shut_since is not None:
+            await self._wait(calls, self._shut_since)
+        self._inside += calls
+        try:
+            yield
+        finally:
+            self._inside -= calls
+            if self._shut_since is not None:
+                async with self._changed:
+                    self._changed.notify_all()
+
+    async def _wait(self, calls: int, since: float) -> None:
+        if self._waiting + calls > self._most:
+            left = (self._usual or 10.0) - (time.monotonic() - since)
+            raise EngineUnavailable(
+                f"A training step has the device, and {self._waiting} calls wait for it to end; "
+                f"{self._most} may (max_waiting_calls). Retry later, or lower the client's "
+                "concurrency.",
+                retry_after=max(1.0, left),
+            )
+        self._waiting += calls
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._shut_since is None)
+        finally:
+            self._waiting -= calls
+
+    @asynccontextmanager
+    async def shut(self) -> AsyncGenerator[None]:
+        """A context in which no calls are admitted; entering it waits for those that run."""
+        begun = self._shut_since = time.monotonic()
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._inside == 0)
+            yield
+        finally:
+            self._shut_since = None
+            self._usual = time.monotonic() - begun
+            async with self._changed:
+                self._changed.notify_all()

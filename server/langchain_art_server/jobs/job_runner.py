@@ -22,15 +22,17 @@ from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art.wire import PreferenceConfig, TrainConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
-from langchain_art_server.jobs.admission_gate import AdmissionGate
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.job_groups import read_group
-from langchain_art_server.jobs.job_queue import JobQueue
-from langchain_art_server.jobs.lineage import steps_since
-from langchain_art_server.jobs.preference_pairs import WeighedPairs, share_prompts, weigh_pairs
+from langchain_art_server.jobs.eligibility import steps_since
+from langchain_art_server.jobs.job_queue import AdmissionGate, JobQueue
 from langchain_art_server.jobs.retention import Retention
 from langchain_art_server.jobs.review_plan import require_untrained
-from langchain_art_server.jobs.sft_records import demonstrations
+from langchain_art_server.jobs.sft_records import (
+    WeighedPairs,
+    demonstrations,
+    share_prompts,
+    weigh_pairs,
+)
 from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
 from langchain_art_server.policies.adapter_store import (
     ADAPTER_FILES,
@@ -76,7 +78,7 @@ class JobRunner(JobQueue):
             return
         if retryable:
             why = f"{why} Send the request again with the same Idempotency-Key to try again."
-        finish = self._store.jobs.finish(job.id, None, why, retryable=retryable, lease=self.lease)
+        finish = self._store.jobs.finish(job.id, None, why, retryable=retryable)
         if self._store.shared:  # first: another server may have taken over what this one made
             await finish
             await self._unpublish(job)
@@ -110,7 +112,7 @@ class JobRunner(JobQueue):
                 job = await self._store.jobs.get(job.id)
                 assert job.base_version is not None
                 target = await self._adapters.off_loop(self._adapters.unused, job.policy)
-                await self._store.jobs.begin(job.id, job.base_version, target, self.lease)
+                await self._store.jobs.begin(job.id, job.base_version, target)
 
     async def _make(self, job: TrainJob) -> None:
         """Make the job's version. Raises VersionTaken."""
@@ -124,7 +126,7 @@ class JobRunner(JobQueue):
                 lineage = steps_since(await self._store.jobs.parents(policy), base)
                 require_untrained(job.id, await self._store.reviews.marks(policy), lineage)
             target = await self._adapters.off_loop(self._adapters.unused, policy)
-            await self._store.jobs.begin(job.id, base, target, self.lease)
+            await self._store.jobs.begin(job.id, base, target)
         await self.retention.sweep(policy, target)
         if manifest := await self._adapters.off_loop(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
@@ -144,7 +146,7 @@ class JobRunner(JobQueue):
                 excluded=dict(batch.excluded),
                 nodes=batch.nodes(),
             )
-            await self._store.jobs.finish(job.id, result, None, lease=self.lease)
+            await self._store.jobs.finish(job.id, result, None)
             return
         await self._report(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         async with self._gate():
@@ -212,7 +214,6 @@ class JobRunner(JobQueue):
                 "parent": base,
                 "step": number,
                 "job": job.id,
-                "lease": self.lease.token if self.lease else None,
                 "kind": kind,
                 "base_model": self._settings.model,
                 "chat_template": self._settings.template_id,
@@ -328,7 +329,6 @@ class JobRunner(JobQueue):
             message=f"{checkpoint.name} serves",
             retrain=request.retrain,
             lineage=steps_since(parents, manifest["parent"]),
-            lease=self.lease,
         )
         await self._router.serve(policy, version)
         await self._notify()
@@ -345,17 +345,14 @@ class JobRunner(JobQueue):
         config = request.config
         imitates = not isinstance(config, TrainConfig)
         for ids in request.groups:
-            group = await read_group(self._store, job, request, scored, ids, batch.lineage)
-            if group.trained_before:
-                batch.excluded["runs.already_trained"] += group.trained_before
-            runs, records = group.runs, group.records
+            runs, records, trained = await batch.read_group(self._store, scored, ids)
             if imitates:
                 longest = self._sampler.info.max_model_len
                 sampled = records
                 runs, records = await demonstrations(runs, records, self._learner, longest)
                 if isinstance(config, PreferenceConfig):
                     records = share_prompts(runs, records, sampled, longest)
-            batch.add_group(runs, records, group.trained)
+            batch.add_group(runs, records, trained)
         batch.settle()
         if unknown := sorted(set(request.trainable) - batch.names):
             await self._report(

@@ -13,7 +13,6 @@ from contextlib import suppress
 from langchain_art.errors import Conflict, Damaged, InvalidRequest
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import Router
-from langchain_art_server.storage.fleet.policy_leases import PolicyLease
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Retention:
     async def sweep(self, policy: str, target: int) -> None:
         """Delete the files of versions that no row names, but for `target`, which a job makes.
 
-        A server that lost its lease of the policy has left them (`storage.fleet.policy_leases`), or
+        A server that lost its lease of the policy has left them (`storage.fleet`), or
         a job whose version could not be deleted when it failed. No row will name them: what a job
         makes has a number above those that are there.
         """
@@ -68,18 +67,18 @@ class Retention:
                 log.warning("%s@%d, which no job has published, is deleted", policy, version)
                 await self._adapters.off_loop(self._adapters.delete, policy, version)
 
-    async def drop_policy(self, policy: str, lease: PolicyLease) -> None:
+    async def drop_policy(self, policy: str) -> None:
         """Delete a policy with all its versions, and route its names no more.
 
         Raises:
-            LeaseLost: another server has the policy's `lease` by now.
+            LeaseLost: another server has the policy by now.
             Conflict: a job that has not ended needs it.
         """
         async with self._lock:
             versions = await self._adapters.off_loop(self._adapters.versions, policy)
             for version in versions:
                 await self._adapters.off_loop(self._adapters.announce, policy, version)
-            await self._store.delete_policy(policy, lease)
+            await self._store.delete_policy(policy)
             await self._router.remove(policy)
             for version in versions:
                 await self._adapters.off_loop(self._adapters.delete, policy, version)

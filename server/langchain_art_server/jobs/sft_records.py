@@ -1,4 +1,4 @@
-"""Records for a supervised step (SFT): of calls that were sampled here, and of other replies.
+"""Records for supervised steps: of calls that were sampled here, and of other replies; pairs.
 
 A recorded call is trained with its own tokens, whichever policy sampled it and however (greedy,
 truncated, under a grammar). A turn without a record, of another model or of an imported
@@ -7,12 +7,23 @@ conversation, is tokenized with the model's chat template.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags, Trajectory
+from langchain_art_server.algorithms.loss.preference import (
+    PairLogprobs,
+    PreferenceWeights,
+    preference_weights,
+)
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import Demonstration, Learner
+from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord
 
 
@@ -82,3 +93,132 @@ def why_too_long(prompt: Sequence[int], reply: Sequence[int], max_len: int) -> s
     """Reason for which a turn with so many tokens is excluded; None: it is not."""
     length = len(prompt) + len(reply)
     return f"too_long: {length} tokens > {max_len}" if length > max_len else None
+
+
+#: Most tokens that the learner is asked about at once. Between two calls it is seen to be alive
+#: (`hang_seconds`), and a cancelled job stops.
+ASKED_TOKENS = 65_536
+#: The rows of the chosen run, and those of the rejected one.
+_Pair: TypeAlias = tuple[list[Row], list[Row]]
+
+
+def share_prompts(
+    runs: Sequence[Trajectory],
+    records: Mapping[str, CallRecord],
+    sampled: Mapping[str, CallRecord],
+    max_len: int,
+) -> dict[str, CallRecord]:
+    """The records, with the tokens that were sampled from in place of what is rendered again.
+
+    A reply that was written by hand answers the very prompt of the call that it stands beside: if
+    messages and tools are equal, it gets that call's prompt tokens.
+
+    Args:
+        runs: of one pair.
+        records: of the turns of both, as `demonstrations` gives them.
+        sampled: those of them that the server recorded.
+        max_len: of `demonstrations`; it holds for the prompt that is shared.
+    """
+    prompts = {
+        _asked(run, index): sampled[turn.call_id].prompt_token_ids
+        for run in runs
+        for index, turn in enumerate(run.turns)
+        if turn.call_id is not None and turn.call_id in sampled
+    }
+    shared = dict(records)
+    for run in runs:
+        for index, turn in enumerate(run.turns):
+            name = turn.call_id
+            if name is not None and name in records and name not in sampled:
+                found = prompts.get(_asked(run, index))
+                if found is not None:
+                    why = why_too_long(found, records[name].token_ids, max_len)
+                    shared[name] = replace(
+                        records[name], prompt_token_ids=found, excluded_because=why
+                    )
+    return shared
+
+
+def _asked(run: Trajectory, index: int) -> str:
+    """Equal for messages and tools that differ in the order of their fields alone."""
+    shown = run.prompt(index), [dict(tool) for tool in run.turns[index].tools]
+    return json.dumps(shown, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class WeighedPairs:
+    """The pairs that a step learns from, and what the base model says of them."""
+
+    pairs: list[_Pair]
+    base: list[tuple[float, float]]
+    """Logprobs of both sides, by pair, in nats."""
+    beta: float
+
+    async def metrics_after(self, learner: Learner, adapter: Path) -> dict[str, float]:
+        """`PreferenceWeights.metrics` under the version that the step made, as ``…_after``."""
+        made = await self.weights(learner, adapter)
+        return {f"{name}_after": value for name, value in made.metrics.items()}
+
+    async def weights(self, learner: Learner, adapter: Path) -> PreferenceWeights:
+        """Loss, weights and metrics under an adapter."""
+        now = await _logprobs(self.pairs, learner, adapter)
+        both = zip(now, self.base, strict=True)
+        return preference_weights([PairLogprobs(*one, *base) for one, base in both], self.beta)
+
+
+async def weigh_pairs(
+    batch: Batch, learner: Learner, parent: Path, beta: float
+) -> WeighedPairs | None:
+    """Give the tokens of the batch's rows their weights: those of pairs, which are all whole.
+
+    Metrics of the pairs, before the step, go to the batch's. None: there is no pair.
+    """
+    found: dict[int, _Pair] = {}
+    for (group, side), row in zip(batch.owners, batch.rows, strict=True):
+        found.setdefault(group, ([], []))[side].append(row)
+    pairs = list(found.values())
+    batch.metrics["pairs_trained"] = float(len(pairs))
+    if not pairs:
+        return None
+    weighed = WeighedPairs(pairs, await _logprobs(pairs, learner, None), beta)
+    made = await weighed.weights(learner, parent)
+    batch.rows = [
+        replace(row, weights=[factor * trained for trained in row.mask])
+        for pair, weight in zip(pairs, made.weights, strict=True)
+        for rows, factor in zip(pair, (weight, -weight), strict=True)
+        for row in rows
+    ]
+    batch.metrics |= made.metrics | {"loss": made.loss}
+    return weighed
+
+
+async def _logprobs(
+    pairs: Sequence[_Pair], learner: Learner, adapter: Path | None
+) -> list[tuple[float, float]]:
+    """Logprobs of the chosen and of the rejected replies of each pair."""
+    found: list[tuple[float, float]] = []
+    for some in _parts(pairs):
+        rows = [row for pair in some for side in pair for row in side]
+        sums = iter(map(_sum, rows, await learner.logprobs(adapter, rows)))
+        found += [
+            (sum(islice(sums, len(chosen))), sum(islice(sums, len(rejected))))
+            for chosen, rejected in some
+        ]
+    return found
+
+
+def _parts(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
+    """Pairs of `ASKED_TOKENS` together, or a single one."""
+    part, tokens = list[_Pair](), 0
+    for pair in pairs:
+        its = sum(len(row.token_ids) for side in pair for row in side)
+        if part and tokens + its > ASKED_TOKENS:
+            yield part
+            part, tokens = [], 0
+        part.append(pair)
+        tokens += its
+    yield part
+
+
+def _sum(row: Row, logprobs: Sequence[float]) -> float:
+    return sum(one for one, trained in zip(logprobs, row.mask, strict=True) if trained)

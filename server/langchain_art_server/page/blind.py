@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from langchain_art.statistics.intervals import sign_test, wilson
 from langchain_art.wire import Message, Review, Trajectory
-from langchain_art_server.storage.evaluations import EvaluatedRun
+from langchain_art_server.storage.run_list import EvaluatedRun
 
 #: Before the id of the other run, in the name of the score that a choice is.
 BETTER_THAN = "better_than:"

@@ -25,7 +25,7 @@ from langchain_art_server.page.blind import (
     pairs_of,
     preference,
 )
-from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluation, Evaluations
+from langchain_art_server.storage.run_list import EvaluatedRun, Evaluation, Evaluations
 
 #: Scenarios that are shown, and each version's newest runs whose calls are counted.
 MOST_SCENARIOS, MOST_RUNS = 200, 256

@@ -1,9 +1,7 @@
 """Server-sent events of what happens on the server: one reader of the store for all viewers.
 
-An event names the kinds of facts that changed; the page asks for those again. Events have ids, and
-the last ones are kept: a browser that reconnects sends ``Last-Event-ID`` and gets what it
-missed, or ``reset`` if that is not known any more (the server was started again, or it was long
-ago).
+An event names the kinds of facts that changed; the page asks for those again. A stream begins with
+``hello``: a page that has reconnected asks for everything.
 Format: HTML, section 9.2 (html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
@@ -11,26 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
 from collections import deque
 from collections.abc import AsyncGenerator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import takewhile
-from typing import Annotated
 
-from fastapi import APIRouter, Header
+import sqlalchemy as sa
+from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
 from langchain_art.errors import ArtError, Overloaded
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.storage.activity import Activity, read_activity
+from langchain_art_server.storage.tables import CALLS, EVENTS, JOBS, REVIEWS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
-#: Seconds between two looks, between two signs of life of an idle stream, and for which the events
-#: go on being noted without viewers.
-LOOK_SECONDS, ALIVE_SECONDS, NOTED_SECONDS = 0.5, 10.0, 60.0
+#: Seconds between two looks, and between two signs of life of an idle stream.
+LOOK_SECONDS, ALIVE_SECONDS = 0.5, 10.0
 #: Seconds for each viewer that lie between two looks at least: each asks for what has changed.
 EACH_SECONDS = 0.04
 MAX_VIEWERS = 256
@@ -50,55 +45,61 @@ class Happened(BaseModel):
     ready: bool
 
 
+@dataclass(frozen=True)
+class Activity:
+    """Numbers of the newest rows, and the job that runs. Two equal ones: nothing happened."""
+
+    runs: int
+    calls: int
+    reviews: int
+    jobs: tuple[tuple[str, int], ...]
+    """State and number of jobs, sorted."""
+    job: str | None
+    """The job that runs."""
+    event: int
+    """The number of its last event; 0 before the first."""
+    message: str
+    progress: float | None
+    """0 to 1, where it is known."""
+
+
 class Live:
     """The events of one server."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._viewers = 0
-        self._left = 0.0  # when the last viewer left
         self._task: asyncio.Task[None] | None = None
+        #: Set when there was a first look: what comes after it is an event.
+        self._ready = asyncio.Event()
         self._news = asyncio.Condition()
-        self._epoch, self._number = "", 0
+        self._number = 0
         self._events: deque[tuple[int, str]] = deque(maxlen=_KEPT)
 
-    async def stream(self, last: str | None) -> AsyncGenerator[str]:
-        """The events after the one whose id is `last`, for ever."""
+    async def stream(self) -> AsyncGenerator[str]:
+        """The events from now on, for ever."""
         self._viewers += 1
         try:
             if self._task is None or self._task.done():
-                self._epoch, self._number = secrets.token_hex(4), 0
-                self._events.clear()
-                self._task = asyncio.create_task(self._watch())
-            epoch, at = self._epoch, self._number
-            missed = self._missed(last)
-            if missed is not None:
-                at = missed
-            name = "hello" if last is None or missed is not None else "reset"
-            yield f"retry: 1000\nevent: {name}\nid: {epoch}-{at}\ndata: {{}}\n\n"
+                self._ready = asyncio.Event()
+                self._task = asyncio.create_task(self._watch(self._ready))
+            await self._ready.wait()
+            at = self._number
+            yield "retry: 1000\nevent: hello\ndata: {}\n\n"
             while not (self._service.is_stopping() or self._task.done()):
                 found = list(takewhile(lambda one, at=at: one[0] > at, reversed(self._events)))
                 for number, text in reversed(found):
-                    yield f"id: {epoch}-{number}\ndata: {text}\n\n"
+                    yield f"data: {text}\n\n"
                     at = number
                 if not found and not await self._wait(at):
                     yield ": alive\n\n"
         finally:
             self._viewers -= 1
-            self._left = time.monotonic()
 
     @property
     def full(self) -> bool:
         """True if as many watch as may."""
         return self._viewers >= MAX_VIEWERS
-
-    def _missed(self, last: str | None) -> int | None:
-        """The number of the event that a viewer saw last; None if what followed is not known."""
-        epoch, _, number = (last or "").partition("-")
-        if epoch != self._epoch or not number.isdecimal() or len(number) > 18:
-            return None
-        oldest = self._events[0][0] if self._events else self._number + 1
-        return int(number) if oldest - 1 <= int(number) <= self._number else None
 
     async def _wait(self, at: int) -> bool:
         """True if there is something after event `at`, or the server ends, before it is time."""
@@ -109,11 +110,9 @@ class Live:
             return False
         return True
 
-    async def _watch(self) -> None:
+    async def _watch(self, ready: asyncio.Event) -> None:
         before: tuple[Activity, object, object] | None = None
-        while self._viewers or time.monotonic() - self._left < NOTED_SECONDS:
-            if self._service.is_stopping():
-                break
+        while self._viewers and not self._service.is_stopping():
             try:
                 now = await self._look()
             except ArtError as error:  # the database does not answer; health says so
@@ -122,11 +121,14 @@ class Live:
                 if before is not None and before != now:
                     self._note(before, now)
                 before = now
+            finally:
+                ready.set()
             async with self._news:
                 self._news.notify_all()
             pause = self._viewers * EACH_SECONDS
             await asyncio.sleep(pause)
             await self._service.jobs.wait(max(0.0, LOOK_SECONDS - pause))
+        ready.set()
         async with self._news:
             self._news.notify_all()
 
@@ -163,6 +165,32 @@ class Live:
         self._events.append((self._number, happened.model_dump_json()))
 
 
+def read_activity(connection: sa.Connection) -> Activity:
+    """Read what there is now. Rows are not checked: only numbers and a message are read."""
+
+    def newest(column: sa.Column[int]) -> int:
+        return connection.scalar(sa.select(sa.func.max(column))) or 0
+
+    states = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
+    running = sa.select(JOBS.c.id).where(JOBS.c.state == "running").order_by(JOBS.c.number)
+    job = connection.scalar(running.limit(1))
+    events = sa.select(EVENTS.c.seq, EVENTS.c.message).where(EVENTS.c.job_id == job)
+    last = connection.execute(events.order_by(EVENTS.c.seq.desc()).limit(1)).first()
+    known = sa.select(EVENTS.c.progress).where(
+        EVENTS.c.job_id == job, EVENTS.c.progress.is_not(None)
+    )
+    return Activity(
+        runs=newest(TRAJECTORIES.c.number),
+        calls=newest(CALLS.c.number),
+        reviews=newest(REVIEWS.c.number),
+        jobs=tuple(sorted((row[0], row[1]) for row in connection.execute(states))),
+        job=job,
+        event=last.seq if last else 0,
+        message=last.message if last else "",
+        progress=connection.scalar(known.order_by(EVENTS.c.seq.desc()).limit(1)),
+    )
+
+
 _KINDS = {"runs", "calls", "reviews", "jobs"}
 
 
@@ -171,10 +199,10 @@ def live_routes(router: APIRouter, service: Service) -> None:
     live = Live(service)
 
     @router.get("/events")
-    async def events(last_event_id: Annotated[str | None, Header()] = None) -> StreamingResponse:
-        """Server-sent events (`Happened`), from the one after Last-Event-ID on."""
+    async def events() -> StreamingResponse:
+        """Server-sent events (`Happened`)."""
         if live.full:
             raise Overloaded(f"{MAX_VIEWERS} pages watch this server already.", retry_after=5)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         kind = "text/event-stream"
-        return StreamingResponse(live.stream(last_event_id), headers=headers, media_type=kind)
+        return StreamingResponse(live.stream(), headers=headers, media_type=kind)

@@ -9,20 +9,23 @@ from __future__ import annotations
 import gzip
 import hashlib
 import mimetypes
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
+from langchain_art.errors import AuthenticationFailed, PermissionDenied
+from langchain_art_server.gateway.auth import WrongKeys, peer_of
+from langchain_art_server.gateway.keys.scopes import RULES
+from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.gateway.sessions import SESSION_SECONDS
 from langchain_art_server.page.evaluations import evaluation_routes
-from langchain_art_server.page.jobs import job_routes
 from langchain_art_server.page.live import live_routes
-from langchain_art_server.page.login import login_routes
-from langchain_art_server.page.overview import overview_routes
+from langchain_art_server.page.overview import job_routes, overview_routes
 from langchain_art_server.page.runs import run_routes
 
 FILES = Path(__file__).parent / "static"
@@ -43,6 +46,7 @@ _LOCKED = {
     "Vary": "Accept-Encoding",
 }
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_SEES = RULES["GET", "/page/overview"].allowed
 
 
 @dataclass(frozen=True)
@@ -121,3 +125,65 @@ def page_routes(app: FastAPI, service: Service) -> None:
     job_routes(router, service)
     run_routes(router, service)
     app.include_router(router)
+
+
+class Login(BaseModel):
+    """Credentials with which a person logs in."""
+
+    key: str = Field(min_length=1, max_length=1000)
+
+
+class Session(BaseModel):
+    """A browser's session."""
+
+    locked: bool
+    """True if the server has a key."""
+    open: bool
+    """True if this browser may see the rest of the page."""
+    token: str
+    """Token for the header X-ART-Token of requests that change something; empty if not needed."""
+
+
+def login_routes(router: APIRouter, service: Service) -> None:
+    """Add the routes of a session."""
+    sessions, keys, wrong = service.sessions, service.keys, WrongKeys()
+
+    @router.get("/session")
+    async def session(request: Request) -> Session:
+        """True if this browser is logged in."""
+        if sessions is None:
+            return Session(locked=False, open=True, token="")
+        token = sessions.token(dict(request.headers.raw))
+        return Session(locked=True, open=token is not None, token=token or "")
+
+    @router.post("/login")
+    async def login(request: Request, response: Response) -> dict[str, bool]:
+        """Open a session. Wrong keys are slowed by peer, as everywhere."""
+        sent = await model_of(request, Login)
+        if sessions is not None and keys is not None:
+            access = keys.find(f"Bearer {sent.key.strip()}".encode())
+            if access is None or access.ends <= time.time():
+                await wrong.note(peer_of(request.scope))
+                raise access.refusal() if access else AuthenticationFailed("The API key is wrong.")
+            if _SEES.isdisjoint(access.scopes):
+                raise PermissionDenied(
+                    f"The key {access.id} has the scopes {sorted(access.scopes)}, and the page "
+                    f"needs one of {sorted(_SEES)}."
+                )
+            response.set_cookie(
+                sessions.cookie,
+                sessions.new(access.hash),
+                max_age=SESSION_SECONDS,
+                secure=request.url.scheme == "https",
+                httponly=True,
+                samesite="strict",
+            )
+        return {"open": True}
+
+    @router.post("/logout")
+    async def logout(request: Request, response: Response) -> dict[str, bool]:
+        """End this browser's session: its cookie opens nothing any more."""
+        if sessions is not None:
+            sessions.end(dict(request.headers.raw))
+            response.delete_cookie(sessions.cookie, httponly=True, samesite="strict")
+        return {"open": False}

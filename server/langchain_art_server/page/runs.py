@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from functools import partial
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 
@@ -14,19 +16,17 @@ from langchain_art import wire
 from langchain_art.errors import NotFound
 from langchain_art.statistics.agreement import JUDGE, verdicts
 from langchain_art.statistics.costs import prices
+from langchain_art.wire import HUMAN_REWARD, CallTags, Review, ReviewTraining
 from langchain_art.wire.reviews import Pick, ranked
 from langchain_art_server.backends.chat.output_processor import token_texts
 from langchain_art_server.gateway.request_bodies import model_of
-from langchain_art_server.gateway.review_routes import foreseen
+from langchain_art_server.gateway.review_routes import foreseen, learner_of, planned
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.jobs.audit import audit
-from langchain_art_server.jobs.credit_report import CreditReader, RunCredit
+from langchain_art_server.jobs.audit import CreditReader, RunCredit, audit
 from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.page.answers import SharedAnswers, as_json
-from langchain_art_server.page.open_runs import OpenRuns, read_open_runs
-from langchain_art_server.page.review_effect import ReviewEffect, effect_of
 from langchain_art_server.page.siblings import Siblings, compare, explanations
-from langchain_art_server.storage.pages import MAX_PAGE
+from langchain_art_server.storage.queries import MAX_PAGE
 from langchain_art_server.storage.run_list import (
     MAX_RUNS,
     RunFilter,
@@ -35,10 +35,15 @@ from langchain_art_server.storage.run_list import (
     RunSummary,
     Sort,
 )
-from langchain_art_server.storage.tables import StoredRun
+from langchain_art_server.storage.tables import CALLS, TRAJECTORIES, StoredRun
 
 #: The newest runs without a review among which a queue looks, and those that it gives.
 AMONG, QUEUED = 1000, 50
+#: Seconds since its last call for which a run is listed, the newest calls that are looked at, and
+#: the most runs that are listed.
+OPEN_SECONDS, _AMONG, _LISTED = 600.0, 2000, 50
+#: Bytes of a token's number.
+_TOKEN = 4
 
 
 class RunsQuery(RunFilter):
@@ -270,3 +275,119 @@ async def _view(service: Service, run_id: str) -> RunView | None:
         unpriced=unpriced,
         trace=f"{shown.langfuse_project}/traces/{name}" if shown.langfuse_project else None,
     )
+
+
+class OpenRun(BaseModel):
+    """A run that has not been stored."""
+
+    id: str
+    scenario: str | None
+    node: str | None
+    """Node of its last call."""
+    calls: int
+    tokens: int
+    """Sampled tokens."""
+    seconds: float
+    """Seconds from the first call's start to the last one's end."""
+    last_at: float
+    """End of its last call: seconds since the epoch."""
+    models: list[str]
+
+
+class OpenRuns(BaseModel):
+    """Runs that have not been stored, the latest first."""
+
+    runs: list[OpenRun]
+
+
+def read_open_runs(connection: sa.Connection) -> OpenRuns:
+    """The runs whose last call is no older than `OPEN_SECONDS`.
+
+    They still run, wait for the other runs of their group or step, or are never sent.
+    """
+    newest = connection.scalar(sa.select(sa.func.max(CALLS.c.number))) or 0
+    stored = sa.select(TRAJECTORIES.c.id).where(TRAJECTORIES.c.id == CALLS.c.trajectory_id)
+    columns = (CALLS.c.trajectory_id, CALLS.c.tags, CALLS.c.model, CALLS.c.created_at)
+    query = (
+        sa.select(*columns, CALLS.c.latency, sa.func.length(CALLS.c.token_ids).label("size"))
+        .where(CALLS.c.number > newest - _AMONG, CALLS.c.trajectory_id.is_not(None))
+        .where(CALLS.c.created_at >= time.time() - OPEN_SECONDS, ~stored.exists())
+        .order_by(CALLS.c.number.desc())
+    )
+    found: dict[str, OpenRun] = {}
+    for row in connection.execute(query):
+        begun = row.created_at - row.latency
+        run = found.get(row.trajectory_id)
+        if run is None:
+            if len(found) == _LISTED:
+                continue
+            tags = CallTags.model_validate_json(row.tags)
+            run = found[row.trajectory_id] = OpenRun(
+                id=row.trajectory_id,
+                scenario=tags.scenario,
+                node=tags.node,
+                calls=0,
+                tokens=0,
+                seconds=0.0,
+                last_at=row.created_at,
+                models=[],
+            )
+        run.calls += 1
+        run.tokens += row.size // _TOKEN
+        run.seconds = max(run.seconds, run.last_at - begun)
+        if row.model not in run.models:
+            run.models.append(row.model)
+    return OpenRuns(runs=list(found.values()))
+
+
+class ReviewEffect(BaseModel):
+    """Effect of one review if it is saved now."""
+
+    effect: str
+    """``teaches_reward`` or ``teaches_preference``: the next ``langchain-art review train`` learns
+    from it. ``is_kept``: what has another name than ``human_reward`` is shown and compared, never
+    trained on. Any other is its `VerdictFate`, which is why nothing learns from it."""
+    policy: str | None
+    """Policy that would learn; None: none."""
+    revises: str | None
+    """The id of this reviewer's earlier review of the same thing, which it replaces."""
+
+
+async def effect_of(service: Service, review: Review) -> ReviewEffect:
+    """Effect of a review by the rules of `plan_reviews`, beside what others say.
+
+    Raises:
+        NotFound: the run is not stored, or has no such call.
+    """
+    run = (await service.store.trajectory(review.trajectory)).trajectory
+    turns = [turn for turn in run.turns if review.call_id in (None, turn.call_id)]
+    if review.call_id is not None and not turns:
+        raise NotFound(f"Trajectory {run.id!r} has no call {review.call_id!r}.")
+    said = [one for one in await service.store.reviews.beside(run) if one.id != review.id]
+    earlier = [one for one in said if _subject(one) == _subject(review)]
+    policy = learner_of(turns, service.router.serving)
+    kind = "correction" if review.kind == "correction" else "reward"
+    if kind == "reward" and review.name != HUMAN_REWARD:
+        effect = "is_kept"
+    elif policy is None:
+        effect = "other_model"
+    else:
+        beside = [one for one in said if one not in earlier]
+        found, _ = await planned(service, ReviewTraining(policy=policy), [*beside, review])
+        subject = (review.trajectory, review.call_id, kind)
+        effect = next(
+            one.fate
+            for one in found.plan.verdicts
+            if (one.trajectory, one.call_id, one.kind) == subject and one.fate != "revised"
+        )
+    if effect == "trains":
+        effect = "teaches_preference" if kind == "correction" else "teaches_reward"
+    return ReviewEffect(
+        effect=effect,
+        policy=policy if effect.startswith("teaches") else None,
+        revises=earlier[0].id if earlier else None,
+    )
+
+
+def _subject(one: Review) -> tuple[object, ...]:
+    return one.source, one.reviewer, one.trajectory, one.call_id, one.name, one.kind

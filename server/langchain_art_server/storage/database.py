@@ -21,9 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, OperationalError
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
-from langchain_art_server.storage.fleet.call_order import raise_above
-from langchain_art_server.storage.fleet.notifications import notify
-from langchain_art_server.storage.schema.opening import (
+from langchain_art_server.storage.fleet import raise_above
+from langchain_art_server.storage.schema import (
     connect,
     own,
     place_of,
@@ -93,34 +92,27 @@ class Database:
     def next_began(self) -> int:
         """A number above all that were given before, by this server or an earlier one.
 
-        In a fleet, see `fleet.call_order`.
+        In a fleet, see `fleet.begin_call`.
         """
         return next(self._began)
 
-    async def write(
-        self, work: Callable[[sa.Connection], T], *, in_turn: bool = True, tells: bool = False
-    ) -> T:
+    async def write(self, work: Callable[[sa.Connection], T], *, in_turn: bool = True) -> T:
         """Run `work` in a transaction of its own. Returns when it is on disk.
 
         Args:
             work: what it reads stays as it is until it has ended: where several servers share the
                 database, one of them writes at a time.
             in_turn: False: `work` does without that.
-            tells: the other servers are to look at what was written (`fleet.notifications`).
 
         Raises:
             EngineUnavailable: the database cannot be written to; nothing was written.
         """
 
         def do(connection: sa.Connection) -> T:
-            if in_turn:
-                take_turn(connection)
-            done = work(connection)
-            if tells:
-                notify(connection)
-            return done
+            take_turn(connection)
+            return work(connection)
 
-        loop, whole = asyncio.get_running_loop(), do if self.shared else work
+        loop, whole = asyncio.get_running_loop(), do if self.shared and in_turn else work
         # Shielded: a caller that leaves takes nothing along that is queued.
         return await asyncio.shield(loop.run_in_executor(self._writer, self._transact, whole))
 
@@ -217,6 +209,40 @@ class Database:
             raise
         except DatabaseError as failure:
             raise _damaged(failure) from failure
+
+
+class RowCount:
+    """Number of rows a table has: counted once, and from then on only those that came later.
+
+    Rows become visible in the order of their numbers. `recount` is to be called when some were
+    deleted. Where other servers write, too (`shared`), neither holds: it counts each time.
+    """
+
+    def __init__(self, table: sa.Table, shared: bool = False) -> None:
+        self._table, self._shared = table, shared
+        self._known: tuple[int, int] | None = None  # rows, and the number of the last one
+        self._deletions = 0
+
+    def recount(self) -> None:
+        """Count anew the next time."""
+        self._deletions += 1
+        self._known = None
+
+    def read(self, connection: sa.Connection) -> int:
+        """The number of rows now."""
+        known, deletions, number = self._known, self._deletions, self._table.c.number
+        if known is None:
+            # With a condition it would read the rows instead of an index.
+            count = sa.select(sa.func.count()).select_from(self._table).scalar_subquery()
+            last = sa.select(sa.func.max(number)).scalar_subquery()
+            rows, newest = connection.execute(sa.select(count, last)).one()
+        else:
+            came = sa.select(sa.func.count(), sa.func.max(number)).where(number > known[1])
+            more, newest = connection.execute(came).one()
+            rows, newest = known[0] + more, newest or known[1]
+        if deletions == self._deletions and not self._shared:
+            self._known = rows, newest or 0
+        return rows
 
 
 def _refused(failure: DataError) -> InvalidRequest:

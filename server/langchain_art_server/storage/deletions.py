@@ -13,14 +13,15 @@ from langchain_art.errors import Conflict, Damaged, InvalidRequest, NotFound
 from langchain_art.wire import TrainRequest
 from langchain_art_server.storage.queries import MAX_PARAMETERS, select_among
 from langchain_art_server.storage.run_index import forget_runs
-from langchain_art_server.storage.schema.rollback_table import ROLLBACKS
 from langchain_art_server.storage.seals import intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
     CHECKPOINTS,
+    IS_OPEN,
     JOBS,
     POLICIES,
     REVIEWS,
+    ROLLBACKS,
     RUN_CALLS,
     TRAINED,
     TRAINED_CALLS,
@@ -34,12 +35,11 @@ log = logging.getLogger(__name__)
 
 #: Versions of a policy that may be pinned: fits and exports pin by themselves, disks are finite.
 MAX_PINNED = 32
-_OPEN = JOBS.c.state.in_(("queued", "running"))
 
 
 def open_job_of_run(connection: sa.Connection, trajectory_id: str) -> str | None:
     """The job that is to train on a run, and has not ended; None if there is none."""
-    for row in connection.execute(sa.select(JOBS).where(_OPEN)):
+    for row in connection.execute(sa.select(JOBS).where(IS_OPEN)):
         request = unpack(intact(JOBS, row).payload)["request"]
         if any(trajectory_id in group for group in request["groups"]):
             return row.id
@@ -65,7 +65,7 @@ def refuse_open_jobs(connection: sa.Connection, policy: str) -> None:
 
 def _open_jobs(connection: sa.Connection) -> Iterator[tuple[sa.Row[Any], tuple[str, int]]]:
     """The jobs that have not ended, each with what it measures from (`TrainRequest.reference`)."""
-    for row in connection.execute(sa.select(JOBS).where(_OPEN).order_by(JOBS.c.number)):
+    for row in connection.execute(sa.select(JOBS).where(IS_OPEN).order_by(JOBS.c.number)):
         try:
             payload = unpack(intact(JOBS, row).payload)
         except Damaged as error:  # it is not run either

@@ -16,19 +16,20 @@ from langchain_art import wire
 from langchain_art.errors import ArtError, Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.deletions import require_reference
-from langchain_art_server.storage.fleet.policy_leases import (
-    PolicyLease,
-    PolicyLeases,
-    holds,
-    require,
+from langchain_art_server.storage.fleet import PolicyLeases
+from langchain_art_server.storage.queries import (
+    Page,
+    no_such_cursor,
+    select_among,
+    take_page,
+    with_jobs,
 )
-from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
-from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.review_store import VerdictMark, read_marks, settle_marks
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     EVENTS,
+    IS_OPEN,
     JOBS,
     POLICIES,
     TRAINED,
@@ -43,7 +44,6 @@ from langchain_art_server.storage.tables import (
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_OPEN = JOBS.c.state.in_(("queued", "running"))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class JobStore:
         another server changes now.
         """
         begun_first = sa.case((JOBS.c.state == "running", 0), else_=1)
-        query = sa.select(JOBS).where(_OPEN).order_by(begun_first, JOBS.c.number)
+        query = sa.select(JOBS).where(IS_OPEN).order_by(begun_first, JOBS.c.number)
 
         def read(connection: sa.Connection) -> wire.TrainJob | None:
             taken = self.leases.taken(connection)
@@ -254,7 +254,7 @@ class JobStore:
     ) -> dict[str, set[str]]:
         """The trajectories that jobs of a policy trained on, each with these jobs.
 
-        Only jobs that made a version of the `lineage` count (`jobs.lineage`); None: all do.
+        Only jobs that made a version of the `lineage` count (`steps_since`); None: all do.
         """
         wanted = list(ids)
         column = TRAINED.c.trajectory_id
@@ -268,9 +268,7 @@ class JobStore:
         column = TRAINED_CALLS.c.call_id
         return await self._database.read(lambda c: _marks(c, column, wanted, policy, lineage))
 
-    async def begin(
-        self, job_id: str, base: int, target: int, lease: PolicyLease | None = None
-    ) -> None:
+    async def begin(self, job_id: str, base: int, target: int) -> None:
         """Store the versions that a job starts from and makes, and count the attempt.
 
         Raises LeaseLost, JobCancelled.
@@ -278,7 +276,7 @@ class JobStore:
 
         def write(connection: sa.Connection) -> None:
             mine = JOBS.c.id == job_id
-            require_running(connection, job_id, lease)
+            require_running(connection, job_id, self.leases)
             before = connection.scalar(sa.select(JOBS.c.attempts).where(mine)) or 0
             values = {"base_version": base, "target_version": target, "attempts": before + 1}
             update(connection, JOBS, mine, {"state": "running"} | values)
@@ -299,7 +297,6 @@ class JobStore:
         retrain: bool = False,
         retryable: bool = False,
         lineage: Collection[int] | None = None,
-        lease: PolicyLease | None = None,
     ) -> None:
         """End a job, route the policy to its version, mark what it trained: one transaction.
 
@@ -307,7 +304,7 @@ class JobStore:
         are trajectories of a supervised step, which is no mark. `message` is the job's last event.
 
         Raises:
-            LeaseLost: another server has the policy's `lease` by now.
+            LeaseLost: another server has the policy by now.
             JobCancelled: another server has cancelled it.
             Conflict: a job trained on one of them on the `lineage` of the version (`trained_runs`),
                 and `retrain` is not set.
@@ -325,7 +322,7 @@ class JobStore:
 
         def write(connection: sa.Connection) -> None:
             mine = JOBS.c.id == job_id
-            require_running(connection, job_id, lease)
+            require_running(connection, job_id, self.leases)
             update(connection, JOBS, mine, values)
             if error is None:
                 settle_marks(connection, job_id, (*trained, *calls, *imitated))
@@ -334,7 +331,7 @@ class JobStore:
                 routed = POLICIES.c.name == checkpoint.policy
                 update(connection, POLICIES, routed, {"version": checkpoint.version})
             if trained:
-                policy = connection.scalars(sa.select(JOBS.c.policy).where(mine)).one()
+                policy = _policy_of(connection, job_id)
                 rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
                 marked = (TRAINED.c.trajectory_id, trained), (TRAINED_CALLS.c.call_id, calls)
                 for column, ids in () if retrain else marked:
@@ -363,24 +360,18 @@ class JobStore:
 
         return await self._change(write)
 
-    async def add_event(
-        self,
-        job_id: str,
-        message: str,
-        progress: float | None = None,
-        lease: PolicyLease | None = None,
-    ) -> None:
-        """Append an event to a job, unless its lease is another server's by now."""
+    async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
+        """Append an event to a job, unless another server has its policy by now."""
 
         def write(connection: sa.Connection) -> None:
-            if lease is None or holds(connection, lease):
+            if self.leases.holds(connection, _policy_of(connection, job_id)):
                 _append(connection, job_id, message, progress)
 
-        await self._database.write(write, tells=True)
+        await self._database.write(write)
 
     async def _change(self, write: Callable[[sa.Connection], T]) -> T:
         try:
-            return await self._database.write(write, tells=True)
+            return await self._database.write(write)
         finally:
             self.changes += 1
 
@@ -400,11 +391,15 @@ class JobCancelled(ArtError):
     """Another server has cancelled the job; nothing was written."""
 
 
-def require_running(connection: sa.Connection, job_id: str, lease: PolicyLease | None) -> None:
-    """Raise LeaseLost, or JobCancelled, if a job's holder may not write to it any more."""
-    require(connection, lease)
+def require_running(connection: sa.Connection, job_id: str, leases: PolicyLeases) -> None:
+    """Raise LeaseLost, or JobCancelled, if this server may not write to a job any more."""
+    leases.require(connection, _policy_of(connection, job_id))
     if connection.scalar(sa.select(JOBS.c.state).where(JOBS.c.id == job_id)) == "cancelled":
         raise JobCancelled(f"Job {job_id} was cancelled; nothing was published.")
+
+
+def _policy_of(connection: sa.Connection, job_id: str) -> str:
+    return connection.scalar(sa.select(JOBS.c.policy).where(JOBS.c.id == job_id)) or ""
 
 
 #: A failed job that waits again, as if it had never begun; its number keeps its place.
@@ -455,7 +450,7 @@ def _row(
 
 def _require_room(connection: sa.Connection, more: int, max_open: int) -> None:
     """Raise Overloaded if so many more jobs cannot wait."""
-    waiting = sa.select(sa.func.count()).select_from(JOBS).where(_OPEN)
+    waiting = sa.select(sa.func.count()).select_from(JOBS).where(IS_OPEN)
     if (connection.scalar(waiting) or 0) + more > max_open:
         raise Overloaded(
             f"{max_open} jobs wait or run, which is the server's setting max_queued_jobs. Wait "

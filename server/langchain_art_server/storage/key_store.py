@@ -12,9 +12,9 @@ from langchain_art.errors import NotFound
 from langchain_art.wire import ApiKey, KeyLimits, KeySpec, LoggedAction
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.pages import Page, take_page
-from langchain_art_server.storage.schema.key_tables import ACTIONS, API_KEYS
+from langchain_art_server.storage.queries import Page, take_page
 from langchain_art_server.storage.seals import insert, intact, update
+from langchain_art_server.storage.tables import ACTIONS, API_KEYS
 
 #: Entries of the log that are kept of a tenant's keys, and of all administrators; and bytes of what
 #: one says: together they bound what a tenant's log takes of the server's own database.

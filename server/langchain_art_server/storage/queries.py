@@ -1,13 +1,20 @@
-"""Queries for all tables: of the time, and of more ids than a statement takes parameters."""
+"""Queries for all tables: the time, more ids than a statement takes parameters, lists by page.
+
+Pages are bounded in items and in bytes, so that no list is larger than memory allows.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from langchain_art.errors import Damaged, InvalidRequest
 from langchain_art_server.storage.tables import JOBS
 
 #: Ids in one statement: SQLite limits a statement's parameters.
@@ -48,3 +55,68 @@ def with_jobs(marks: sa.Table) -> sa.Select[*tuple[Any, ...]]:
     """Marks of training, each with its job's version as `made` and the policy of it as `of`."""
     job = JOBS.c.target_version.label("made"), JOBS.c.policy.label("of")
     return sa.select(marks, *job).join(JOBS, JOBS.c.id == marks.c.job_id, isouter=True)
+
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+#: A page ends before the item that would make it larger; its first item may be larger by itself.
+MAX_PAGE_BYTES = 8 << 20
+#: The most items of one.
+MAX_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some of a list, and whether more follow."""
+
+    items: list[T]
+    last_id: str | None
+    """The cursor: the next page begins after the row of this id."""
+    has_more: bool
+    damaged: tuple[str, ...] = ()
+    """A message for each row that is damaged, and so not among the items."""
+
+
+def take_page(
+    rows: Iterable[sa.Row[Any]],
+    limit: int,
+    cursor: str,
+    read: Callable[[sa.Row[Any]], tuple[T, int]],
+) -> Page[T]:
+    """A page of the first rows: at most `limit`, those that are damaged and left out included.
+
+    `cursor` is the column of a row's id; `read` gives its item and the item's bytes, or raises
+    Damaged.
+    """
+    items, damaged = list[T](), list[str]()
+    last, size = None, 0
+    for row in rows:
+        if len(items) + len(damaged) == limit:
+            return Page(items, last, True, tuple(damaged))
+        try:
+            item, more = read(row)
+        except Damaged as error:
+            damaged.append(str(error))
+            log_once(str(error))
+        else:
+            size += more
+            if items and size > MAX_PAGE_BYTES:
+                return Page(items, last, True, tuple(damaged))
+            items.append(item)
+        last = str(getattr(row, cursor))
+    return Page(items, last, False, tuple(damaged))
+
+
+@lru_cache(maxsize=MAX_PAGE)
+def log_once(message: str) -> None:
+    """Log it, unless it is among the last that were logged."""
+    log.error("A list leaves a row out. %s", message)
+
+
+def no_such_cursor(after: str) -> InvalidRequest:
+    """The refusal of a cursor whose item is not, or no longer, stored."""
+    return InvalidRequest(
+        f"got after={after!r}, expected the last_id of a page; if it was deleted meanwhile, begin "
+        "again without `after`",
+        param="after",
+    )

@@ -12,8 +12,7 @@ from pydantic_core import from_json, to_json
 
 from langchain_art.wire import RefusedReview, Review, ReviewsKept, Trajectory
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.pages import Page, take_page
-from langchain_art_server.storage.queries import select_among
+from langchain_art_server.storage.queries import Page, select_among, take_page
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     CALLS,

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
-from langchain_art.wire import Checkpoint, LoraConfig, Reward, Trajectory
-from langchain_art_server.storage.activity import RowCount
-from langchain_art_server.storage.database import Database
+from langchain_art.wire import Checkpoint, LoraConfig, Reward, RolledBack, Trajectory
+from langchain_art_server.storage.database import Database, RowCount
 from langchain_art_server.storage.deletions import (
     delete_among,
     delete_policy,
@@ -29,23 +28,28 @@ from langchain_art_server.storage.deletions import (
     set_pinned,
     unneeded_versions,
 )
-from langchain_art_server.storage.fleet.policy_leases import PolicyLease, PolicyLeases, require
+from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.key_store import KeyStore
-from langchain_art_server.storage.pages import Page, no_such_cursor, take_page
-from langchain_art_server.storage.queries import select_among, with_jobs
+from langchain_art_server.storage.queries import (
+    Page,
+    no_such_cursor,
+    select_among,
+    take_page,
+    with_jobs,
+)
 from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
-from langchain_art_server.storage.rollouts.queue import RolloutQueue
+from langchain_art_server.storage.rollout_queue import RolloutQueue
 from langchain_art_server.storage.run_index import RunIndex, write_index
 from langchain_art_server.storage.run_list import RunList
-from langchain_art_server.storage.schema.rollback_table import roll_back, rolled_back
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
     CHECKPOINTS,
     JOBS,
     POLICIES,
+    ROLLBACKS,
     RUN_CALLS,
     TRAINED,
     TRAJECTORIES,
@@ -251,31 +255,29 @@ class Store(Database):
 
     # --- policies and checkpoints ---------------------------------------------------------------
 
-    async def add_policy(
-        self, name: str, lora: LoraConfig, lease: PolicyLease | None = None
-    ) -> None:
+    async def add_policy(self, name: str, lora: LoraConfig) -> None:
         """Insert a policy whose version 0 is published. Idempotent. Raises LeaseLost."""
 
         def write(connection: sa.Connection) -> None:
-            require(connection, lease)
+            self.leases.require(connection, name)
             if not connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
                 row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
                 insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
-        await self.write(write, tells=True)
+        await self.write(write)
 
     async def refuse_open_jobs(self, policy: str) -> None:
         """See `deletions.refuse_open_jobs`."""
         await self.read(lambda c: refuse_open_jobs(c, policy))
 
-    async def delete_policy(self, policy: str, lease: PolicyLease | None = None) -> None:
+    async def delete_policy(self, policy: str) -> None:
         """See `deletions.delete_policy`. Raises LeaseLost, too."""
 
         def write(connection: sa.Connection) -> None:
-            require(connection, lease)
+            self.leases.require(connection, policy)
             delete_policy(connection, policy)
 
-        await self.write(write, tells=True)
+        await self.write(write)
 
     async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
@@ -297,19 +299,17 @@ class Store(Database):
         all_, kept = sa.select(POLICIES), sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version)
         return await self.read(read)
 
-    async def roll_back(
-        self, name: str, version: int, why: str, lease: PolicyLease | None = None
-    ) -> None:
+    async def roll_back(self, name: str, version: int, why: str) -> None:
         """Route the bare name to `version`, and write down what that discards, and why.
 
         Raises LeaseLost.
         """
 
         def write(connection: sa.Connection) -> None:
-            require(connection, lease)
-            roll_back(connection, name, version, why)
+            self.leases.require(connection, name)
+            _roll_back(connection, name, version, why)
 
-        await self.write(write, tells=True)
+        await self.write(write)
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
@@ -319,7 +319,7 @@ class Store(Database):
             served = sa.select(POLICIES.c.version).where(POLICIES.c.name == policy)
             if (serving := connection.scalar(served)) is None:
                 return []
-            out = rolled_back(connection, policy, serving, parents)
+            out = _rolled_back(connection, policy, serving, parents)
             query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy)
             rows = connection.execute(query.order_by(CHECKPOINTS.c.version))
             return [checkpoint_of(row, serving, out.get(row.version)) for row in rows]
@@ -336,7 +336,7 @@ class Store(Database):
 
     async def forget_checkpoint(self, policy: str, version: int) -> None:
         """See `deletions.delete_version`."""
-        await self.write(lambda c: delete_version(c, policy, version), tells=True)
+        await self.write(lambda c: delete_version(c, policy, version))
 
     async def unneeded_versions(self, policy: str) -> list[int]:
         """See `deletions.unneeded_versions`."""
@@ -378,3 +378,49 @@ def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int)
             f"{len(known.turns)} calls were given to training, by {jobs}. They cannot join it any "
             "more; tag the calls of another run with an id of their own."
         )
+
+
+def _roll_back(connection: sa.Connection, policy: str, version: int, why: str) -> None:
+    """Let `version` serve, and write down in place of which, if it is another."""
+    mine = POLICIES.c.name == policy
+    known = connection.execute(sa.select(POLICIES).where(mine)).first()
+    if known is not None and (former := intact(POLICIES, known).version) != version:
+        update(connection, POLICIES, mine, {"version": version})
+        row = {"policy": policy, "former": former, "version": version, "why": why}
+        insert(connection, ROLLBACKS, [row | {"at": time.time()}])
+
+
+def _rolled_back(
+    connection: sa.Connection, policy: str, serving: int, parents: Mapping[int, int]
+) -> dict[int, RolledBack]:
+    """The versions that a rollback took out of service, each with the last one that did.
+
+    These are the version that served and those that it was made from, as far as the version that
+    serves since then was not made from them. What is on the way to `serving` is in service again.
+
+    Args:
+        connection: to the database.
+        policy: its name.
+        serving: the version that serves now.
+        parents: of each version that a job made, the one that it started from.
+
+    Raises:
+        Damaged: a row is not what was written.
+    """
+    found: dict[int, RolledBack] = {}
+    query = sa.select(ROLLBACKS).where(ROLLBACKS.c.policy == policy).order_by(ROLLBACKS.c.number)
+    for row in connection.execute(query):
+        intact(ROLLBACKS, row)
+        said = RolledBack(at=row.at, to=row.version, why=row.why)
+        found |= dict.fromkeys(_way(row.former, parents) - _way(row.version, parents), said)
+    for version in _way(serving, parents):
+        found.pop(version, None)
+    return found
+
+
+def _way(version: int, parents: Mapping[int, int]) -> set[int]:
+    """A version and those that it was made from."""
+    found = {version}
+    while (version := parents.get(version, -1)) >= 0 and version not in found:
+        found.add(version)
+    return found

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
 from langchain_art.wire import CallTags, Checkpoint, RolledBack, TrainJob, TrainResult, Trajectory
+from langchain_art.wire.training import OPEN_STATES
 from langchain_art_server.storage.seals import SEAL, Blob, insert, intact, values_of
 
 META = sa.MetaData()
@@ -27,7 +28,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
 #: The order in which rows were inserted, whatever the clock says. In SQLite it is the rowid.
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-#: Of the tables below. Another column, and another number but for those that `schema.migrations`
+#: Of the tables below. Another column, and another number but for those that `schema.STEPS`
 #: brings to this one, is refused at the start.
 SCHEMA_VERSION = 12
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
@@ -202,6 +203,108 @@ HELD_OUT_SCENARIOS = sealed_table(
     kind="held-out scenario",
     named_by=("scenario",),
 )
+#: Rollbacks: which version each took out of service, when and why.
+ROLLBACKS = sealed_table(
+    "rollbacks",
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("policy", sa.String(64), index=True, nullable=False),
+    sa.Column("former", sa.Integer, nullable=False),  # served until then
+    sa.Column("version", sa.Integer, nullable=False),  # serves from then on
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    kind="rollback",
+    named_by=("number",),
+)
+#: Who may use the server, beside its administrator; those of all tenants are in the database of the
+#: tenant `default` (`storage.key_store`). A key itself is not stored.
+API_KEYS = sealed_table(
+    "api_keys",
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(64), unique=True, nullable=False),
+    sa.Column("hash", sa.String(64), unique=True, nullable=False),  # SHA-256, in hex
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(128), nullable=False),
+    sa.Column("scopes", sa.Text, nullable=False),
+    sa.Column("limits", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
+    kind="API key",
+    named_by=("id",),
+)
+#: Who trained, rolled back, deleted, reviewed, made and revoked keys; of all tenants, as the keys.
+ACTIONS = sealed_table(
+    "actions",
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("tenant", sa.String(64), nullable=False),
+    sa.Column("key", sa.String(64)),
+    sa.Column("action", sa.String(32), nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    kind="entry of the log",
+    named_by=("number",),
+)
+#: Rollouts that workers lease, their batches, and the workers.
+BATCHES = sealed_table(
+    "rollout_batches",
+    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("rollout", sa.String(256), nullable=False),
+    sa.Column("max_attempts", sa.Integer, nullable=False),
+    sa.Column("asked_at", sa.Float, nullable=False),  # when its owner last asked
+    sa.Column("expired", sa.Integer, nullable=False),
+    sa.Column("late", sa.Integer, nullable=False),
+    kind="batch of rollouts",
+    named_by=("id",),
+)
+ROLLOUTS = sealed_table(
+    "rollouts",
+    sa.Column("number", NUMBER, primary_key=True, autoincrement=True),
+    sa.Column("id", sa.String(128), unique=True, nullable=False),
+    sa.Column("batch", sa.String(128), index=True, nullable=False),
+    sa.Column("rollout", sa.String(256), nullable=False),
+    sa.Column("name", sa.String(256)),
+    sa.Column("scenario", Blob, nullable=False),
+    sa.Column("seed", sa.Text),
+    sa.Column("state", sa.String(16), nullable=False),  # queued, leased or finished
+    sa.Column("attempt", sa.Integer, nullable=False),  # how often it was leased
+    sa.Column("failures", sa.Integer, nullable=False),  # attempts that count to `max_attempts`
+    sa.Column("trajectory_id", sa.String(128), index=True),  # of the attempt
+    sa.Column("worker", sa.String(128)),
+    sa.Column("expires_at", sa.Float, index=True),
+    sa.Column("trajectory", Blob),
+    sa.Column("error", sa.Text),
+    sa.Column("fatal", sa.Boolean, nullable=False),
+    kind="rollout",
+    named_by=("id",),
+)
+sa.Index("ix_rollouts_rollout_state", ROLLOUTS.c.rollout, ROLLOUTS.c.state)
+WORKERS = sealed_table(
+    "workers",
+    sa.Column("id", sa.String(128), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("rollout", sa.String(256), nullable=False),
+    sa.Column("slots", sa.Integer, nullable=False),
+    sa.Column("finished", sa.Integer, nullable=False),
+    sa.Column("failed", sa.Integer, nullable=False),
+    sa.Column("expired", sa.Integer, nullable=False),
+    sa.Column("heard_at", sa.Float, nullable=False),
+    kind="worker",
+    named_by=("id",),
+)
+#: Who changes a policy now (`storage.fleet`); a deleted policy's row stays.
+POLICY_LEASES = sealed_table(
+    "policy_leases",
+    sa.Column("policy", sa.String(64), primary_key=True),
+    sa.Column("token", sa.BigInteger, nullable=False),  # grows by 1 with each lease
+    sa.Column("holder", sa.String(64), nullable=False),
+    sa.Column("until", sa.Float, nullable=False),  # the database's clock, seconds of the epoch
+    kind="lease of policy",
+    named_by=("policy",),
+)
+#: The order in which calls begin, of all servers of a fleet; PostgreSQL's alone.
+CALLS_BEGAN = sa.Sequence("calls_began", metadata=META, data_type=sa.BigInteger)
+#: Jobs that wait or run.
+IS_OPEN = JOBS.c.state.in_(OPEN_STATES)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from langchain_art.wire import PreferenceConfig
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.preference_pairs import weigh_pairs
+from langchain_art_server.jobs.sft_records import weigh_pairs
 from tests.support.learner_cases import (
     FILES,
     contents,

@@ -15,7 +15,7 @@ import pytest
 from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
-from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.config import Settings
 from tests.support.tiny_models import (
     ask,

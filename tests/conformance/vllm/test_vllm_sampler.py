@@ -23,7 +23,7 @@ from langchain_art.errors import (
     UnknownModel,
 )
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
-from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from tests.support.tiny_models import (
     CLOCK,

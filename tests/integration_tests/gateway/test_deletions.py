@@ -17,7 +17,7 @@ from langchain_art.wire import (
     Trajectory,
     Turn,
 )
-from langchain_art_server.storage import pages
+from langchain_art_server.storage import queries
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
@@ -71,10 +71,10 @@ async def test_trajectories_come_by_page_the_newest_first(
         found += [json.loads(body)["id"] for body in page.items]
         after, more = page.last_id, page.has_more
     assert found == [f"t-{n}" for n in reversed(range(7))]
-    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 2500)  # of two of them
+    monkeypatch.setattr(queries, "MAX_PAGE_BYTES", 2500)  # of two of them
     page = await store.recent_trajectories(7)
     assert (len(page.items), page.last_id, page.has_more) == (2, "t-5", True)
-    monkeypatch.setattr(pages, "MAX_PAGE_BYTES", 10)
+    monkeypatch.setattr(queries, "MAX_PAGE_BYTES", 10)
     page = await store.recent_trajectories(7, after="t-1")
     assert (len(page.items), page.last_id, page.has_more) == (1, "t-0", False)
     with pytest.raises(InvalidRequest, match="begin again"):

@@ -12,7 +12,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.gateway.keys.tenants import url_of
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.schema.opening import connect
+from langchain_art_server.storage.schema import connect
 from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,8 +42,9 @@ from langchain_art.wire import (
 )
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.storage.deletions import MAX_PINNED
+from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.job_store import ReviewStep
-from langchain_art_server.storage.pages import Page
+from langchain_art_server.storage.queries import Page
 from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.run_index import RUN_MARKS
 from langchain_art_server.storage.run_list import RunFilter
@@ -133,8 +135,10 @@ async def filled(store: Store) -> dict[str, list[object]]:
     await store.keys.add(KeySpec(name="Ann"), "ab" * 32, by=None)
     await store.roll_back("p", 1, "it was better")
     run = lambda: store.trajectories(["t-1"])  # noqa: E731
-    lease = await store.leases.take("p")
-    assert lease is not None
+    # A store of a fleet would be PostgreSQL's.
+    shared: Any = SimpleNamespace(shared=True, write=lambda work, **_: store.write(work))
+    leases = PolicyLeases(shared)
+    assert await leases.take("p")
     rollouts = store.rollouts
     one = QueuedRollout(id="r-1", scenario="s")
     await rollouts.put(RolloutBatch(batch="b-1", rollout="m:f", rollouts=(one,)))
@@ -159,7 +163,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "held_out_scenarios": [lambda: store.reviews.held_out(["s"])],
         "job_events": [lambda: store.jobs.events("job-1", 0, 9)],
         "api_keys": [store.keys.read, store.keys.all],
-        "policy_leases": [lambda: store.leases.take("p"), lambda: store.leases.renew(lease)],
+        "policy_leases": [lambda: leases.take("p"), lambda: leases.renew("p")],
         "actions": [lambda: store.keys.actions(9)],
     }
 

@@ -27,9 +27,9 @@ from langchain_art.errors import AuthenticationFailed, PermissionDenied, QuotaEx
 from langchain_art.wire import KeyLimits, NewApiKey
 from langchain_art.wire.api_keys import SCOPES, new_api_key
 from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR, OPEN, RULES
-from langchain_art_server.storage.schema.key_tables import API_KEYS
-from langchain_art_server.storage.schema.opening import connect
+from langchain_art_server.storage.schema import connect
 from langchain_art_server.storage.seals import update
+from langchain_art_server.storage.tables import API_KEYS
 from tests.support.hot_swap import train_once
 from tests.support.live_server import TLS, ForkedServer
 

@@ -15,7 +15,7 @@ import yaml
 
 from langchain_art_server.__main__ import cli as server_cli
 from langchain_art_server.config import Settings, VllmSettings, load_settings
-from langchain_art_server.gateway.operations.request_watch import PROBES
+from langchain_art_server.gateway.request_watch import PROBES
 from tests.cuda.test_container import owned
 from tests.support.environments import kubernetes_python
 from tests.support.live_server import REPO

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import EngineUnavailable
-from langchain_art_server.backends.ipc.child_process import NoPlace
-from langchain_art_server.backends.ipc.node_socket import SECRET_BYTES
-from langchain_art_server.backends.ipc.pending_call import WorkerDied
-from langchain_art_server.backends.ipc.worker import Worker
+from langchain_art_server.backends.ipc.child_process import SECRET_BYTES, NoPlace
+from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.backends.ray.engine_host import EngineHost
-from langchain_art_server.backends.ray.place import RayPlace
+from langchain_art_server.backends.ray.engines import RayPlace
 from tests.support.local_actors import LocalActors
 
 REPO = Path(__file__).parents[3]

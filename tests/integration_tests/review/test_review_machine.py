@@ -42,8 +42,7 @@ from langchain_art.review.pull import pull
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.gateway.review_routes import order, planned
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.job_groups import read_group
-from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.review_plan import require_untrained
 from langchain_art_server.storage.store import Store
 from tests.support.call_records import record
@@ -409,8 +408,7 @@ class ReviewMachine(RuleBasedStateMachine):
             preference = isinstance(request.config, wire.PreferenceConfig)
             if not preference:
                 for ids in request.groups:
-                    group = done(read_group(self.store, job, request, scored, ids, batch.lineage))
-                    batch.add_group(group.runs, group.records, group.trained)
+                    batch.add_group(*done(batch.read_group(self.store, scored, ids)))
                 batch.settle()
                 stale = {"groups.stale", "groups.rolled_back"} & set(batch.excluded)
                 assert stale or set(batch.trained) == set(itertools.chain(*request.groups))

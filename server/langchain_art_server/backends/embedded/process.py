@@ -30,7 +30,7 @@ from langchain_art_server.backends.embedded.scheduler import Scheduler
 from langchain_art_server.backends.embedded.sequence import SequenceState
 from langchain_art_server.backends.embedded.token_sampler import SamplingState
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.loop_lag import LoopLag
+from langchain_art_server.backends.ipc.heartbeat import LoopLag
 from langchain_art_server.backends.models.device import free_bytes, set_threads
 from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings

@@ -23,7 +23,7 @@ from typing import Any, cast
 from pydantic_core import from_json, to_json
 
 from langchain_art.errors import REFUSALS, ArtError, ConfigError, EngineUnavailable
-from langchain_art_server.telemetry.log_lines import log_as_json
+from langchain_art_server.telemetry.log_context import log_as_json
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct(">I")

@@ -1,44 +1,122 @@
-"""Start of an engine's process by the parent, with one end of a socket pair."""
+"""Start of an engine's process by the parent, here or on another machine, with a socket to it.
+
+A connection to another machine is made behind a secret.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import langchain_art
 import langchain_art_server
 from langchain_art.errors import ConfigError, EngineUnavailable
-from langchain_art_server.backends.ipc.fork_server import ForkRequest, ForkServer, can_fork
-from langchain_art_server.backends.ipc.node_socket import NodeAddress
+from langchain_art_server.backends.ipc.fork_server import (
+    ForkedProcess,
+    ForkRequest,
+    ForkServer,
+    can_fork,
+)
+
+log = logging.getLogger(__name__)
+#: Bytes of what a connection must begin with.
+SECRET_BYTES = 32
+#: Seconds for a connection to be made, and for a stranger to say the secret.
+_CONNECT_SECONDS, _SECRET_SECONDS = 10.0, 5.0
 
 
-class ChildProcess(Protocol):
-    """Common interface of `subprocess.Popen` and `ForkedProcess`."""
+class NodeAddress(NamedTuple):
+    """Address of a process that listens for one connection, which begins with `secret` in hex."""
 
-    @property
-    def pid(self) -> int | None:
-        """The process id; None if it is not known yet."""
-        ...
+    host: str
+    port: int
+    secret: str
+
+
+def connect(address: NodeAddress) -> socket.socket:
+    """Raises EngineUnavailable if no process answers there."""
+    try:
+        connection = socket.create_connection(address[:2], timeout=_CONNECT_SECONDS)
+        connection.sendall(bytes.fromhex(address.secret))
+    except OSError as error:
+        raise EngineUnavailable(
+            f"the port {address.port} of a node does not answer ({error}); the server and the "
+            "nodes must reach all ports of the nodes",
+            retry_after=5,
+        ) from error
+    connection.settimeout(None)
+    _keep_alive(connection)
+    return connection
+
+
+def accept(listener: socket.socket, secret: bytes, seconds: float) -> socket.socket | None:
+    """The connection that begins with the secret; None: it has not come in time."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        listener.settimeout(left)
+        try:
+            found, _ = listener.accept()
+        except TimeoutError:
+            break
+        found.settimeout(_SECRET_SECONDS)
+        with contextlib.suppress(OSError):
+            said = found.recv(SECRET_BYTES, socket.MSG_WAITALL)
+            if hmac.compare_digest(said, secret):
+                found.settimeout(None)
+                _keep_alive(found)
+                return found
+        log.warning("A connection to the engine without its secret was closed.")
+        found.close()
+    log.error("Nobody connected to the engine within %g s.", seconds)
+    return None
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Send small frames at once, and notice within a minute that the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class RemoteProcess:
+    """An engine's process on another machine, which ends when its connection does."""
+
+    pid = None
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._status = connection, None
 
     def poll(self) -> int | None:
-        """The exit status; None while it runs."""
-        ...
+        """The exit status, once it was killed; else it is not known here."""
+        return self._status
 
     def kill(self) -> None:
-        """Send SIGKILL."""
-        ...
+        """Close the connection: the actor ends the process."""
+        with contextlib.suppress(OSError), self._connection:
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._status = -signal.SIGKILL
 
     def wait(self) -> int:
-        """Wait until it has ended; returns the exit status."""
-        ...
+        """Return at once: the machine may be gone. The actor ends it before it starts another."""
+        return self._status or 0
+
+
+ChildProcess = subprocess.Popen[bytes] | ForkedProcess | RemoteProcess
 
 
 class EngineProgram:
@@ -106,20 +184,27 @@ class EngineProgram:
         )
 
 
-class EnginePlace(Protocol):
-    """Place where an engine's process runs: this machine (`Here`), or another one."""
+class NoPlace(EngineUnavailable):
+    """No machine has room for the engine now. Retryable; says what is missing."""
 
-    same_disk: bool
-    """True if it reads the folders that this process names, after each start."""
-    patience: float
-    """Seconds for which work may wait until there is a place again."""
-    beside: Sequence[NodeAddress]
-    """Addresses where the engine finds the processes that were started beside it."""
+
+class EnginePlace:
+    """Place where an engine's process runs: this machine, if a subclass does not say otherwise.
+
+    Attributes:
+        same_disk: it reads the folders that this process names, after each start.
+        patience: seconds for which work may wait until there is a place again.
+        beside: where the engine finds the processes that were started beside it.
+    """
+
+    same_disk: bool = True
+    patience: float = 0.0
+    beside: Sequence[NodeAddress] = ()
 
     @property
     def problem(self) -> str | None:
         """Reason for which there is no place now, in words for anyone; None: none is known."""
-        ...
+        return None
 
     async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
         """Start a child and return it with our end of its socket.
@@ -128,59 +213,29 @@ class EnginePlace(Protocol):
             ConfigError: its Python cannot be run.
             NoPlace: there is none for it.
         """
-        ...
-
-    def folder(
-        self, path: Path, files: Sequence[str] | None = None
-    ) -> AbstractAsyncContextManager[Path]:
-        """A folder's `files` (None: all) where the engine reads them, until it has.
-
-        Raises:
-            NoPlace: the engine is not there.
-        """
-        ...
-
-    def made(self, path: Path) -> AbstractAsyncContextManager[Path]:
-        """A folder where the engine writes, whose files are in `path` at the end. Raises NoPlace.
-
-        Not if an exception ends it.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Give the place back; the engine has ended."""
-        ...
-
-
-class NoPlace(EngineUnavailable):
-    """No machine has room for the engine now. Retryable; says what is missing."""
-
-
-class Here:
-    """This machine."""
-
-    same_disk, patience = True, 0.0
-    beside: Sequence[NodeAddress] = ()
-    problem: str | None = None
-
-    async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
-        """See `EnginePlace.launch`."""
         return program.launch()
 
     @asynccontextmanager
     async def folder(
         self, path: Path, files: Sequence[str] | None = None
     ) -> AsyncGenerator[Path, None]:
-        """The folder itself."""
+        """A folder's `files` (None: all) where the engine reads them, until it has.
+
+        Raises:
+            NoPlace: the engine is not there.
+        """
         yield path
 
     @asynccontextmanager
     async def made(self, path: Path) -> AsyncGenerator[Path, None]:
-        """The folder itself."""
+        """A folder where the engine writes, whose files are in `path` at the end. Raises NoPlace.
+
+        Not if an exception ends it.
+        """
         yield path
 
     async def close(self) -> None:
-        """Do nothing."""
+        """Give the place back; the engine has ended."""
 
 
 def _package_links() -> tempfile.TemporaryDirectory[str]:

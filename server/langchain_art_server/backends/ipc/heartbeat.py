@@ -1,4 +1,4 @@
-"""Heartbeat of an engine's process, by its answers to the parent's pings.
+"""Heartbeat of an engine's process, by its answers to the parent's pings; lag of a loop.
 
 Two things can be wrong. A *silent* process answers no ping: its reading thread does that, so it was
 stopped, or something in it keeps the interpreter. A process that *hangs* answers, but the loop that
@@ -11,6 +11,9 @@ another request kept busy, does not take its own delay for its child's.
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 #: Seconds of one tick: a ping, unless one is without an answer.
 TICK_SECONDS = 2.0
 #: Ticks without an answer after which calls are said not to be answered, and after which the
@@ -18,6 +21,42 @@ TICK_SECONDS = 2.0
 _SLOW, _SILENT = 3, 10
 #: The same before the process is ready: an import that reads gigabytes holds the interpreter.
 _SILENT_AT_START = 150
+#: Seconds after which a pause is forgotten, at the latest after twice as many.
+_WINDOW = 60.0
+#: Seconds between two looks at an event loop.
+_EVERY = 0.05
+
+
+class LoopLag:
+    """Lag of a loop: the longest of the pauses that were added in the last minute or two."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + _WINDOW
+        self._now = self._before = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Add a pause that ends now."""
+        self._turn()
+        self._now = max(self._now, seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The longest one; 0.0 if there was none."""
+        self._turn()
+        return max(self._now, self._before)
+
+    def _turn(self) -> None:
+        if (late := time.monotonic() - self._until) >= 0:
+            self._before, self._now = (self._now if late < _WINDOW else 0.0), 0.0
+            self._until += late + _WINDOW
+
+
+async def watch_event_loop(lag: LoopLag) -> None:
+    """Measure the running event loop's lag until the task is cancelled."""
+    while True:
+        begun = time.monotonic()
+        await asyncio.sleep(_EVERY)
+        lag.add(max(0.0, time.monotonic() - begun - _EVERY))
 
 
 class Heartbeat:

@@ -21,6 +21,7 @@ import itertools
 import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
@@ -29,17 +30,53 @@ from langchain_art_server.backends.ipc.child_process import (
     ChildProcess,
     EnginePlace,
     EngineProgram,
-    Here,
     NoPlace,
 )
 from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS, Heartbeat
-from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
 
 log = logging.getLogger(__name__)
 #: Starts in a row that may fail before calls are refused instead of waiting; it is tried on.
 MAX_FAILED_STARTS = 5
 #: Longest pause between them, in seconds.
 MAX_PAUSE = 30.0
+
+
+class WorkerDied(EngineUnavailable):
+    """The engine's process ended while it had this call. Retryable."""
+
+
+class WorkerHung(WorkerDied):
+    """The engine did nothing for this call for too long, and its process was ended. Retryable."""
+
+
+@dataclass(eq=False)
+class PendingCall:
+    """A call without an answer.
+
+    `frame` is what the child is sent: when it is ready, or, of an `early` call, before that. With
+    `resend` it is sent again if the child dies, until its first event. `receiver` gets the events
+    and then the result or error; `deaths` counts the children that died while they had it.
+    """
+
+    frame: bytes
+    resend: bool
+    early: bool
+    receiver: Callable[[str, Any], None]
+    sent: bool = False
+    ended: bool = False
+    deaths: int = 0
+
+    def receive(self, kind: str, payload: Any) -> None:
+        """Pass on what the child sent: an ``event``, its ``result`` or its ``error``."""
+        if kind == "event":
+            self.resend = False  # or its caller would get the event twice
+        else:
+            self.ended = True
+        self.receiver(kind, payload)
+
+    def fail(self, error: ArtError) -> None:
+        """End it without the child's answer."""
+        self.receive("error", error)
 
 
 class EngineSocket(asyncio.Protocol):
@@ -99,7 +136,7 @@ class Worker:
         python: str = sys.executable,
         place: EnginePlace | None = None,
     ) -> None:
-        self.place: EnginePlace = place or Here()
+        self.place = place or EnginePlace()
         self._program = EngineProgram(target, config, env or {}, imports, python)
         self._on_ready = on_ready
         self._pending: dict[int, PendingCall] = {}

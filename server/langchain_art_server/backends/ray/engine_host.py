@@ -19,8 +19,13 @@ from typing import Any
 
 import ray.util
 
-from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram
-from langchain_art_server.backends.ipc.node_socket import SECRET_BYTES, NodeAddress, accept
+from langchain_art_server.backends.ipc.child_process import (
+    SECRET_BYTES,
+    ChildProcess,
+    EngineProgram,
+    NodeAddress,
+    accept,
+)
 
 _CHUNK = 1 << 18
 

@@ -28,8 +28,8 @@ from langchain_art_server.backends.base import (
     Sampler,
     SamplerState,
 )
-from langchain_art_server.backends.ipc.pending_call import WorkerDied
-from langchain_art_server.backends.ipc.poison_requests import PoisonRequests
+from langchain_art_server.backends.ipc.process_sampler import PoisonRequests
+from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.replicas.replica import Replica, WantedAdapter
 
 log = logging.getLogger(__name__)

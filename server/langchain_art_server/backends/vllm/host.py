@@ -26,7 +26,7 @@ from langchain_art_server.backends.chat.output_processor import truncates
 from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
+from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
 from langchain_art_server.backends.vllm.card_share import Cards, fill_in

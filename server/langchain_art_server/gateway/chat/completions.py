@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: samples, records and answers.
 
 A choice's last byte is sent after its `CallRecord` is on disk.
+Format: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object".
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -26,15 +28,12 @@ from langchain_art_server.backends.base import (
     EarlierCall,
 )
 from langchain_art_server.gateway.auth import access_of, peer_of
-from langchain_art_server.gateway.call_slots import Lease
-from langchain_art_server.gateway.chat import response as chat_response
 from langchain_art_server.gateway.chat.request import (
     CheckedChatRequest,
     parse_json,
     refuse_oversize,
 )
-from langchain_art_server.gateway.chat.response import Chunks
-from langchain_art_server.gateway.keys.limits import Meter
+from langchain_art_server.gateway.limits import Lease, Meter
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
@@ -49,6 +48,12 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _LARGE = 64 << 10
 #: A choice's index, and a part of its reply.
 IndexedPiece = tuple[int, ChatDelta | ChatReply]
+#: Tokens whose logprobs are written in one turn of the event loop: half a millisecond.
+_SLICE = 16
+DONE = b"data: [DONE]\n\n"
+#: The characters at which `str.splitlines`, and with it httpx's `iter_lines`, ends a line and JSON
+#: and server-sent events do not; what JSON writes for them.
+_SEPARATORS = [(chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)]
 
 
 class ChatCompletions:
@@ -210,7 +215,7 @@ class _Completion:
             model=self._target.model,
             tags=self._call.body.art,
             request=self._call.record,
-            reply=chat_response.message(reply),
+            reply=message(reply),
             prompt_token_ids=reply.prompt_token_ids,
             token_ids=reply.token_ids,
             logprobs=reply.logprobs,
@@ -233,7 +238,7 @@ class _Completion:
             replies = await asyncio.gather(*map(self._one, range(self._call.count)))
         records = [self._record(index, reply) for index, reply in enumerate(replies)]
         await self._service.store.add_calls(records)
-        return await chat_response.completion(self._frame, replies, bool(self._call.body.logprobs))
+        return await completion(self._frame, replies, bool(self._call.body.logprobs))
 
     async def _one(self, index: int) -> ChatReply:
         reply = None
@@ -310,8 +315,120 @@ class _Completion:
                 following = await anext(pieces, None)
         except ArtError as error:
             refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))
-            yield chat_response.sse(refusal.body())
+            yield sse(refusal.body())
             return
         if with_usage:
-            yield chat_response.usage_chunk(frame, replies)
-        yield chat_response.DONE
+            yield usage_chunk(frame, replies)
+        yield DONE
+
+
+def message(reply: ChatReply) -> dict[str, Any]:
+    """The assistant's message."""
+    answer: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.tool_calls:
+        answer["tool_calls"] = reply.tool_calls
+    return answer
+
+
+async def logprobs(reply: ChatReply) -> bytes:
+    """The ``logprobs`` of a choice, as JSON.
+
+    With all that may be asked for they take a tenth of a second, so other requests have turns of
+    the event loop in between.
+    """
+    parts: list[bytes] = []
+    for start in range(0, len(reply.token_texts), _SLICE):
+        if start:
+            await asyncio.sleep(0)
+        tokens: list[dict[str, Any]] = []
+        for index, text in enumerate(reply.token_texts[start : start + _SLICE], start):
+            top = reply.top_logprobs[index] if reply.top_logprobs else []
+            others = [_token(other, value) for _, value, other in top]
+            tokens.append(_token(text, reply.logprobs[index]) | {"top_logprobs": others})
+        parts.append(to_json(tokens)[1:-1])
+    return b'{"content":[' + b",".join(parts) + b'],"refusal":null}'
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def usage(replies: list[ChatReply]) -> dict[str, int]:
+    """Token counts of a request: its prompt once, and the completions of all choices."""
+    prompt = len(replies[0].prompt_token_ids)
+    sampled = sum(len(reply.token_ids) for reply in replies)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+async def completion(frame: dict[str, Any], replies: list[ChatReply], with_logprobs: bool) -> bytes:
+    """The whole answer. `frame` holds ``id``, ``created`` and ``model``."""
+    answer = frame | {"object": "chat.completion", "usage": usage(replies)}
+    choices = [
+        {
+            "index": index,
+            "message": message(reply),
+            "finish_reason": reply.finish_reason,
+            "logprobs": None,
+        }
+        for index, reply in enumerate(replies)
+    ]
+    if not with_logprobs:
+        return to_json(answer | {"choices": choices})
+    parts: list[bytes] = []
+    for choice, reply in zip(choices, replies, strict=True):
+        parts.append(to_json(choice).removesuffix(b"null}") + await logprobs(reply) + b"}")
+    return to_json(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
+
+
+class Chunks:
+    """One choice's chunks, as server-sent events."""
+
+    def __init__(self, frame: dict[str, Any], index: int) -> None:
+        self._frame = frame | {"object": "chat.completion.chunk"}
+        self._index, self._calls = index, 0
+
+    def begin(self) -> bytes:
+        """The first chunk, with the role."""
+        return self._event({"role": "assistant", "content": ""})
+
+    def delta(self, piece: ChatDelta) -> bytes:
+        """A part of the reply."""
+        delta: dict[str, Any] = {}
+        if piece.content:
+            delta["content"] = piece.content
+        if piece.tool_calls:
+            numbered = enumerate(piece.tool_calls, self._calls)
+            delta["tool_calls"] = [{"index": number, **call} for number, call in numbered]
+            self._calls += len(piece.tool_calls)
+        return self._event(delta)
+
+    async def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
+        """The last chunk: the reason to stop, and the logprobs of all tokens."""
+        event = self._event({}, reply.finish_reason)
+        if not with_logprobs:
+            return event
+        said = _one_line(await logprobs(reply))
+        return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
+
+    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": self._index, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return sse(self._frame | {"choices": [choice]})
+
+
+def usage_chunk(frame: dict[str, Any], replies: list[ChatReply]) -> bytes:
+    """The chunk with the usage of all choices, after their last."""
+    about = frame | {"object": "chat.completion.chunk"}
+    return sse(about | {"choices": [], "usage": usage(replies)})
+
+
+def sse(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + _one_line(to_json(value)) + b"\n\n"
+
+
+def _one_line(text: bytes) -> bytes:
+    """JSON that is one line to every client."""
+    if not text.isascii():
+        for separator, escaped in _SEPARATORS:
+            text = text.replace(separator, escaped)
+    return text

@@ -20,8 +20,8 @@ from dataclasses import InitVar, dataclass, field
 from langchain_art.errors import ArtError, AuthenticationFailed, InvalidRequest
 from langchain_art.wire import ApiKey, KeySpec, NewApiKey
 from langchain_art.wire.api_keys import DEFAULT_TENANT, SCOPES, new_tenant_key
-from langchain_art_server.gateway.keys.limits import Clock, Meter
 from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR
+from langchain_art_server.gateway.limits import Clock, Meter
 from langchain_art_server.storage.key_store import KeyStore, Stamp
 
 log = logging.getLogger(__name__)

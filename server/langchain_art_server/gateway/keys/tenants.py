@@ -8,13 +8,12 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from starlette.types import ASGIApp
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import ReplicaStatus
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.backends.base import (
     ChatDelta,
@@ -23,12 +22,11 @@ from langchain_art_server.backends.base import (
     ChatRequest,
     ModelInfo,
     Sampler,
-    SamplerState,
 )
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.keys.keyring import REFRESH_SECONDS, Keyring
 from langchain_art_server.storage.key_store import KeyStore
-from langchain_art_server.storage.schema.opening import take_turn
+from langchain_art_server.storage.schema import take_turn
 
 if TYPE_CHECKING:
     from langchain_art_server.gateway.service import Service
@@ -107,37 +105,18 @@ class TenantSampler(TenantEngine):
     """A `Sampler` (see `backends.base`) as one tenant sees it.
 
     Its adapters have names of their own, and what is kept of its prompts (the prefix cache, the
-    ids of earlier texts) no other tenant's call is answered from.
+    ids of earlier texts) no other tenant's call is answered from. All else is the sampler's.
     """
 
     engine: Sampler
 
-    def _name(self, adapter: str) -> str:
-        return f"{self.tenant}/{adapter}"
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
     @property
     def engines(self) -> tuple[TenantEngine, ...]:
         """Delegates to the sampler's method."""
         return tuple(TenantEngine(one, self.tenant) for one in self.engine.engines)
-
-    @property
-    def replicas(self) -> tuple[ReplicaStatus, ...]:
-        """The sampler's replicas."""
-        return self.engine.replicas
-
-    async def ready(self) -> None:
-        """Delegates to the sampler's method."""
-        await self.engine.ready()
-
-    @property
-    def restarts(self) -> int:
-        """The sampler's restarts."""
-        return self.engine.restarts
-
-    @property
-    def problem(self) -> str | None:
-        """The sampler's problem."""
-        return self.engine.problem
 
     async def start(self) -> None:
         """Nothing: it is started once, for all tenants."""
@@ -145,25 +124,13 @@ class TenantSampler(TenantEngine):
     async def close(self) -> None:
         """Nothing, as `start`."""
 
-    async def state(self) -> SamplerState | None:
-        """The sampler's state."""
-        return await self.engine.state()
-
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """Delegates to the sampler's method."""
-        await self.engine.load_adapter(self._name(name), path, probe=probe)
+        await self.engine.load_adapter(f"{self.tenant}/{name}", path, probe=probe)
 
     async def unload_adapter(self, name: str) -> None:
         """Delegates to the sampler's method."""
-        await self.engine.unload_adapter(self._name(name))
-
-    async def sleep(self) -> None:
-        """Delegates to the sampler's method."""
-        await self.engine.sleep()
-
-    async def wake(self) -> None:
-        """Delegates to the sampler's method."""
-        await self.engine.wake()
+        await self.engine.unload_adapter(f"{self.tenant}/{name}")
 
 
 class Tenants:
@@ -240,7 +207,7 @@ class Tenants:
                 if main.store.shared:
                     take_turn(connection)  # two servers at a time cannot make one
                 connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {schema_of(tenant)}")
-        sampler = TenantSampler(main.sampler, tenant)
+        sampler: Any = TenantSampler(main.sampler, tenant)
         return type(main)(settings, sampler, main.learner, tenant, main)
 
     async def measure(self) -> int:

@@ -1,7 +1,7 @@
 /**
- * What happens on the server, by server-sent events. The browser reconnects by itself and names the
- * last event that it saw; the server sends what was missed, or says that everything is to be read
- * again. A page that is not looked at has no stream: browsers have few connections for one server.
+ * What happens on the server, by server-sent events. The browser reconnects by itself, and then reads
+ * everything again. A page that is not looked at has no stream: browsers have few connections for one
+ * server.
  */
 import { useEffect, useState } from "./vendor/htm-preact.js";
 import { ask } from "./api.js";
@@ -37,7 +37,6 @@ function open() {
     setTimeout(() => tell(null), begun ? 0 : SETTLED);
     begun = true;
   });
-  source.addEventListener("reset", () => tell(null));
   source.addEventListener("message", (event) => tell(JSON.parse(event.data)));
   source.addEventListener("error", () => {
     if (source?.readyState !== EventSource.CLOSED) return; // it reconnects

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from langchain_art.errors import Overloaded
-from langchain_art_server.gateway import call_slots
-from langchain_art_server.gateway.call_slots import CallSlots, Lease
+from langchain_art_server.gateway import limits
+from langchain_art_server.gateway.limits import CallSlots, Lease
 
 
 def refused(slots: CallSlots, client: str, count: int = 1) -> bool:
@@ -61,7 +61,7 @@ def test_who_has_nothing_is_never_refused_for_its_share() -> None:
 
 
 def test_who_does_not_come_back_does_not_hold_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_slots, "_WAITS", -1.0)
+    monkeypatch.setattr(limits, "_WAITS", -1.0)
     slots = CallSlots(4)
     held = slots.take("a", 4)
     assert refused(slots, "b")

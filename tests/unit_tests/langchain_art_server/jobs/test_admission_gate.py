@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from langchain_art.errors import EngineUnavailable
-from langchain_art_server.jobs.admission_gate import AdmissionGate
+from langchain_art_server.jobs.job_queue import AdmissionGate
 
 
 async def test_open_it_holds_nobody_up() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_art_server.jobs.lineage import steps_since
+from langchain_art_server.jobs.eligibility import steps_since
 
 
 @pytest.mark.parametrize(

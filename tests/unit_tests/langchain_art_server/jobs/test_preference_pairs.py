@@ -10,9 +10,9 @@ import pytest
 
 from langchain_art.wire import PreferenceConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.jobs import preference_pairs
+from langchain_art_server.jobs import sft_records
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.preference_pairs import share_prompts, weigh_pairs
+from langchain_art_server.jobs.sft_records import share_prompts, weigh_pairs
 from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
 
@@ -142,7 +142,7 @@ async def test_the_learner_is_asked_about_a_part_of_a_large_job_at_once(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that makes no turn for long counts as hanging, and a call ends by itself alone."""
-    monkeypatch.setattr(preference_pairs, "ASKED_TOKENS", tokens)
+    monkeypatch.setattr(sft_records, "ASKED_TOKENS", tokens)
     pairs = [(run("w", "a"), run("l", "c")), (run("v", "b"), run("l", "c"))] * 2
     batch, learner = batch_of(pairs, KNOWN), Asked()
     await weigh_pairs(batch, learner, Path("parent"), 0.1)  # type: ignore[arg-type]

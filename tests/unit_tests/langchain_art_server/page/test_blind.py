@@ -16,7 +16,7 @@ from langchain_art_server.page.blind import (
     pairs_of,
     preference,
 )
-from langchain_art_server.storage.evaluations import EvaluatedRun
+from langchain_art_server.storage.run_list import EvaluatedRun
 
 
 def runs(version: str, **counts: int) -> list[EvaluatedRun]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from langchain_art_server.storage.activity import RowCount
 from sqlalchemy import event
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.storage.activity import RowCount
+from langchain_art_server.storage import schema
 from langchain_art_server.storage.database import Database
-from langchain_art_server.storage.schema import opening
 from langchain_art_server.storage.tables import CALLS
 from tests.support.call_records import record
 from tests.support.postgres import Postgres
@@ -126,7 +126,7 @@ def test_a_database_of_another_version_is_refused_in_words(
 def test_two_servers_never_have_one_database(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(schema, "_JOIN_SECONDS", 0.1)
     first = Database(database_url)
     urls = [database_url]
     if database_url.startswith("sqlite"):

@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from langchain_art import wire
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.run_list import RunFilter
-from langchain_art_server.storage.schema.migrations import STEPS
-from langchain_art_server.storage.schema.opening import check_schema, connect
+from langchain_art_server.storage.schema import STEPS, check_schema, connect
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION

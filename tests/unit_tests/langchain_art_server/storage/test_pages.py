@@ -10,10 +10,9 @@ import sqlalchemy as sa
 
 from langchain_art.client.http_request import pages
 from langchain_art.wire import LoggedAction, LoraConfig, Review, TrainRequest, Trajectory
-from langchain_art_server.storage.pages import Page, log_once
-from langchain_art_server.storage.schema.key_tables import ACTIONS
+from langchain_art_server.storage.queries import Page, log_once
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import EVENTS, JOBS, REVIEWS, TRAJECTORIES
+from langchain_art_server.storage.tables import ACTIONS, EVENTS, JOBS, REVIEWS, TRAJECTORIES
 
 Read = Callable[[Store, int, str | None], Awaitable[Page[Any]]]
 #: Of each list: its table, the column of its cursor, one that is damaged, and how a page is read.

@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from langchain_art_server.telemetry.log_context import CURRENT, LogContext, request_id_of
-from langchain_art_server.telemetry.log_lines import JsonLines, TextLines
+from langchain_art_server.telemetry.log_context import (
+    CURRENT,
+    JsonLines,
+    LogContext,
+    TextLines,
+    request_id_of,
+)
 
 KEY = "9DDaF9GcuMTOUT3uFE8Tb4x-ltJHoEHX5eesrK_ofOk"
 SECRET = "sk-art-0123456789abcdefghijklmnop"

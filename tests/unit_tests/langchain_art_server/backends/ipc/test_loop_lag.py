@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from langchain_art_server.backends.ipc import loop_lag
-from langchain_art_server.backends.ipc.loop_lag import LoopLag, watch_event_loop
+from langchain_art_server.backends.ipc import heartbeat
+from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
 
 
 def test_it_is_kept_for_a_minute_and_forgotten_after_two(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(loop_lag.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock[0])
     pauses = LoopLag()
     assert pauses.seconds == 0.0
     pauses.add(2.0)

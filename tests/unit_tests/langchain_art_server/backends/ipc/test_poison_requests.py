@@ -8,8 +8,8 @@ import pytest
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest, Sampling
-from langchain_art_server.backends.ipc import poison_requests
-from langchain_art_server.backends.ipc.poison_requests import PoisonRequests
+from langchain_art_server.backends.ipc import process_sampler
+from langchain_art_server.backends.ipc.process_sampler import PoisonRequests
 
 POISON = ChatRequest(id="a", messages=[{"role": "user", "content": "x"}], adapter="p@1")
 
@@ -58,11 +58,11 @@ def test_a_request_that_ran_beside_others_is_refused_only_when_they_are_cleared(
 
 
 def test_suspects_are_few_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poison_requests, "_MAX_KNOWN", 3)
+    monkeypatch.setattr(process_sampler, "_MAX_KNOWN", 3)
     suspects = PoisonRequests()
     for death in range(8):
         suspects.add(POISON, death)
     assert len(suspects._deaths) == 3
-    monkeypatch.setattr(poison_requests, "_REMEMBERED", -1.0)
+    monkeypatch.setattr(process_sampler, "_REMEMBERED", -1.0)
     assert not suspects
     assert not suspects._deaths

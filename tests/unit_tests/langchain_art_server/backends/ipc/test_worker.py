@@ -19,8 +19,13 @@ from langchain_art_server.backends.ipc import heartbeat
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import pack
 from langchain_art_server.backends.ipc.fork_server import can_fork
-from langchain_art_server.backends.ipc.pending_call import PendingCall, WorkerDied, WorkerHung
-from langchain_art_server.backends.ipc.worker import EngineSocket, Worker
+from langchain_art_server.backends.ipc.worker import (
+    EngineSocket,
+    PendingCall,
+    Worker,
+    WorkerDied,
+    WorkerHung,
+)
 
 REPO = Path(__file__).parents[5]
 TARGET = "tests.support.worker_child:serve"

@@ -10,7 +10,7 @@ import pytest
 
 from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, SamplerState
-from langchain_art_server.backends.ipc.pending_call import WorkerDied
+from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.replicas import replica, sampler
 from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from tests.support.replica_engines import ToldSampler, adapter_folder

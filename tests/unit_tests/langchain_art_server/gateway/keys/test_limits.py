@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from langchain_art.errors import Overloaded, QuotaExceeded, RateLimitExceeded
 from langchain_art.wire import KeyLimits
-from langchain_art_server.gateway.keys.limits import Meter, duration
+from langchain_art_server.gateway.limits import Meter, duration
 
 
 class Clock:

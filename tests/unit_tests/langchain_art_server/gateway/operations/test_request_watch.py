@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from langchain_art_server.gateway.operations.request_watch import CLIENT_LEFT, RequestWatch
+from langchain_art_server.gateway.request_watch import CLIENT_LEFT, RequestWatch
 from langchain_art_server.telemetry.metrics import Metrics
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/jobs", "headers": []}

@@ -16,8 +16,8 @@ from pydantic_core import from_json
 
 from langchain_art.wire import LeaseRequest, Leases, LeasesHeld, RolloutLease
 from langchain_art_server.storage.queries import now_of, select_among
-from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, sealed, update, values_of
+from langchain_art_server.storage.tables import BATCHES, ROLLOUTS, WORKERS
 
 #: Seconds since its last request after which a worker counts as gone, and is forgotten.
 LIVE_SECONDS, FORGET_SECONDS = 45.0, 600.0

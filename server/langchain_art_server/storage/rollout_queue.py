@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic_core import to_json
 
 from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
+from langchain_art_server.storage import rollout_leases as leases
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.pages import take_page
 from langchain_art_server.storage.queries import select_among
@@ -18,7 +20,7 @@ from langchain_art_server.storage.rollouts import leases
 from langchain_art_server.storage.rollouts.change_signal import ChangeSignal
 from langchain_art_server.storage.rollouts.tables import BATCHES, ROLLOUTS, WORKERS
 from langchain_art_server.storage.seals import insert, intact, update
-from langchain_art_server.storage.tables import pack, unpack
+from langchain_art_server.storage.tables import BATCHES, ROLLOUTS, WORKERS, pack, unpack
 
 #: Rollouts that one database holds.
 MAX_HELD = 100_000
@@ -312,3 +314,26 @@ def _finished(connection: sa.Connection, batch: str, limit: int) -> tuple[list[b
     with connection.execute(query, execution_options={"yield_per": 8}) as rows:
         page = take_page(rows, limit, "id", item)
     return page.items, _status(connection, batch).model_dump_json().encode()
+
+
+class ChangeSignal:
+    """Set after each change; who waits has asked for `next` before looking, and misses none."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake all that wait, in the order in which they began to."""
+        current, self._next = self._next, asyncio.Event()
+        current.set()
+
+    def next(self) -> asyncio.Event:
+        """Event that the next `notify` sets."""
+        return self._next
+
+
+async def wait_for(change: asyncio.Event, seconds: float) -> bool:
+    """Wait for a change at most so many seconds; True if there was one."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(change.wait(), seconds)
+    return change.is_set()

@@ -1,11 +1,18 @@
-"""Opens a database: its engine, its lock, and the check that its tables are this server's."""
+"""The schema: a database is opened, locked, checked, and brought to this version.
+
+A step of `STEPS` creates tables as `storage.tables` has them now. So a later step that changes a
+table must do nothing where the table is that way already; `old_databases` in the tests opens a
+stored database of each version. Rows that a step rewrites need new seals (`storage.seals`).
+"""
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import sqlite3
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +21,90 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.storage.run_index import create_text_index
-from langchain_art_server.storage.schema.migrations import STEPS, migrate
-from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
+from langchain_art_server.storage.run_index import (
+    create_text_index,
+    evaluated_scenarios,
+    hold_out,
+)
+from langchain_art_server.storage.tables import (
+    ACTIONS,
+    API_KEYS,
+    BATCHES,
+    CALLS_BEGAN,
+    HELD_OUT_SCENARIOS,
+    META,
+    POLICY_LEASES,
+    ROLLBACKS,
+    ROLLOUTS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TRAINED,
+    TRAINED_CALLS,
+    TRAINED_VERDICTS,
+    WORKERS,
+)
+
+log = logging.getLogger(__name__)
+
+
+def _key_by_job(connection: sa.Connection) -> None:
+    """Several jobs may mark one run."""
+    for table in (TRAINED, TRAINED_CALLS):
+        _make_anew(connection, table)
+
+
+def _add_verdicts(connection: sa.Connection) -> None:
+    META.create_all(connection, tables=[TRAINED_VERDICTS, HELD_OUT_SCENARIOS])
+    hold_out(connection, evaluated_scenarios(connection))
+
+
+def _add_fleet(connection: sa.Connection) -> None:
+    META.create_all(connection, tables=[POLICY_LEASES])
+    if connection.dialect.supports_sequences:
+        CALLS_BEGAN.create(connection, checkfirst=True)
+
+
+def _empty_rollouts(connection: sa.Connection) -> None:
+    """Rollouts have seeds. Whoever waits for some puts them up again, since their batch is gone."""
+    META.drop_all(connection, tables=[BATCHES, ROLLOUTS])
+    META.create_all(connection, tables=[BATCHES, ROLLOUTS])
+
+
+#: Version -> what brings a database of it to the next one.
+STEPS: dict[int, Callable[[sa.Connection], None]] = {
+    5: _key_by_job,
+    6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
+    7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
+    8: lambda connection: META.create_all(connection, tables=[BATCHES, ROLLOUTS, WORKERS]),
+    9: _add_fleet,
+    10: _add_verdicts,
+    11: _empty_rollouts,
+}
+
+
+def migrate(connection: sa.Connection) -> None:
+    """Bring a database of a version that `STEPS` knows to `SCHEMA_VERSION`; leave any other.
+
+    The caller holds the server's lock on the database, and commits.
+    """
+    versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
+    if len(versions) != 1 or versions[0] not in STEPS:
+        return
+    log.info("The database's schema goes from version %d to %d.", versions[0], SCHEMA_VERSION)
+    for version in range(versions[0], SCHEMA_VERSION):
+        STEPS[version](connection)
+    connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION))
+
+
+def _make_anew(connection: sa.Connection, table: sa.Table) -> None:
+    """Give a table the keys that it has here; its columns and rows stay."""
+    former = f"{table.name}_before"
+    names = ", ".join(column.name for column in table.columns)
+    connection.exec_driver_sql(f"ALTER TABLE {table.name} RENAME TO {former}")
+    table.create(connection)
+    connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) SELECT {names} FROM {former}")
+    connection.exec_driver_sql(f"DROP TABLE {former}")
+
 
 #: PostgreSQL's advisory locks (they are per database): that a server holds, that one holds while it
 #: makes or checks tables, and that a server of a fleet holds while it writes.

@@ -11,10 +11,9 @@ import sqlalchemy as sa
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import CallTags, LoraConfig, TrainRequest, Trajectory
+from langchain_art_server.storage import fleet
 from langchain_art_server.storage.database import lock_data_dir
-from langchain_art_server.storage.fleet import policy_leases
-from langchain_art_server.storage.fleet.call_order import begin_call
-from langchain_art_server.storage.fleet.policy_leases import LeaseLost
+from langchain_art_server.storage.fleet import LeaseLost, begin_call
 from langchain_art_server.storage.job_store import JobCancelled
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import SCHEMA, SCHEMA_VERSION
@@ -39,70 +38,71 @@ def stores(url: str) -> Iterator[tuple[Store, Store]]:
 
 async def test_one_server_has_a_policy_until_it_gives_it_back(stores: tuple[Store, Store]) -> None:
     one, other = stores
-    lease = await one.leases.take("p")
-    assert lease is not None
-    assert await other.leases.take("p") is None
-    assert await other.leases.take("q") is not None, "a lease is of one policy"
-    assert await one.leases.renew(lease)
-    await one.leases.release(lease)
-    later = await other.leases.take("p")
-    assert later is not None and later.token == lease.token + 1
-    assert not await one.leases.renew(lease)
+    assert await one.leases.take("p")
+    assert not await other.leases.take("p")
+    assert await other.leases.take("q"), "a lease is of one policy"
+    assert await one.leases.renew("p")
+    await one.leases.release("p")
+    assert await other.leases.take("p")
+    assert not await one.leases.renew("p")
 
 
-async def test_what_another_server_has_is_not_waited_for(stores: tuple[Store, Store]) -> None:
+async def test_what_another_server_has_is_not_waited_for(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SKIP LOCKED: one that stopped while it held the row keeps nobody."""
     one, other = stores
-    lease = await one.leases.take("p")
-    assert lease is not None
-    await one.leases.release(lease)
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 0.0)
+    assert await one.leases.take("p")
     with one.engine.begin() as connection:
-        assert policy_leases.holds(connection, lease)
+        assert one.leases.holds(connection, "p")
         async with asyncio.timeout(30):
-            assert await other.leases.take("p") is None
-    assert await other.leases.take("p") is not None
+            assert not await other.leases.take("p")
+    assert await other.leases.take("p")
 
 
 async def test_a_server_that_slept_writes_nothing(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = stores
-    await one.add_policy("p", LoraConfig())
     await one.jobs.add("job-1", "k", REQUEST, [], 9)
-    lease = await one.leases.take("p", "job-1")
-    await one.jobs.begin("job-1", 0, 1, lease)
+    assert await one.leases.take("p", "job-1")
+    await one.add_policy("p", LoraConfig())
+    await one.jobs.begin("job-1", 0, 1)
     assert await other.jobs.next_open() is None, "another server has the policy"
-    monkeypatch.setattr(policy_leases, "LEASE_SECONDS", 0.0)
-    assert lease is not None and await one.leases.renew(lease)  # which ends now
-    monkeypatch.setattr(policy_leases, "LEASE_SECONDS", 60.0)
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 0.0)
+    assert await one.leases.renew("p")  # which ends now
+    monkeypatch.setattr(fleet, "LEASE_SECONDS", 60.0)
     found = await other.jobs.next_open()
     assert found is not None and found.id == "job-1"
-    taken = await other.leases.take("p", "job-1")
-    assert taken is not None and taken.token > lease.token
-    for write in (
-        one.jobs.begin("job-1", 0, 1, lease),
-        one.jobs.finish("job-1", None, "it failed", lease=lease),
-        one.roll_back("p", 1, "", lease),
-        one.delete_policy("p", lease),
-        one.add_policy("p", LoraConfig(), lease),
-    ):
-        with pytest.raises(LeaseLost, match="'p'"):
-            await write
-    await one.jobs.add_event("job-1", "half", 0.5, lease)
+    assert await other.leases.take("p", "job-1")
+    for is_held in (True, False):
+        for write in (
+            one.jobs.begin("job-1", 0, 1),
+            one.jobs.finish("job-1", None, "it failed"),
+            one.roll_back("p", 1, ""),
+            one.delete_policy("p"),
+            one.add_policy("p", LoraConfig()),
+        ):
+            with pytest.raises(LeaseLost, match="'p'"):
+                await write
+        await one.jobs.add_event("job-1", "half", 0.5)
+        if is_held:  # one who has given it back writes nothing, too
+            await one.leases.release("p")
     assert (await one.jobs.events("job-1", 0, 9)).items == []
-    await other.jobs.finish("job-1", None, None, lease=taken)
+    await other.jobs.finish("job-1", None, None)
     assert (await one.jobs.get("job-1")).state == "succeeded"
-    assert await one.leases.take("p", "job-1") is None, "it has ended"
+    assert not await one.leases.take("p", "job-1"), "it has ended"
 
 
 async def test_a_job_that_another_server_cancels_does_not_end(stores: tuple[Store, Store]) -> None:
     one, other = stores
     await one.jobs.add("job-1", "k", REQUEST, [], 9)
-    lease = await one.leases.take("p", "job-1")
-    await one.jobs.begin("job-1", 0, 1, lease)
+    assert await one.leases.take("p", "job-1")
+    await one.jobs.begin("job-1", 0, 1)
     await other.jobs.cancel("job-1")
     with pytest.raises(JobCancelled):
-        await one.jobs.finish("job-1", None, None, lease=lease)
+        await one.jobs.finish("job-1", None, None)
     assert (await one.jobs.get("job-1")).state == "cancelled"
 
 

@@ -1,1 +1,0 @@
-"""Operation of the gateway: the log of requests, metrics, the end in order."""

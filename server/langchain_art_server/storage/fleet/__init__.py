@@ -1,1 +1,0 @@
-"""Agreement between the servers of one database: leases of policies, notifications, call order."""

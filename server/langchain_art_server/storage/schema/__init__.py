@@ -1,1 +1,0 @@
-"""The schema: how a database is opened, checked, and brought to this version."""
