@@ -51,7 +51,7 @@ Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
 
 
 class JobEndpoints(Address):
-    """Orders training steps, waits for them and cancels them."""
+    """Orders training steps; puts rollouts up and takes them; leases, renews and completes them."""
 
     @endpoint
     def train(
@@ -258,24 +258,6 @@ class JobEndpoints(Address):
         path = path_of("jobs", job if isinstance(job, str) else job.id, "cancel")
         return Request("POST", path, TrainJob.model_validate_json, hold=30.0)
 
-
-def _jobs_of(content: bytes) -> list[TrainJob]:
-    return list(ReviewJobs.model_validate_json(content).jobs)
-
-
-def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:
-    """The request for a job on posted trajectories; `fields` are those of `TrainRequest`."""
-    try:
-        body = TrainRequest(trainable=dict(names or {}), **fields)
-    except ValidationError as error:
-        raise ConfigError(f"This cannot be trained on: {error}") from error
-    headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
-    return Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)
-
-
-class RolloutEndpoints(Address):
-    """Puts rollouts up and takes finished ones; leases, renews and completes them."""
-
     @endpoint
     def put_rollouts(
         self, batch: str, rollout: str, rollouts: Sequence[QueuedRollout], max_attempts: int = 3
@@ -362,3 +344,17 @@ class RolloutEndpoints(Address):
         return Request(
             "POST", path_of("rollouts", rollout, "complete"), lambda _: None, body=outcome
         )
+
+
+def _jobs_of(content: bytes) -> list[TrainJob]:
+    return list(ReviewJobs.model_validate_json(content).jobs)
+
+
+def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:
+    """The request for a job on posted trajectories; `fields` are those of `TrainRequest`."""
+    try:
+        body = TrainRequest(trainable=dict(names or {}), **fields)
+    except ValidationError as error:
+        raise ConfigError(f"This cannot be trained on: {error}") from error
+    headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
+    return Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)

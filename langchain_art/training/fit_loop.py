@@ -96,7 +96,7 @@ class FitLoop:
                         advance()
 
     async def _begin(self, versions: Mapping[str, int]) -> None:
-        """Store with what the fit begins or goes on, and say it."""
+        """Store and say what the fit begins with, or goes on from."""
         history, plan = self.history, self.plan
         history.save(steps=self.schedule.steps, began_with=history.state.began_with or versions)
         self._say_where_it_begins(versions)

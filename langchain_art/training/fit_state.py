@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.advantages import RunAdvantages
-from langchain_art.training.identity import FitIdentity, with_rates
+from langchain_art.training.identity import FitIdentity
 from langchain_art.training.learning_rates import next_rate
 from langchain_art.training.records import (
     BatchFacts,
@@ -28,7 +28,6 @@ from langchain_art.training.records import (
     Record,
     Rollback,
     StepRecord,
-    rate_of,
 )
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 
@@ -104,10 +103,9 @@ class FitState(Record):
     """Calls that were trained in the latest step."""
     began_with: dict[str, int] = Field(default_factory=dict)
     """policy -> the version that served when the fit began."""
-    learning_rate: Rates = 0.0
-    """Rate of the first step, without its schedule: the config's own, or the one that was chosen;
-    by policy, where these have configs of their own. 0: no step has begun. Rates of later steps:
-    `History.rates`."""
+    learning_rate: Rates = Field(default_factory=dict)
+    """Rates of the first step, without its schedule: the config's own, or the one that was chosen;
+    empty: no step has begun. Rates of later steps: `History.rates`."""
     pinned: frozenset[str] = frozenset()
     """The best versions and the latest, as far as this fit pinned them."""
     stopped: str = ""
@@ -118,10 +116,7 @@ class FitState(Record):
     @property
     def used(self) -> FitIdentity:
         """The identity, with the learning rate that was chosen where the config names none."""
-        if not self.learning_rate:
-            return self.identity
-        config = with_rates(self.identity.config, self.learning_rate)
-        return self.identity.model_copy(update={"config": config})
+        return self.identity.with_rates(self.learning_rate)
 
     def config(self, config: TrainConfig, policy: str) -> TrainConfig:
         """A step's config for one policy: a KL penalty without a reference gets the fit's own."""
@@ -299,7 +294,7 @@ class History:
         """The configs of the next step, with their learning rates."""
         rates = self.rates(configs)
         return {
-            policy: config.model_copy(update={"learning_rate": rate_of(rates, policy)})
+            policy: config.model_copy(update={"learning_rate": rates[policy]})
             for policy, config in configs.items()
         }
 
@@ -308,12 +303,10 @@ class History:
         if self.rollbacks:
             return self.rollbacks[-1].learning_rate
         first = self.state.learning_rate
-        found = {
-            policy: next_rate(rate_of(first, policy), config, policy, self.steps)
+        return {
+            policy: next_rate(first[policy], config, policy, self.steps)
             for policy, config in configs.items()
         }
-        one, *others = set(found.values())
-        return found if others or isinstance(first, dict) else one
 
     def eval_at(self, step: int) -> EvalResult | None:
         """The latest evaluation taken after `step`, of versions that were not rolled back since."""

@@ -89,6 +89,19 @@ class FitIdentity(Record):
     def _is_shared(self) -> bool:
         return not all(name in self.config for name in self.policies)
 
+    def with_rates(self, rates: Rates) -> FitIdentity:
+        """The identity with the learning rates that are used in its config; none: as it is."""
+        if not rates:
+            return self
+        if self._is_shared:
+            config = {**self.config, "learning_rate": rates[self.policies[0]]}
+        else:
+            config = {
+                name: own and {**own, "learning_rate": rates[name]}
+                for name, own in self.config.items()
+            }
+        return self.model_copy(update={"config": config})
+
     def differences(self, other: FitIdentity) -> list[str]:
         """Differences from `other`, in words: ``config.learning_rate None -> 0.0001``."""
         found: list[str] = []
@@ -145,13 +158,6 @@ def identity_of(
 
 def _judged_by(gate: Gate) -> dict[str, str]:
     return {"gate": gate.__name__} if gate is not_below else source_of(gate, "gate")
-
-
-def with_rates(config: Mapping[str, Any], rates: Rates) -> dict[str, Any]:
-    """`FitIdentity.config` with the learning rates that are used."""
-    if not isinstance(rates, dict):
-        return {**config, "learning_rate": rates}
-    return {name: own and {**own, "learning_rate": rates[name]} for name, own in config.items()}
 
 
 def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:

@@ -64,14 +64,13 @@ def next_rate(first: float, config: TrainConfig, policy: str, steps: Sequence[St
 async def choose_rates(
     client: AsyncArtClient, configs: Mapping[str, TrainConfig], display: Display
 ) -> Rates:
-    """Rates by `choose_rate`; of policies with different configs, for each of these."""
+    """Rates by `choose_rate`, one for all policies that share a config."""
     several = [one for i, one in enumerate(configs.values()) if one not in [*configs.values()][:i]]
-    if len(several) == 1:
-        return await choose_rate(client, tuple(configs), several[0], display)
-    found: dict[str, float] = {}
+    found: Rates = {}
     for config in several:
         sharing = [name for name, own in configs.items() if own == config]
-        rate = await choose_rate(client, sharing, config, display, " and ".join(sharing))
+        whose = " and ".join(sharing) if len(several) > 1 else ""
+        rate = await choose_rate(client, sharing, config, display, whose)
         found |= dict.fromkeys(sharing, rate)
     return {name: found[name] for name in configs}
 

@@ -19,8 +19,8 @@ from langchain_art.statistics.intervals import best_of_scenarios, mean_of_scenar
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
 
 T = TypeVar("T")
-Rates: TypeAlias = float | dict[str, float]
-"""A learning rate of all policies, or each one's own."""
+Rates: TypeAlias = dict[str, float]
+"""policy -> its learning rate."""
 
 
 class Record(BaseModel):
@@ -197,27 +197,21 @@ class Rollback(Record):
     versions: dict[str, int]
     """Version that serves from then on, by policy."""
     learning_rate: Rates
-    """Rate of the steps that follow; by policy, where these have configs of their own."""
+    """Rates of the steps that follow."""
     why: str
-
-
-def rate_of(rates: Rates, policy: str) -> float:
-    """A policy's learning rate."""
-    return rates[policy] if isinstance(rates, dict) else rates
 
 
 def scaled(rates: Rates, factor: float) -> Rates:
     """All learning rates times a factor."""
-    if isinstance(rates, dict):
-        return {policy: rate * factor for policy, rate in rates.items()}
-    return rates * factor
+    return {policy: rate * factor for policy, rate in rates.items()}
 
 
 def rates_in_words(rates: Rates) -> str:
-    """``1e-05``, or ``1e-05 (writer) and 2e-05 (critic)``."""
-    if isinstance(rates, dict):
-        return " and ".join(f"{rate:.3g} ({policy})" for policy, rate in rates.items())
-    return f"{rates:.3g}"
+    """``1e-05``, or where they differ ``1e-05 (writer) and 2e-05 (critic)``."""
+    first, *others = dict.fromkeys(f"{rate:.3g}" for rate in rates.values())
+    if not others:
+        return first
+    return " and ".join(f"{rate:.3g} ({policy})" for policy, rate in rates.items())
 
 
 def _is_elsewhere(report: NodeReport) -> bool:

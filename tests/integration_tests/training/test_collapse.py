@@ -117,7 +117,7 @@ async def test_the_default_goes_back_and_on_at_a_lower_rate(
     [done] = found.rollbacks
     assert (done.step, done.to_step, list(done.versions.values())) == (2, 0, [0])
     assert falling.lines("rollback") == [done.model_dump()]
-    assert done.learning_rate == pytest.approx(RATE * SLOWER)
+    assert list(done.learning_rate.values()) == [pytest.approx(RATE * SLOWER)]
     rates = [step.metrics.get("learning_rate") for step in found.history]
     assert rates[1] is None, "the collapsed batch has nothing to learn from"
     assert [rates[0], rates[2], rates[3]] == pytest.approx([RATE, RATE * SLOWER, RATE * SLOWER])
@@ -165,7 +165,7 @@ async def test_a_fit_that_collapses_again_and_again_ends_on_a_good_version(
     found = await falling.fit(20)
     assert len(found.rollbacks) == MOST_ROLLBACKS + 1
     assert len(found.history) == 2 * (MOST_ROLLBACKS + 1) and falling.serving() == [0]
-    rates = [one.learning_rate for one in found.rollbacks]
+    rates = [rate for one in found.rollbacks for rate in one.learning_rate.values()]
     assert rates == pytest.approx([RATE * SLOWER**n for n in (1, 2, 3, 4)])
     assert "rolled back 4 times" in found.stopped and "max_kl" in found.stopped
     assert found.versions == {found.policy: 0}

@@ -312,7 +312,7 @@ async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
         assert found.history[0].metrics["learning_rate"] == pytest.approx(expected)
         assert f"learning rate {expected:.2g}, chosen for 0.2 M parameters" in told.file.getvalue()  # type: ignore[attr-defined]
         state = json.loads((tmp_path / "fit.json").read_text())
-        assert state["learning_rate"] == pytest.approx(expected)
+        assert state["learning_rate"] == {trainer.policy: pytest.approx(expected)}
         assert state["identity"]["config"]["learning_rate"] is None
         runs = [one.id for one in client.trajectories(8)]
         job = client.train([runs[:4]], trainer.policy, TrainConfig(), retrain=True)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from langchain_art.training.experiments.curves import Curve, text_plot
-
+from langchain_art.training.report import Curve, text_plot
 from tests.support.fits import evaluation, record
 
 STEPS = [record(n, n, n / 10) for n in range(1, 11)]
