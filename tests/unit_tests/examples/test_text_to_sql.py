@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from examples.text_to_sql.demonstrations import random_query
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.text_to_sql.build_base_model import random_query
 from examples.text_to_sql.environment import (
     Databases,
     Scenario,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from langchain_art_server.storage.pages import Page
-
 from langchain_art_server.gateway import lists
 from langchain_art_server.gateway.lists import page_turns
+from langchain_art_server.storage.queries import Page
 
 PART = lists._READ_PER_SECOND // 20  # 50 ms
 

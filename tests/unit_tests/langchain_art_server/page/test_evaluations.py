@@ -7,9 +7,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from langchain_art_server.storage.evaluations import EvaluatedRun
 
 from langchain_art_server.page.evaluations import compare
+from langchain_art_server.storage.run_list import EvaluatedRun
 
 NAMES = ("p@1", "p@3 + q@2")
 

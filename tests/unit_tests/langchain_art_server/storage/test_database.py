@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from langchain_art_server.storage.activity import RowCount
 from sqlalchemy import event
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage import schema
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import Database, RowCount
 from langchain_art_server.storage.tables import CALLS
 from tests.support.call_records import record
 from tests.support.postgres import Postgres

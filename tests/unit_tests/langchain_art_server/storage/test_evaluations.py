@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from langchain_art_server.storage.evaluations import EvaluatedRun, Evaluations
 
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Reward, Trajectory
+from langchain_art_server.storage.run_list import EvaluatedRun, Evaluations
 from langchain_art_server.storage.store import Store
 
 
