@@ -22,9 +22,12 @@ from sqlalchemy.exc import ArgumentError
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.storage.run_index import (
+    RUN_FACTS,
+    RUN_MARKS,
     create_text_index,
     evaluated_scenarios,
     hold_out,
+    index_all,
 )
 from langchain_art_server.storage.tables import (
     ACTIONS,
@@ -34,6 +37,7 @@ from langchain_art_server.storage.tables import (
     HELD_OUT_SCENARIOS,
     META,
     POLICY_LEASES,
+    REVIEWS,
     ROLLBACKS,
     ROLLOUTS,
     SCHEMA,
@@ -45,6 +49,18 @@ from langchain_art_server.storage.tables import (
 )
 
 log = logging.getLogger(__name__)
+
+
+def _add_run_index(connection: sa.Connection) -> None:
+    META.create_all(connection, tables=[RUN_FACTS, RUN_MARKS])
+    if not sa.inspect(connection).has_table("run_words"):
+        create_text_index(connection)
+
+
+def _index_evaluations(connection: sa.Connection) -> None:
+    """Evaluations are found by a mark."""
+    META.create_all(connection, tables=[HELD_OUT_SCENARIOS])
+    index_all(connection)
 
 
 def _key_by_job(connection: sa.Connection) -> None:
@@ -72,6 +88,9 @@ def _empty_rollouts(connection: sa.Connection) -> None:
 
 #: Version -> what brings a database of it to the next one.
 STEPS: dict[int, Callable[[sa.Connection], None]] = {
+    2: lambda connection: META.create_all(connection, tables=[REVIEWS]),
+    3: _add_run_index,
+    4: _index_evaluations,
     5: _key_by_job,
     6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
     7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
@@ -85,6 +104,7 @@ STEPS: dict[int, Callable[[sa.Connection], None]] = {
 def migrate(connection: sa.Connection) -> None:
     """Bring a database of a version that `STEPS` knows to `SCHEMA_VERSION`; leave any other.
 
+    It takes some milliseconds a run from version 4 or earlier, and next to nothing from later ones.
     The caller holds the server's lock on the database, and commits.
     """
     versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
