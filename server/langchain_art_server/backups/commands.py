@@ -39,7 +39,12 @@ from langchain_art_server.backups.cut import (
 )
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.gateway.keys.tenants import FOLDER, url_of
-from langchain_art_server.policies.adapter_store import fsync, make_directory
+from langchain_art_server.policies.adapter_store import (
+    fsync,
+    make_directory,
+    names_in,
+    versions_below,
+)
 from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
@@ -309,7 +314,9 @@ class Scrub:
         finally:
             self._engine.dispose()
         kept = self._kept
-        there = _published(self._adapters) if self._objects is None else self._objects.published()
+        there = (
+            versions_below(self._adapters) if self._objects is None else self._objects.published()
+        )
         for policy in sorted({name for name, _ in there | kept}):
             yield from self._check_policy(
                 policy, *({v for name, v in some if name == policy} for some in (there, kept))
@@ -351,17 +358,6 @@ class Scrub:
                 raise Damaged(f"{policy}@{version} is not in {self._objects}.")
 
 
-def _folders(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return []
-    return [one for one in path.iterdir() if one.is_dir() and not one.name.startswith(".")]
-
-
-def _published(adapters: Path) -> set[tuple[str, int]]:
-    found = (two for one in _folders(adapters) for two in _folders(one) if two.name.isdecimal())
-    return {(one.parent.name, int(one.name)) for one in found}
-
-
 def require_data_dir(data_dir: Path, database_url: str | None) -> None:
     """Raises ConfigError if no server has stored anything there."""
     if database_url is None and not (data_dir / "art.sqlite3").is_file():
@@ -374,8 +370,9 @@ def require_data_dir(data_dir: Path, database_url: str | None) -> None:
 def databases_of(data_dir: Path, database_url: str | None) -> Iterator[tuple[Path, str]]:
     """The directory and database of the server, and of each of its tenants."""
     yield data_dir, database_url or sqlite_url(data_dir)
-    for place in sorted(_folders(data_dir / FOLDER)):
-        yield place, url_of(database_url, place.name) or sqlite_url(place)
+    for place in (data_dir / FOLDER / name for name in names_in(data_dir / FOLDER)):
+        if place.is_dir():
+            yield place, url_of(database_url, place.name) or sqlite_url(place)
 
 
 @cli.command("scrub")

@@ -15,7 +15,7 @@ import shutil
 import sqlite3
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from langchain_art.errors import ConfigError, Damaged
+from langchain_art_server.policies.adapter_store import names_in, versions_below
 from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.tables import CHECKPOINTS, SCHEMA
@@ -31,6 +32,14 @@ from langchain_art_server.storage.tables import CHECKPOINTS, SCHEMA
 _DELETED = ".deleted"
 #: Cuts that are made, at most, because versions came and went meanwhile.
 _TRIES = 20
+SQLITE, DUMP = "art.sqlite3", "database.dump"
+_REPEATABLE = {"isolation_level": "REPEATABLE READ"}
+_NO_PROGRAM = (
+    "got a database of PostgreSQL, whose program {0!r} is not on the PATH. Install its client "
+    "(Debian: postgresql-client), of the server's release or a later one. A cut by hand that "
+    "matches the adapters: `cp -al DATA_DIR/adapters COPY` first, then pg_dump, then the same cp "
+    "with -n for what was published meanwhile; or stop the server for it."
+)
 
 
 class Cut:
@@ -104,9 +113,7 @@ class Cut:
     def _published(self, place: Path) -> set[tuple[str, int]]:
         if place in self._objects:
             return self._objects[place].published()
-        root = self._data_dir / place / "adapters"
-        found = [(policy, name) for policy in _names(root) for name in _names(root / policy)]
-        return {(policy, int(name)) for policy, name in found if name.isdecimal()}
+        return versions_below(self._data_dir / place / "adapters")
 
     def _link(self, place: Path, policy: str, version: int) -> bool:
         """Link or download the files of a version; False: it was removed meanwhile."""
@@ -139,7 +146,7 @@ class Cut:
         """Write for each policy the highest number that is not in the cut, and was used before."""
         for place in self.named:
             notes = self._objects[place].deleted() if place in self._objects else {}
-            for policy in _names(self._data_dir / place / "adapters" / _DELETED):
+            for policy in names_in(self._data_dir / place / "adapters" / _DELETED):
                 with contextlib.suppress(FileNotFoundError):
                     note = self._data_dir / place / "adapters" / _DELETED / policy
                     notes[policy] = int(note.read_text())
@@ -151,22 +158,6 @@ class Cut:
                 note.parent.mkdir(parents=True, exist_ok=True)
                 note.write_text(str(version))
                 self.files[str(note.relative_to(self._work))] = note
-
-
-def _names(folder: Path) -> Iterator[str]:
-    with contextlib.suppress(FileNotFoundError):
-        names = [one.name for one in folder.iterdir()]
-        yield from (name for name in sorted(names) if not name.startswith("."))
-
-
-SQLITE, DUMP = "art.sqlite3", "database.dump"
-_REPEATABLE = {"isolation_level": "REPEATABLE READ"}
-_NO_PROGRAM = (
-    "got a database of PostgreSQL, whose program {0!r} is not on the PATH. Install its client "
-    "(Debian: postgresql-client), of the server's release or a later one. A cut by hand that "
-    "matches the adapters: `cp -al DATA_DIR/adapters COPY` first, then pg_dump, then the same cp "
-    "with -n for what was published meanwhile; or stop the server for it."
-)
 
 
 def named_versions(connection: sa.Connection) -> set[tuple[str, int]]:

@@ -212,15 +212,12 @@ class AccessControl:
 
     def _find(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
         if self._keys is None:
-            if (wrong := _from_elsewhere(scope, headers)) is not None:
-                raise wrong
+            _require_this_machine(scope, headers)
             return None
         if got := headers.get(b"authorization", b""):
             access = self._keys.find(got)
         elif self._sessions is None:
             access = None
-        elif (wrong := self._sessions.refusal(scope, headers)) is not None:
-            raise wrong
         elif (digest := self._sessions.key_of(scope, headers)) is None:
             return None  # what a browser may have that is not logged in
         else:
@@ -265,21 +262,20 @@ def _require(rule: Rule, method: str, path: str, access: Access) -> None:
         )
 
 
-def _from_elsewhere(scope: Scope, headers: dict[bytes, bytes]) -> AuthenticationFailed | None:
-    """Reason why a server without a key refuses a request; None if it does not."""
+def _require_this_machine(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Refuse what a server without a key does not answer. Raises AuthenticationFailed."""
     host = headers.get(b"host", b"").decode("latin-1")
     if host and not _is_local(host):
-        return AuthenticationFailed(
+        raise AuthenticationFailed(
             f"got Host {host[:200]!r}, expected a loopback name: this server has no API key "
             "and answers this machine only. Set ART_API_KEY to let others in."
         )
     origin, own = headers.get(b"origin"), f"{scope['scheme']}://{host}"
     if origin is not None and origin.decode("latin-1").lower() != own.lower():
-        return AuthenticationFailed(
+        raise AuthenticationFailed(
             f"got Origin {origin[:200].decode('latin-1')!r}, expected {own!r}: this server has "
             "no API key and answers no other site's pages. Set ART_API_KEY to let others in."
         )
-    return None
 
 
 def _check_form(scope: Scope, headers: dict[bytes, bytes]) -> None:

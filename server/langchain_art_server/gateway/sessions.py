@@ -64,35 +64,35 @@ class Sessions:
 
     def token(self, headers: Mapping[bytes, bytes]) -> str | None:
         """The token of a request's session; None without a session that is open."""
-        found = self._open.get(self._value(headers))
-        return found.token if found is not None and found.ends > time.monotonic() else None
+        found = self._of(headers)
+        return found.token if found is not None else None
 
     def key_of(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """The hash of the key that opened a request's session; None if it needs no session."""
-        if _needs_none(scope["method"], scope["path"]):
-            return None
-        found = self._open.get(self._value(headers))
-        return found.key if found is not None and found.ends > time.monotonic() else None
+        """The hash of the key that opened a request's session; None if it needs no session.
 
-    def refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:
-        """Reason why a request without an Authorization header is refused; None if it is not."""
+        Raises:
+            AuthenticationFailed: it needs one and has none, or is another site's page's.
+        """
+        _require_own_origin(headers)
         method, path = scope["method"], scope["path"]
-        if (wrong := _other_origin(headers)) is not None:
-            return wrong
-        if _needs_none(method, path):
+        if (method, path) in _OPEN or (method in _READS and path.startswith(FILES)):
             return None
-        if (token := self.token(headers)) is None:
-            return AuthenticationFailed(
+        if (found := self._of(headers)) is None:
+            raise AuthenticationFailed(
                 "No API key was sent. Send `Authorization: Bearer KEY`; clients read it from "
                 "ART_API_KEY. In a browser, log in at this server's address."
             )
         got = headers.get(TOKEN_HEADER, b"")
-        if method not in _READS and not secrets.compare_digest(got, token.encode()):
-            return AuthenticationFailed(
+        if method not in _READS and not secrets.compare_digest(got, found.token.encode()):
+            raise AuthenticationFailed(
                 f"got {'a wrong' if got else 'no'} X-ART-Token, expected the session's, which "
                 "GET /page/session answers: a session's cookie alone changes nothing."
             )
-        return None
+        return found.key
+
+    def _of(self, headers: Mapping[bytes, bytes]) -> _Session | None:
+        found = self._open.get(self._value(headers))
+        return found if found is not None and found.ends > time.monotonic() else None
 
     def _value(self, headers: Mapping[bytes, bytes]) -> str:
         sent = headers.get(b"cookie", b"").decode("latin-1")
@@ -103,22 +103,17 @@ class Sessions:
         return morsel.value if morsel else ""
 
 
-def _needs_none(method: str, path: str) -> bool:
-    return (method, path) in _OPEN or (method in _READS and path.startswith(FILES))
-
-
-def _other_origin(headers: Mapping[bytes, bytes]) -> AuthenticationFailed | None:
+def _require_own_origin(headers: Mapping[bytes, bytes]) -> None:
     """Refuse another site's page. A proxy may have ended TLS, so the scheme is not compared."""
     if (origin := headers.get(b"origin")) is None:
-        return None
+        return
     host = headers.get(b"host", b"").decode("latin-1").lower()
     try:
         own = urlsplit(origin.decode("latin-1").lower()).netloc == host != ""
     except ValueError:
         own = False
-    if own:
-        return None
-    return AuthenticationFailed(
-        f"got Origin {origin[:200].decode('latin-1')!r}, expected that of Host {host[:200]!r}: a "
-        "session is of this server's own page. Programs send `Authorization: Bearer KEY`."
-    )
+    if not own:
+        raise AuthenticationFailed(
+            f"got Origin {origin[:200].decode('latin-1')!r}, expected that of Host {host[:200]!r}: "
+            "a session is of this server's own page. Programs send `Authorization: Bearer KEY`."
+        )

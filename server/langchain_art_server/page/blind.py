@@ -21,7 +21,7 @@ from langchain_art_server.storage.run_list import EvaluatedRun
 #: Before the id of the other run, in the name of the score that a choice is.
 BETTER_THAN = "better_than:"
 #: Differences of means that are none but for rounding.
-_TIE = 1e-12
+TIE = 1e-12
 
 
 class Pair(NamedTuple):
@@ -96,9 +96,9 @@ def pairs_of(before: Sequence[EvaluatedRun], after: Sequence[EvaluatedRun]) -> l
 
     Runs are paired in the order in which they came, and pairs stand in an order that is drawn.
     """
-    first, second = _by_scenario(before), _by_scenario(after)
+    first, second = by_scenario(before), by_scenario(after)
     found = [
-        (number, Pair(scenario, old, new))
+        (number, Pair(scenario, old.id, new.id))
         for scenario in first.keys() & second.keys()
         for number, (old, new) in enumerate(zip(first[scenario], second[scenario], strict=False))
     ]
@@ -137,7 +137,7 @@ def preference(pairs: Sequence[Pair], reviews: Iterable[Review]) -> Preference:
             said[pair.scenario].append(one.value if one.trajectory == pair.after else 1 - one.value)
             reviewers.add(who)
     means = [fmean(values) - 0.5 for values in said.values()]
-    better, worse = sum(one > _TIE for one in means), sum(one < -_TIE for one in means)
+    better, worse = sum(one > TIE for one in means), sum(one < -TIE for one in means)
     decided = better + worse
     low, high = wilson(better, decided) if decided else (None, None)
     return Preference(
@@ -164,8 +164,9 @@ def blind_run(run: Trajectory) -> BlindRun:
     return BlindRun(id=run.id, calls=calls)
 
 
-def _by_scenario(runs: Iterable[EvaluatedRun]) -> Mapping[str, list[str]]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
+def by_scenario(runs: Iterable[EvaluatedRun]) -> Mapping[str, list[EvaluatedRun]]:
+    """The runs of each scenario, in their order."""
+    found = defaultdict[str, list[EvaluatedRun]](list)
     for run in runs:
-        found[run.scenario].append(run.id)
+        found[run.scenario].append(run)
     return found

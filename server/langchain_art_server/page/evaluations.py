@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -18,9 +17,11 @@ from langchain_art.wire import Trajectory
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.page.blind import (
+    TIE,
     BlindRun,
     BlindView,
     blind_run,
+    by_scenario,
     next_pair,
     pairs_of,
     preference,
@@ -29,8 +30,6 @@ from langchain_art_server.storage.run_list import EvaluatedRun, Evaluation, Eval
 
 #: Scenarios that are shown, and each version's newest runs whose calls are counted.
 MOST_SCENARIOS, MOST_RUNS = 200, 256
-#: Differences of means that are none but for rounding.
-_TIE = 1e-12
 _Versions = Annotated[str, Query(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
@@ -181,7 +180,7 @@ def compare(
         bodies: of either, those whose calls are counted.
         gpu_rate: US dollars an hour of the server; None: the cost of its calls is not counted.
     """
-    first, second = [_by_scenario(some) for some in runs]
+    first, second = [by_scenario(some) for some in runs]
     rewards = [{name: _rewards(some) for name, some in one.items()} for one in (first, second)]
     old, new = [{name: given for name, given in one.items() if given} for one in rewards]
     scenarios = [
@@ -220,7 +219,7 @@ def compare(
             )
         )
     differences = [one.difference for one in scenarios]
-    wins, losses = sum(d > _TIE for d in differences), sum(d < -_TIE for d in differences)
+    wins, losses = sum(d > TIE for d in differences), sum(d < -TIE for d in differences)
     return VersionComparison(
         comparison=compare_rewards(*names, old, new) if old and new else None,
         before=sides[0],
@@ -235,13 +234,6 @@ def compare(
         ],
         notes=notes,
     )
-
-
-def _by_scenario(runs: Sequence[EvaluatedRun]) -> dict[str, list[EvaluatedRun]]:
-    found = defaultdict[str, list[EvaluatedRun]](list)
-    for run in runs:
-        found[run.scenario].append(run)
-    return found
 
 
 def _rewards(runs: Sequence[EvaluatedRun]) -> list[float]:

@@ -59,6 +59,21 @@ def make_directory(path: Path) -> None:
         fsync(path.parent)
 
 
+def names_in(folder: Path) -> list[str]:
+    """Sorted names in a directory that is there, without hidden ones."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(one.name for one in folder.iterdir() if not one.name.startswith("."))
+    return []
+
+
+def versions_below(root: Path) -> set[tuple[str, int]]:
+    """Policy and number of each version that has a directory."""
+    found = [root / policy / name for policy in names_in(root) for name in names_in(root / policy)]
+    return {
+        (one.parent.name, int(one.name)) for one in found if one.name.isdecimal() and one.is_dir()
+    }
+
+
 class VersionTaken(ConfigError):
     """A version of this name exists."""
 

@@ -23,7 +23,13 @@ from typing import Any
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art_server.backends.models.adapter_files import MANIFEST, check_files
 from langchain_art_server.policies.adapter_objects import AdapterObjects
-from langchain_art_server.policies.adapter_store import Absent, AdapterStore, fsync, make_directory
+from langchain_art_server.policies.adapter_store import (
+    Absent,
+    AdapterStore,
+    fsync,
+    make_directory,
+    versions_below,
+)
 
 log = logging.getLogger(__name__)
 #: In a directory of copies: what they are copies of, the store's URL and a folder in it.
@@ -215,9 +221,7 @@ class MirroredStore(AdapterStore):
 
     def copies(self) -> list[tuple[str, int]]:
         """The versions of which this disk has a copy."""
-        policies = [one for one in self._root.iterdir() if not one.name.startswith(".")]
-        found = [two for one in policies for two in one.iterdir() if two.name.isdecimal()]
-        return [(one.parent.name, int(one.name)) for one in found]
+        return sorted(versions_below(self._root))
 
     def drop_copy(self, policy: str, version: int) -> None:
         """Remove this disk's copy of a version, if there is one."""
