@@ -27,7 +27,7 @@ def test_curves_move_while_a_policy_trains(watched: Watched, art_server: LiveSer
         name = f"{policy} · fit-a"
         reward = page.get_by_role("img", name=re.compile(rf"^Reward\..*{name}: 0.5 at step 1"))
         expect(reward).to_be_visible()
-        reward.scroll_into_view_if_needed()  # it is drawn when it is seen, and others may stand above
+        reward.scroll_into_view_if_needed()  # it is drawn when seen, and others may stand above
         expect(reward.locator("canvas")).to_have_count(1)
         expect(page.get_by_role("cell", name=f"{policy}@1", exact=True)).to_be_visible()
         expect(page.locator(".legend").get_by_text(name)).to_be_visible()
