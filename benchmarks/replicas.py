@@ -97,7 +97,7 @@ async def sticky_hits(folder: Path) -> dict[str, float]:
     await sampler.start()
 
     async def hits() -> int:
-        return sum([await one.worker.call("hits", {}) for one in engines])
+        return sum([await one.call("hits", {}) for one in engines])
 
     async def run(seed: int, name: str) -> int:
         tokens, said, tools = 0, messages(seed), random.Random(seed)

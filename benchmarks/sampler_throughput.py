@@ -27,8 +27,7 @@ from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank
 from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
 from langchain_art_server.backends.embedded.scheduler import Scheduler
-from langchain_art_server.backends.embedded.sequence import SequenceState
-from langchain_art_server.backends.embedded.token_sampler import SamplingState
+from langchain_art_server.backends.embedded.token_sampler import SamplingState, SequenceState
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.gguf_base import unpacked
 

@@ -206,7 +206,6 @@ LEAST_LINES = 60
 SHORT_MODULES = {
     "langchain_art.evaluators.integrations.by_name": "a line for each library",
     "langchain_art_server.algorithms.loss.lr_schedule": "arithmetic without torch, by a contract",
-    "langchain_art_server.backends.embedded.slot_moves": "arithmetic that needs no cache",
     "langchain_art_server.backends.unsloth.learner": "an engine, no torch",
     "langchain_art_server.backends.vllm.forked_start": "a program of its own",
     "langchain_art_server.telemetry.traces": "imports OpenTelemetry only where it is wanted",

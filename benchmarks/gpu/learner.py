@@ -63,7 +63,7 @@ def make_core(name: str, device: torch.device, dtype: torch.dtype) -> LearnerCor
 
 def core_of(model: PreTrainedModel, name: str) -> LearnerCore:
     """Our learner on a model, where that is, with an adapter that already does something."""
-    with mock.patch.object(learner_core, "load_base", lambda *_: model):
+    with mock.patch.object(learner_core, "load_causal", lambda *_: model):
         core = LearnerCore(name, str(model.device), str(model.dtype).removeprefix("torch."))
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
         core.init_adapter(Path(folder), LORA)

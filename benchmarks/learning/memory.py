@@ -23,12 +23,12 @@ from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
     Predictions,
     ScoredBatch,
     TermPredictions,
     visit_terms,
 )
-from langchain_art_server.backends.peft.micro_batches import CountedTokens
 from langchain_art_server.backends.peft.training_batch import step_tokens
 
 WAYS = ("forest", "one part", "dense")

@@ -20,7 +20,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Segm
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.forest import packing
-from langchain_art_server.backends.peft.forest.attention_interface import FOREST_ATTENTION
+from langchain_art_server.backends.peft.forest.packing import FOREST_ATTENTION
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.

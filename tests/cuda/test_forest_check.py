@@ -10,7 +10,7 @@ import torch
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
 from langchain_art_server.backends.peft.forest import support_check
-from langchain_art_server.backends.peft.forest.attention_interface import (
+from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
     ForestPass,
     forest_attention,

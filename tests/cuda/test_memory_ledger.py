@@ -1,6 +1,6 @@
 """Start, steps and turns of sampler and learner, each byte of each GPU in a ledger.
 
-The server's own code decides: `card_share` how much vLLM takes, `Service` who starts first,
+The server's own code decides: `fill_in` how much vLLM takes, `Service` who starts first,
 `JobRunner` who has the device, `VllmClient` how a wake is tried again, `LearnerCore` what it does
 when memory runs out. The ledger stands for CUDA: it refuses what does not fit.
 """
@@ -27,7 +27,7 @@ from langchain_art_server.backends.models.loading import LoadedModel
 from langchain_art_server.backends.peft import learner_core, packer
 from langchain_art_server.backends.peft.forest.packing import ForestRows
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.vllm import card_share, client
+from langchain_art_server.backends.vllm import client, process
 from langchain_art_server.backends.vllm.client import VllmClient
 from langchain_art_server.config import Settings, VllmSettings
 from langchain_art_server.gateway.service import Service
@@ -88,9 +88,7 @@ class LedgerSampler:
         info = ModelInfo("m", "m", int(BILLIONS * GB), "cuda", "bfloat16", 32768, 151936, 16)
         holder: Any = SimpleNamespace(config=SimpleNamespace(to_dict=lambda: CONFIG))
         seen = [{"total": one.total, "free": one.free} for one in self._cards]
-        settings, _ = card_share.fill_in(
-            self._settings, LoadedModel(holder, None, set(), info), seen
-        )
+        settings, _ = process.fill_in(self._settings, LoadedModel(holder, None, set(), info), seen)
         assert isinstance(settings.sampler, VllmSettings) and settings.sampler.gpu_memory
         before = self._cards[0].free
         await asyncio.sleep(0.05)  # it profiles

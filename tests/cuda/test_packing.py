@@ -23,7 +23,7 @@ from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.forest.packing import ForestRows
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.micro_batches import CountedTokens
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens
 from langchain_art_server.config import Settings
 from tests.support.learner_cases import (
     LENIENT,

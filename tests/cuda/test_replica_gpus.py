@@ -17,7 +17,7 @@ from langchain_art_server.config import Settings, VllmSettings, load_settings
 def visible(settings: Settings) -> list[str | None]:
     assert isinstance(settings.sampler, VllmSettings)
     samplers = [VllmSampler(settings, number) for number in range(settings.sampler.replicas)]
-    programs: list[Any] = [sampler.worker._program for sampler in samplers]
+    programs: list[Any] = [sampler._program for sampler in samplers]
     assert [one._config["replica"] for one in programs] == list(range(len(programs)))
     return [one._env.get("CUDA_VISIBLE_DEVICES") for one in programs]
 

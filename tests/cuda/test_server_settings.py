@@ -13,7 +13,7 @@ import pytest
 from langchain_art.gpu_memory import PROCESS_BYTES, MemoryNeeds, Shape
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
-from langchain_art_server.backends.vllm import card_share
+from langchain_art_server.backends.vllm import process
 from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import PeftSettings, Settings, VllmSettings
 
@@ -93,7 +93,7 @@ def filled_in(model: str, cards: list[Any], **options: Any) -> tuple[Settings, i
     length = settings.max_model_len or 32768
     info = ModelInfo(model, model, int(billions * GB), "cuda", "bfloat16", length, 151936, 16)
     holder: Any = SimpleNamespace(config=SimpleNamespace(to_dict=lambda: config))
-    settings, outline = card_share.fill_in(settings, LoadedModel(holder, None, set(), info), cards)
+    settings, outline = process.fill_in(settings, LoadedModel(holder, None, set(), info), cards)
     return settings, outline.info.max_model_len
 
 
@@ -146,7 +146,7 @@ def test_several_vllms_take_what_the_learner_leaves_on_one_of_their_cards() -> N
 
 def test_without_the_drivers_tool_the_memory_is_unknown() -> None:
     settings, context = filled_in("Qwen/Qwen3-8B", [])
-    assert settings.sampler == VllmSettings(gpu_memory=card_share.UNKNOWN_SHARE)
+    assert settings.sampler == VllmSettings(gpu_memory=process.UNKNOWN_SHARE)
     assert context == 32768  # which vLLM shortens
 
 

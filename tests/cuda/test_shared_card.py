@@ -148,20 +148,20 @@ async def test_a_sampler_that_dies_asleep_starts_when_the_learner_is_done(
 ) -> None:
     settings = Settings(model="none", sampler=VllmSettings(), data_dir=tmp_path)
     taken, sampler = tmp_path / "taken", Sampler(settings)
-    sampler.worker._program._config = {"dies_at_start": str(taken)}  # pyright: ignore[reportAttributeAccessIssue]
+    sampler._program._config = {"dies_at_start": str(taken)}  # pyright: ignore[reportAttributeAccessIssue]
     await sampler.start()
     try:
         await sampler.sleep()
         taken.touch()
-        assert sampler.worker.pid is not None
+        assert sampler.pid is not None
         with caplog.at_level(logging.WARNING):
-            os.kill(sampler.worker.pid, signal.SIGKILL)
+            os.kill(sampler.pid, signal.SIGKILL)
             await asyncio.sleep(1.5)
-            assert not sampler.worker.ready.is_set()
+            assert not sampler.up.is_set()
             taken.unlink()  # the learner's step ends
             async with asyncio.timeout(20):
                 await sampler.wake()
-        assert sampler.worker.ready.is_set() and sampler.restarts == 1
+        assert sampler.up.is_set() and sampler.restarts == 1
         assert "could not be started" not in caplog.text
     finally:
         await sampler.close()

@@ -18,9 +18,7 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.micro_batches import CountedTokens
-from langchain_art_server.backends.peft.padded_rows import PaddedRows
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows, Scorer
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import Settings
@@ -183,7 +181,7 @@ def test_a_model_that_mixes_the_rows_gets_them_padded(
     found = module.UnslothCore(model=HUB_NAME, device="cpu").packer
     assert "differ" in found.apart_because and found.layout == "padded rows"
     rows = make_rows(3)
-    assert isinstance(found._group(rows, CountedTokens.of(rows), [0, 1, 2])[0], PaddedRows)
+    assert type(found._group(rows, CountedTokens.of(rows), [0, 1, 2])[0]) is PaddedRows
 
 
 def test_the_log_says_which_learner_is_likely_faster(unsloth: Any) -> None:

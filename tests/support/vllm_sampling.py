@@ -54,8 +54,8 @@ async def vllm_sampler(
 
 
 def pid_of(sampler: VllmSampler) -> int:
-    assert sampler.worker.pid is not None
-    return sampler.worker.pid
+    assert sampler.pid is not None
+    return sampler.pid
 
 
 async def chat(sampler: VllmSampler, request: ChatRequest) -> ChatReply:

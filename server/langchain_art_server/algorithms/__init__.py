@@ -2,10 +2,9 @@
 
 `sequences`: calls to rows of tokens, rows to micro-batches, prefixes computed once (no torch)::
 
-    training_rows    packing of a run's calls into rows, and of rows into micro-batches
+    training_rows    packing of a run's calls into rows, of rows into micro-batches and among ranks
     prefix_tree      which earlier call a prompt extends
-    prefix_forest    rows with shared prefixes as a forest; forest_parts: the forest by memory
-    rank_shares      rows divided among ranks
+    prefix_forest    rows with shared prefixes as a forest, in parts that fit the memory
 
 `loss`: logprobs to the loss of a step (torch only)::
 

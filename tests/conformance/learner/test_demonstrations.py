@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import Demonstration, TokenTurn
-from langchain_art_server.backends.peft.child import token_turns
+from langchain_art_server.backends.peft.learner_core import token_turns
 from tests.support.tiny_models import CHATML, WEATHER, LocalSampler, ask, save_model, tokenizer
 
 USER = {"role": "user", "content": "How is the team?"}

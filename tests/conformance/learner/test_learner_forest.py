@@ -15,18 +15,16 @@ from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig
-from langchain_art_server.algorithms.sequences.forest_parts import split
-from langchain_art_server.algorithms.sequences.prefix_forest import grow
+from langchain_art_server.algorithms.sequences.prefix_forest import grow, split
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft import logprob_scoring, packer
 from langchain_art_server.backends.peft.distributed.fsdp import forest_groups
 from langchain_art_server.backends.peft.forest import attention_flex, packing
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.micro_batches import CountedTokens
-from langchain_art_server.backends.peft.padded_rows import load_base
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Scorer
 from tests.support.learner_cases import (
     SHAPE,
     branching_rows,
@@ -216,7 +214,7 @@ FITS: dict[str, Any] = {
 def made(config: Any, where: Path) -> Scorer:
     torch.manual_seed(7)
     AutoModelForCausalLM.from_config(config).save_pretrained(where)
-    return Scorer(load_base(str(where), torch.float32, torch.device("cpu")))
+    return Scorer(load_causal(str(where), torch.float32, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -270,7 +268,7 @@ def test_attention_that_is_wrong_is_noticed_by_its_logprobs(
         return tuple(torch.zeros_like(x) for x in right(layer, sources))
 
     monkeypatch.setattr(packing, "_gather", wrong)
-    why = use_forest(Scorer(load_base(tiny, torch.float32, torch.device("cpu"))))
+    why = use_forest(Scorer(load_causal(tiny, torch.float32, torch.device("cpu"))))
     assert why is not None and "differ" in why
 
 

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from langchain_art.wire import GSPO, ClippedRatio, JobConfig, Loss, SFTConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.token_sets import mask_of
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft.forest import attention_tiles
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
 from tests.support.learner_cases import (
     CONFIGS,
@@ -240,7 +240,7 @@ def test_micro_batches_and_company_change_nothing(
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_outputs_give_the_models_own_logits(name: str, models: dict[str, Path]) -> None:
-    base = load_base(str(models[name]), torch.float32, torch.device("cpu"))
+    base = load_causal(str(models[name]), torch.float32, torch.device("cpu"))
     row, scorer = make_rows(1, seed=8)[0], Scorer(base)
     scorer.plain_head = has_plain_head(base)
     assert scorer.plain_head == (name in ("qwen3", "llama"))

@@ -21,9 +21,8 @@ import pytest_asyncio
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import PreferenceConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.distributed import other_rank
-from langchain_art_server.backends.peft.distributed.other_rank import OtherRank
-from langchain_art_server.backends.peft.distributed.rank_zero import rank_devices
+from langchain_art_server.backends.peft.distributed import rank_zero
+from langchain_art_server.backends.peft.distributed.rank_zero import OtherRank, rank_devices
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
@@ -149,8 +148,8 @@ def test_a_rank_that_is_stopped_is_killed_and_rank_0_ends(monkeypatch: pytest.Mo
         ended.set()
         over.wait()  # as a process that has ended, which does nothing more
 
-    monkeypatch.setattr(other_rank, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(other_rank.os, "_exit", end)
+    monkeypatch.setattr(rank_zero, "TICK_SECONDS", 0.02)
+    monkeypatch.setattr(rank_zero.os, "_exit", end)
     ours, theirs = socket.socketpair()
     fd = theirs.fileno()
     beat = f"import os, time\nwhile True: os.write({fd}, b'.'); time.sleep(0.01)"

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft import trust_region
+from langchain_art_server.backends.peft import training_batch
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.trust_region import TrustRegion
+from langchain_art_server.backends.peft.training_batch import TrustRegion
 from tests.support.learner_cases import (
     FILES,
     branching_rows,
@@ -68,7 +68,7 @@ def test_a_step_beyond_its_bound_is_shortened_along_its_own_line(
 def test_in_bfloat16_the_model_computes_with_what_was_kept(
     cuts: int, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trust_region, "_MOST_CUTS", cuts)
+    monkeypatch.setattr(training_batch, "_MOST_CUTS", cuts)
     core = LearnerCore(tiny, dtype="bfloat16")
     start, out = shake(fresh(core, tmp_path)), folder(tmp_path, "bound")
     rows = on_policy(core, start, branching_rows(12))

@@ -11,7 +11,7 @@ import pytest
 
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.embedded import process
-from langchain_art_server.backends.embedded.sequence import SequenceState
+from langchain_art_server.backends.embedded.token_sampler import SequenceState
 from tests.support.tiny_models import (
     LocalSampler,
     ask,

@@ -106,8 +106,8 @@ async def test_an_adapter_that_is_loaded_may_be_moved(
     await sampler.load_adapter("moved@1", tmp_path / "published")
     with pytest.raises(ConfigError, match="A name is used once"):
         await sampler.load_adapter("moved@1", tmp_path / "other")
-    assert sampler.worker.pid
-    os.kill(sampler.worker.pid, signal.SIGKILL)
+    assert sampler.pid
+    os.kill(sampler.pid, signal.SIGKILL)
     reply = await retried(sampler, ask(adapter="moved@1", seed=1, max_tokens=20))
     check_logprobs(with_adapter(model, adapter), [reply])
     await sampler.unload_adapter("moved@1")
@@ -130,8 +130,8 @@ async def test_kill_9_while_calls_run_is_told_to_each_of_them(
     restarts = sampler.restarts
     assert isinstance(await anext(stream), ChatDelta)
     assert not any(call.done() for call in calls)
-    assert sampler.worker.pid
-    os.kill(sampler.worker.pid, signal.SIGKILL)
+    assert sampler.pid
+    os.kill(sampler.pid, signal.SIGKILL)
     waiting = asyncio.create_task(retried(sampler, ask("later", adapter="a@1", seed=9)))
     for died in await asyncio.gather(*calls, return_exceptions=True):  # none is sent again
         assert isinstance(died, WorkerDied) and "ended during this call" in str(died)
@@ -156,8 +156,8 @@ async def test_a_call_that_ran_at_two_deaths_does_not_get_a_third(
         if beside:
             calls.append(asyncio.create_task(chat(sampler, bystander)))
         await asyncio.wait(calls, timeout=0.05)
-        assert sampler.worker.pid and not any(call.done() for call in calls)
-        os.kill(sampler.worker.pid, signal.SIGKILL)
+        assert sampler.pid and not any(call.done() for call in calls)
+        os.kill(sampler.pid, signal.SIGKILL)
         for died in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(died, WorkerDied)
         assert (await chat(sampler, bystander)).token_ids
@@ -180,7 +180,7 @@ async def test_closing_a_reply_early_frees_the_engine(sampler: TransformersSampl
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert (await chat(sampler, ask(seed=1))).token_ids
-    assert not sampler.worker._pending
+    assert not sampler._pending
 
 
 async def test_a_model_that_can_not_be_loaded_is_refused_in_words(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ async def test_closing_replies_early_aborts_them_in_vllm(sampler: VllmSampler) -
                 break
             await asyncio.sleep(0.05)
         assert await running() == 0
-    assert not sampler.worker._pending
+    assert not sampler._pending
 
 
 async def test_an_adapter_that_would_spoil_vllm_never_reaches_it(

@@ -110,7 +110,7 @@ async def test_without_room_calls_are_refused_with_what_is_missing(
     assert worker.problem == "Replica 0 waits for room: Missing: GPU"
     monkeypatch.setattr(LocalActors, "missing", "")
     async with asyncio.timeout(20):
-        while not worker.ready.is_set():
+        while not worker.up.is_set():
             await asyncio.sleep(0.02)
     assert await worker.call("echo", {"i": 1}) == {"i": 1} and worker.problem is None
 

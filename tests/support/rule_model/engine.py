@@ -19,7 +19,7 @@ from torch import Tensor
 from langchain_art_server.backends.chat.sampler_host import ChatCall
 from langchain_art_server.backends.embedded import process, scheduler, token_sampler
 from langchain_art_server.backends.embedded.multi_lora import RoutedAdapter
-from langchain_art_server.backends.embedded.sequence import SequenceState
+from langchain_art_server.backends.embedded.token_sampler import SequenceState
 from langchain_art_server.backends.ipc.channel import Channel
 from tests.support.rule_model.rules import reply_to
 

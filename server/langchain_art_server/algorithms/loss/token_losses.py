@@ -11,7 +11,8 @@ weights for sequences far off policy, which the guard of `importance_sampling` e
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from numpy.typing import NDArray
@@ -22,21 +23,16 @@ DPPO_TAU = 1e-3
 
 #: Elements of logits that are upcast at once: bounds the extra memory to 64 MiB in float32.
 CHUNK_ELEMENTS = 1 << 24
-
-
-class AllowedTokens(Protocol):
-    """The tokens that each of T tokens was drawn from."""
-
-    def forbidden(self, part: slice, size: int) -> NDArray[Any] | None:
-        """Tokens of a vocabulary of `size` that some tokens were not drawn from; None: of all."""
-        ...
+Forbidden: TypeAlias = Callable[[slice, int], NDArray[Any] | None]
+"""Takes some of T tokens and the size of the vocabulary; gives a row of each one's tokens that it
+was not drawn from, or None if each was drawn from all (`token_sets.SetColumn.forbidden`)."""
 
 
 def token_logprobs(
     logits_TV: Tensor,
     targets_T: Tensor,
     temperature: float | Tensor = 1.0,
-    drawn_from: AllowedTokens | None = None,
+    forbidden: Forbidden | None = None,
 ) -> Tensor:
     """Logprob of each target under softmax(logits / temperature), in little memory.
 
@@ -48,13 +44,13 @@ def token_logprobs(
         logits_TV: raw scores, any floating dtype; differentiable once.
         targets_T: int64 token ids in 0 … V-1.
         temperature: above 0; one number, or one per token (T).
-        drawn_from: the softmax of a token is over the tokens that it was drawn from, and there is
-            no gradient to the logits of others; None: over the whole vocabulary.
+        forbidden: tokens that the softmax of a token leaves out, since it was not drawn from them,
+            and to whose logits there is no gradient; None: the whole vocabulary is left in.
     """
     dtype = torch.float64 if logits_TV.dtype == torch.float64 else torch.float32
     temperature_T = torch.as_tensor(temperature, dtype=dtype, device=logits_TV.device)
     temperature_T = temperature_T.expand(len(targets_T))
-    return _TokenLogprobs.apply(logits_TV, targets_T, temperature_T, drawn_from)
+    return _TokenLogprobs.apply(logits_TV, targets_T, temperature_T, forbidden)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -64,17 +60,17 @@ class _TokenLogprobs(torch.autograd.Function):
         logits_TV: Tensor,
         targets_T: Tensor,
         temperature_T: Tensor,
-        drawn_from: AllowedTokens | None,
+        forbidden: Forbidden | None,
     ) -> Tensor:
         dtype = temperature_T.dtype
         lse_T = torch.empty(len(targets_T), dtype=dtype, device=logits_TV.device)
         target_T = torch.empty_like(lse_T)
         for part in _chunks(logits_TV):
-            z_TV = _scaled(logits_TV, temperature_T, drawn_from, part)
+            z_TV = _scaled(logits_TV, temperature_T, forbidden, part)
             lse_T[part] = z_TV.logsumexp(-1)
             target_T[part] = z_TV.gather(-1, targets_T[part, None]).squeeze(-1)
         ctx.save_for_backward(logits_TV, targets_T, temperature_T, lse_T)
-        ctx.drawn_from = drawn_from
+        ctx.forbidden = forbidden
         return target_T - lse_T
 
     @staticmethod
@@ -88,7 +84,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_TV = torch.empty_like(logits_TV)
         for part in _chunks(logits_TV):
             scale_T1 = (grad_T[part] / temperature_T[part])[:, None]
-            z_TV = _scaled(logits_TV, temperature_T, ctx.drawn_from, part)
+            z_TV = _scaled(logits_TV, temperature_T, ctx.forbidden, part)
             g_TV = z_TV.sub_(lse_T[part, None]).exp_().mul_(-scale_T1)
             index_T1 = targets_T[part, None]
             g_TV.scatter_(-1, index_T1, g_TV.gather(-1, index_T1) + scale_T1)
@@ -97,12 +93,12 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _scaled(
-    logits_TV: Tensor, temperature_T: Tensor, drawn_from: AllowedTokens | None, part: slice
+    logits_TV: Tensor, temperature_T: Tensor, forbidden: Forbidden | None, part: slice
 ) -> Tensor:
     """Logits of some tokens over their temperature, -inf where a token was not drawn from."""
     z_TV = logits_TV[part].to(temperature_T.dtype) / temperature_T[part, None]
-    if drawn_from is not None:
-        forbidden_TV = drawn_from.forbidden(part, logits_TV.shape[1])
+    if forbidden is not None:
+        forbidden_TV = forbidden(part, logits_TV.shape[1])
         if forbidden_TV is not None:
             z_TV.masked_fill_(torch.from_numpy(forbidden_TV).to(z_TV.device), float("-inf"))
     return z_TV

@@ -1,11 +1,11 @@
-"""Compiles grammars under limits of CPU time and memory. Run by its path, by `grammar_check`.
+"""Compiles grammars under limits of CPU time and memory. Run by its path, by `guided_decoding`.
 
 A process of its own because a schema can take llguidance minutes and gigabytes, or end its process
 (1.9 has a stack overflow and a segmentation fault). Standard input has a JSON object with the
-tokenizer and the limits, and then one for each question, with a ``grammar`` and perhaps the tokens
-of a ``reply``; standard output an empty answer when the tokenizer is loaded, and then one for each
-question: `_problem`, or of a reply `_masks`. Before each of them stands its length as four bytes,
-big-endian.
+tokenizer and the limit of memory, and then one for each question, with a ``grammar``, its seconds
+of ``cpu`` and perhaps the tokens of a ``reply``; standard output an empty answer when the tokenizer
+is loaded, and then one for each question: `_problem`, or of a reply `_masks`. Before each of them
+stands its length as four bytes, big-endian.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     _write(b"")
     while frame := _read():
-        # A process is ended when it has used that many seconds in all.
-        seconds = math.ceil(time.process_time() + setup["cpu"])
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         asked = json.loads(frame)
+        # A process is ended when it has used that many seconds in all.
+        seconds = math.ceil(time.process_time() + asked["cpu"])
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
         matcher = LLMatcher(tokens, asked["grammar"], log_level=0)
         _write(_masks(matcher, asked["reply"]) if "reply" in asked else _problem(matcher))
 

@@ -6,12 +6,19 @@ vLLM gets its text.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
+from base64 import b64decode
+from collections import OrderedDict
 from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,16 +26,141 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
-from langchain_art.errors import InvalidRequest
+from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art_server.algorithms.sequences import token_sets
 from langchain_art_server.backends.base import ChatRequest
-from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
-from langchain_art_server.backends.chat.json_schemas import check_size, schema_json
+from langchain_art_server.backends.chat import grammar_child
+from langchain_art_server.backends.chat.grammar_child import LENGTH
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
-from langchain_art_server.backends.chat.tool_calls.call_grammar import call_rules, literal
+from langchain_art_server.backends.chat.tool_calls.call_grammar import (
+    call_rules,
+    check_size,
+    literal,
+    schema_json,
+)
 
 #: A schema in a grammar.
 _SCHEMA = re.compile(r"%json (.*)$", re.MULTILINE)
+#: Seconds of CPU (the system counts whole ones) and bytes for one grammar. Ordinary schemas take
+#: milliseconds, and llguidance calls those of a second "extremely complex".
+_CPU_SECONDS, _MEMORY = 1.0, 1 << 30
+#: Seconds until an answer: on a busy machine the seconds of CPU take longer.
+_ANSWER_SECONDS, _START_SECONDS = 15.0, 120.0
+#: The same for the masks of a reply, of which each takes up to a millisecond.
+_REPLY_CPU_SECONDS, _REPLY_SECONDS = 20.0, 60.0
+#: Grammars whose outcome is kept, by digest.
+_MAX_KEPT = 4096
+_REASONS: dict[int, str] = {
+    signal.SIGXCPU: f"compiling it takes more than {_CPU_SECONDS:.0f} s",
+    signal.SIGKILL: f"compiling it took {_ANSWER_SECONDS:.0f} s, or too much memory",
+    signal.SIGABRT: f"compiling it takes more than {_MEMORY >> 20} MiB, or too deep a recursion",
+}
+
+
+class GrammarChild:
+    """The process with the compiler, started when it is asked, and again after it ended.
+
+    It proves that grammars compile, within limits, and computes what they allowed at each token of
+    a reply that another engine sampled. One question at a time; used by several threads.
+
+    Args:
+        tokenizer: of the library tokenizers, serialised.
+        vocab: size of the logits.
+        eos: ids of the tokens that end a reply.
+        python: the interpreter; it needs llguidance and nothing else. That of the engine whose
+            replies are computed again: another version of llguidance may allow other tokens.
+    """
+
+    def __init__(
+        self, tokenizer: str, vocab: int, eos: list[int], python: str = sys.executable
+    ) -> None:
+        setup = {"tokenizer": tokenizer, "vocab": vocab, "eos": eos, "memory": _MEMORY}
+        self._setup, self._python = json.dumps(setup).encode(), python
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._outcomes: OrderedDict[bytes, str] = OrderedDict()
+
+    def _ask(self, question: dict[str, Any], seconds: float) -> str | None:
+        """The child's answer, or None if it ended."""
+        if self._child is not None and self._child.poll() is not None:
+            self._reap()  # it ended while it had nothing to do
+        if self._child is None:
+            self._child = subprocess.Popen(
+                [self._python, "-I", str(Path(grammar_child.__file__))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            if self._send(self._setup, _START_SECONDS) is None:
+                status = self._reap()
+                raise ArtError(f"The compiler of grammars cannot be started (status {status}).")
+        return self._send(json.dumps(question).encode(), seconds)
+
+    def _send(self, data: bytes, seconds: float) -> str | None:
+        child = self._child
+        assert child is not None and child.stdin is not None and child.stdout is not None
+        limit = threading.Timer(seconds, child.kill)
+        limit.daemon = True
+        limit.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(LENGTH.pack(len(data)) + data)
+                child.stdin.flush()
+            head = child.stdout.read(LENGTH.size)
+            if len(head) < LENGTH.size:
+                return None
+            return child.stdout.read(LENGTH.unpack(head)[0]).decode()
+        finally:
+            limit.cancel()
+
+    def _reap(self) -> int:
+        """End the child; returns its status. The next grammar starts another."""
+        child, self._child = self._child, None
+        assert child is not None
+        with contextlib.suppress(BrokenPipeError), child:
+            child.kill()
+        return child.returncode
+
+    def problem(self, grammar: str) -> str:
+        """Reason why the grammar cannot be compiled within the limits; empty if it can be.
+
+        Raises:
+            ArtError: the child process cannot be started.
+        """
+        key = blake2b(grammar.encode(), digest_size=16).digest()
+        with self._lock:
+            if key in self._outcomes:
+                self._outcomes.move_to_end(key)
+                return self._outcomes[key]
+            asked = {"grammar": grammar, "cpu": _CPU_SECONDS}
+            found, status = self._ask(asked, _ANSWER_SECONDS), 0
+            if found is None:
+                status = self._reap()
+                ended = f"compiling it ended the compiler (status {status})"
+                found = _REASONS.get(-status, ended)
+            if -status != signal.SIGKILL:  # a busy machine may be the reason
+                self._outcomes[key] = found
+                if len(self._outcomes) > _MAX_KEPT:
+                    self._outcomes.popitem(last=False)
+            return found
+
+    def masks(self, grammar: str, reply: list[int]) -> list[bytes] | None:
+        """Bits of the allowed tokens, for each token; fewer if the grammar forbids a token.
+
+        None if that takes too long.
+
+        Raises:
+            ArtError: the child process cannot be started.
+        """
+        with self._lock:
+            asked = {"grammar": grammar, "reply": reply, "cpu": _REPLY_CPU_SECONDS}
+            answer = self._ask(asked, _REPLY_SECONDS)
+            if answer is None:
+                self._reap()
+                return None
+        found = json.loads(answer)
+        masks = [b64decode(mask) for mask in found["masks"]]
+        return [masks[number] for number in found["numbers"]]
 
 
 class GrammarLogitsProcessor:
@@ -109,13 +241,13 @@ class GrammarCompiler:
                 param="tool_choice" if grammar.startswith("start: calls\n") else "response_format",
             )
 
-    def replay(self, eos: list[int], python: Path) -> GrammarReplay:
+    def replay(self, eos: list[int], python: Path) -> GrammarChild:
         """Replay that computes again what another engine's grammars allowed.
 
         That engine runs in `python`, and ends its replies by `eos`.
         """
         vocab = max(self._vocab, len(self._tokenizer))
-        return GrammarReplay(self._serialized, vocab, eos, str(python))
+        return GrammarChild(self._serialized, vocab, eos, str(python))
 
     def logits_processor(self, grammar: str) -> GrammarLogitsProcessor:
         """Compile a grammar that passed `check`."""
@@ -134,8 +266,8 @@ class GrammarCompiler:
         return backend.to_str()
 
     @cached_property
-    def _check(self) -> GrammarCheck:
-        return GrammarCheck(self._serialized, self._vocab, self._eos)
+    def _check(self) -> GrammarChild:
+        return GrammarChild(self._serialized, self._vocab, self._eos)
 
     @cached_property
     def _tokens(self) -> LLTokenizer:

@@ -15,8 +15,7 @@ from typing import Any
 from langchain_art.errors import PromptTooLong
 from langchain_art_server.backends.base import ChatDelta, ChatRequest, Sampling
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.chat.tool_calls.call_format import overlap
-from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser, overlap
 
 #: What an incomplete UTF-8 sequence decodes to.
 _INCOMPLETE = "\ufffd"

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Set
 from typing import Literal
 
-from langchain_art_server.backends.embedded.sequence import SequenceState
+from langchain_art_server.backends.embedded.token_sampler import SequenceState
 
 #: Seconds for which a client that has no call now may come back: between two of its calls, others'
 #: turns stay short.

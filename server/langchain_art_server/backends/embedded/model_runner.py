@@ -19,7 +19,7 @@ from langchain_art_server.backends.embedded.batch_invariance import (
     batch_invariance,
 )
 from langchain_art_server.backends.embedded.kv_cache import Layout, SlotCache
-from langchain_art_server.backends.models.growing_rope import growing_rope
+from langchain_art_server.backends.models.base_weights import growing_rope
 
 log = logging.getLogger(__name__)
 _SLOTTED = {"full_attention", "sliding_attention"}

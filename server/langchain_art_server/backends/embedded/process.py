@@ -27,8 +27,7 @@ from langchain_art_server.backends.embedded.model_runner import make_runner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank, RoutedAdapter
 from langchain_art_server.backends.embedded.prefix_cache import PrefixCache
 from langchain_art_server.backends.embedded.scheduler import Scheduler
-from langchain_art_server.backends.embedded.sequence import SequenceState
-from langchain_art_server.backends.embedded.token_sampler import SamplingState
+from langchain_art_server.backends.embedded.token_sampler import SamplingState, SequenceState
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.heartbeat import LoopLag
 from langchain_art_server.backends.models.device import free_bytes, set_threads

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ from langchain_art_server.backends.chat.fair_queue import FairQueue
 from langchain_art_server.backends.embedded.client_shares import ClientShares, HeavyTurns, TurnOf
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank
-from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache
-from langchain_art_server.backends.embedded.sequence import Queued, SequenceState
-from langchain_art_server.backends.embedded.shared_prefixes import SharedPrefixes
-from langchain_art_server.backends.embedded.slot_moves import close_gaps, to_end
-from langchain_art_server.backends.embedded.token_sampler import SampledTokens, TokenSampler
+from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache, SharedPrefixes
+from langchain_art_server.backends.embedded.token_sampler import (
+    Queued,
+    SampledTokens,
+    SequenceState,
+    TokenSampler,
+)
 
 log = logging.getLogger(__name__)
 #: Padded tokens that one prefill pass takes.
@@ -429,3 +431,18 @@ def _fails(compute: Callable[[int, int], Tensor], row: int) -> bool:
 
 def _longest(sequences: list[SequenceState]) -> int:
     return max((sequence.length for sequence in sequences), default=0)
+
+
+def close_gaps(slots: list[int], start: int) -> list[int]:
+    """The slots that go to ``start, start + 1, …``; those that are there already stay."""
+    places = range(start, start + len(slots))
+    moving = [slot for slot in slots if slot not in places]
+    return [place if place in slots else moving.pop() for place in places]
+
+
+def to_end(chosen: list[bool], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The swaps that bring the chosen slots of a range to its end."""
+    border = stop - sum(chosen[start:stop])
+    early = (slot for slot in range(start, border) if chosen[slot])
+    late = (slot for slot in range(border, stop) if not chosen[slot])
+    return zip(early, late, strict=True)

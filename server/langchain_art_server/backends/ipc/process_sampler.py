@@ -115,7 +115,7 @@ def _digest(request: ChatRequest) -> bytes:
     return blake2b(to_json(same, inf_nan_mode="constants"), digest_size=16).digest()
 
 
-class ProcessSampler:
+class ProcessSampler(Worker):
     """A `base.Sampler` over a child process."""
 
     target: ClassVar[str]
@@ -141,7 +141,7 @@ class ProcessSampler:
         added = {"TOKENIZERS_PARALLELISM": "false"}
         if settings.sampler.kind == "transformers" and settings.sampler.threads is not None:
             added["OMP_NUM_THREADS"] = str(settings.sampler.threads)
-        self.worker = Worker(
+        super().__init__(
             self.target,
             {**told, **config},
             self._restore,
@@ -164,16 +164,6 @@ class ProcessSampler:
         return self._info
 
     @property
-    def restarts(self) -> int:
-        """Number of times the engine's process was started again after it died."""
-        return self.worker.restarts
-
-    @property
-    def problem(self) -> str | None:
-        """See `Engine.problem`."""
-        return self.worker.problem
-
-    @property
     def engines(self) -> Sequence[ChatEngine]:
         """Itself."""
         return (self,)
@@ -183,14 +173,6 @@ class ProcessSampler:
         """None: see `Sampler.replicas`."""
         return ()
 
-    async def start(self) -> None:
-        """Load the model. Raises ConfigError if it can not be loaded."""
-        await self.worker.start()
-
-    async def close(self) -> None:
-        """End the engine's process. Open calls fail with EngineUnavailable."""
-        await self.worker.close()
-
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """See `Sampler.chat`."""
         if self._damaged and request.adapter in self._damaged:
@@ -198,29 +180,29 @@ class ProcessSampler:
         suspected = bool(self._suspects) and self._suspects.check(request)
         try:
             if not request.stream:
-                yield unpack_reply(await self.worker.call("chat", vars(request), resend=False))
+                yield unpack_reply(await self.call("chat", vars(request), resend=False))
             else:
-                replies = self.worker.stream("chat", vars(request), resend=False)
+                replies = self.stream("chat", vars(request), resend=False)
                 async with contextlib.aclosing(replies):
                     async for kind, payload in replies:
                         yield ChatDelta(**payload) if kind == "event" else unpack_reply(payload)
         except WorkerDied:
-            self._suspects.add(request, self.worker.restarts)
+            self._suspects.add(request, self.restarts)
             raise
         if suspected:
             self._suspects.answered(request)
 
     async def ready(self) -> None:
         """See `Sampler.ready`."""
-        await self.worker.call("state", {})
+        await self.call("state", {})
 
     async def state(self) -> SamplerState | None:
         """See `Sampler.state`. Waits at most `_STATE_SECONDS` for the answer."""
-        if not self.worker.ready.is_set():
+        if not self.up.is_set():
             return None
         try:
             async with asyncio.timeout(_STATE_SECONDS):
-                return SamplerState(**await self.worker.call("state", {}, resend=False))
+                return SamplerState(**await self.call("state", {}, resend=False))
         except (TimeoutError, EngineUnavailable):
             return None
 
@@ -228,11 +210,11 @@ class ProcessSampler:
         """See `Sampler.load_adapter`."""
         path, files = path.resolve(), await asyncio.to_thread(identity, path)
         if name not in self._adapters or self._adapters[name][1] != files:
-            place = self.worker.place
+            place = self.place
             async with place.folder(path, _READ) as there:
                 params = {"name": name, "path": str(there), "probe": probe}
                 # Started again elsewhere, it would look for the files in vain.
-                await self.worker.call("load_adapter", params, resend=place.same_disk)
+                await self.call("load_adapter", params, resend=place.same_disk)
         self._adapters[name] = path, files
         self._damaged.pop(name, None)
 
@@ -240,7 +222,7 @@ class ProcessSampler:
         """See `Sampler.unload_adapter`."""
         self._adapters.pop(name, None)
         self._damaged.pop(name, None)
-        await self.worker.call("unload_adapter", {"name": name})
+        await self.call("unload_adapter", {"name": name})
 
     async def sleep(self) -> None:
         """Do nothing: the engine keeps its memory, if it does not say otherwise."""
@@ -267,9 +249,9 @@ class ProcessSampler:
             try:
                 if (adapter[0] / MANIFEST).exists():  # a version that is being made has none yet
                     await asyncio.to_thread(check_files, adapter[0], _READ)
-                async with self.worker.place.folder(adapter[0], _READ) as there:
+                async with self.place.folder(adapter[0], _READ) as there:
                     params = {"name": name, "path": str(there), "probe": True}
-                    await self.worker.call("load_adapter", params, early=True)
+                    await self.call("load_adapter", params, early=True)
             except (ConfigError, Damaged) as error:
                 if self._adapters.get(name) == adapter:  # otherwise its files were moved: try again
                     # Its calls get Damaged or UnknownModel; other adapters and the base go on.

@@ -149,7 +149,8 @@ class Worker:
         self._hang_seconds, self._heartbeat = hang_seconds, Heartbeat(hang_seconds)
         self._closing = False
         self._broken: ArtError | None = None
-        self.ready = asyncio.Event()
+        #: Set while the child answers calls.
+        self.up = asyncio.Event()
         #: Whether a child that ended is started again at once, or when this is set.
         self.may_start = asyncio.Event()
         self.may_start.set()
@@ -163,7 +164,7 @@ class Worker:
     @property
     def problem(self) -> str | None:
         """Reason why calls are not answered now, for anyone to read; None: they are."""
-        if self.ready.is_set():
+        if self.up.is_set():
             return self._heartbeat.problem
         if (problem := self.place.problem) is not None:
             return problem
@@ -263,7 +264,7 @@ class Worker:
         call_id = next(self._ids)
         frame = pack(call_id, "call", {"method": method, "params": params})
         pending = self._pending[call_id] = PendingCall(frame, resend, early, receiver)
-        if self.ready.is_set() or early:
+        if self.up.is_set() or early:
             self._send(pending)
         return call_id
 
@@ -300,7 +301,7 @@ class Worker:
             raise
         if self._gone.done():
             raise EngineUnavailable("The engine's process ended while it was started.")
-        self.ready.set()
+        self.up.set()
         for pending in list(self._pending.values()):
             self._send(pending)
 
@@ -321,7 +322,7 @@ class Worker:
             self._heartbeat.answered(payload)
 
     def _lost(self) -> None:
-        self.ready.clear()
+        self.up.clear()
         code = self._process.poll() if self._process else None
         status = "" if code is None else f" (exit status {code})"
         # `on_ready` waits for these, and they are not sent again.
@@ -337,7 +338,7 @@ class Worker:
             if self._process is None:
                 continue
             answers, busy = self._heartbeat.answers, any(p.sent for p in self._pending.values())
-            if why := self._heartbeat.tick(ready=self.ready.is_set(), busy=busy):
+            if why := self._heartbeat.tick(ready=self.up.is_set(), busy=busy):
                 log.error("The engine %s %s; it is ended.", self._program.target, why)
                 self.end()
             elif answers:
@@ -388,7 +389,7 @@ class Worker:
         self._pending.clear()
 
     async def _reap(self) -> None:
-        self.ready.clear()
+        self.up.clear()
         if self._socket:
             self._socket.transport.abort()
             await asyncio.wait([self._gone])

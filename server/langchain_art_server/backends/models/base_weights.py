@@ -12,7 +12,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Generator, Iterable, Sized
+from collections.abc import Generator, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -102,7 +102,7 @@ def base_outline(name: str, dtype: torch.dtype | Literal["auto"]) -> PreTrainedM
 def load_causal(
     name: str, dtype: torch.dtype | Literal["auto"], device: torch.device
 ) -> PreTrainedModel:
-    """A causal language model from safetensors, in evaluation mode, on its device.
+    """A causal language model from safetensors, frozen, in evaluation mode, on its device.
 
     Weights in 4 bits stay in 4 bits. Code that comes with a model is never run.
 
@@ -119,7 +119,7 @@ def load_causal(
     else:
         nn.Module.to(model, device)
     check_finite(name, model.state_dict().items())  # with the scales of weights in 4 bits
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def _read(name: str, dtype: torch.dtype | Literal["auto"], **options: Any) -> PreTrainedModel:
@@ -236,3 +236,25 @@ def check_causal(name: str, model: Any) -> None:
             "whose logits at a token depend on the tokens after it, as an encoder's do; expected a "
             "causal language model"
         )
+
+
+#: Kinds of transformers' ``modeling_rope_utils`` whose frequencies follow the longest row.
+_GROWING = ("dynamic", "longrope")
+
+
+def growing_rope(config: Any) -> tuple[str, int] | None:
+    """The kind of such a RoPE, and the length in tokens above which it changes.
+
+    None: the model has none.
+
+    Args:
+        config: of the text model; it may have a RoPE for each kind of layer.
+    """
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *(inner for inner in rope.values() if isinstance(inner, Mapping))):
+        known = cast("Mapping[str, Any]", one)
+        if (kind := known.get("rope_type")) in _GROWING:
+            return kind, known.get("original_max_position_embeddings") or (
+                config.max_position_embeddings
+            )
+    return None

@@ -15,13 +15,13 @@ from langchain_art_server.backends.models.base_weights import (
     and_others,
     base_outline,
     check_causal,
+    growing_rope,
     in_one_line,
     load_causal,
     read_config,
 )
 from langchain_art_server.backends.models.device import torch_device
 from langchain_art_server.backends.models.four_bits import weights_in, weights_of
-from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.config import TEMPLATES, TOOLS_TEMPLATE, Settings
 
 _MAX_MODEL_LEN = 32768
@@ -44,10 +44,7 @@ def load_model(settings: Settings) -> LoadedModel:
     Raises:
         ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
     """
-    device = torch_device(settings.device)
-    loaded = _load(settings, device)
-    loaded.model.requires_grad_(False)
-    return loaded
+    return _load(settings, torch_device(settings.device))
 
 
 def load_outline(settings: Settings) -> LoadedModel:

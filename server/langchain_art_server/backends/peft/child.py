@@ -24,13 +24,6 @@ from langchain_art_server.backends.ipc.codec import read_rows, unpack_step
 if TYPE_CHECKING:
     from langchain_art_server.backends.peft.learner_core import LearnerCore
 
-from transformers import PreTrainedModel
-
-from langchain_art.errors import InvalidRequest
-from langchain_art_server.backends.base import TokenTurn
-from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
-
 log = logging.getLogger(__name__)
 
 
@@ -87,6 +80,7 @@ def _make_core(config: dict[str, Any], beside: Sequence[Sequence[Any]]) -> Learn
 
 def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineCall], Any]]:
     """The methods that the parent may call. Imports come after the core's: Unsloth patches them."""
+    from langchain_art_server.backends.peft.learner_core import token_turns  # noqa: PLC0415
 
     def init_adapter(call: EngineCall) -> None:
         core.init_adapter(Path(call.params["out"]), LoraConfig(**call.params["lora"]))
@@ -116,38 +110,3 @@ def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineC
         """Calls are done one after the other: those before it have ended."""
 
     return {one.__name__: one for one in (init_adapter, step, logprobs, tokenize, settle)}
-
-
-def token_turns(
-    path: str,
-    base: PreTrainedModel,
-    turns: Sequence[Demonstration],
-    template: str | None = None,
-) -> list[TokenTurn | str]:
-    """Tokenise replies, in the order given.
-
-    Later turns begin with the tokens of earlier ones; of a turn that cannot be rendered, the reason
-    is returned. Nothing is kept between calls: the same turns give the same tokens.
-
-    Args:
-        path: hub name or local path of the model with the tokenizer.
-        base: the model; its config has the tokens that end a turn.
-        turns: those of one conversation.
-        template: see `Settings.chat_template`.
-
-    Raises:
-        ConfigError: the tokenizer cannot be read, or has no chat template.
-    """
-    tokenizer = load_tokenizer(path, template)
-    chat = ChatTemplate(tokenizer, eos_ids(base, tokenizer))
-    return [_token_turn(chat, turn) for turn in turns]
-
-
-def _token_turn(chat: ChatTemplate, turn: Demonstration) -> TokenTurn | str:
-    try:
-        prompt = chat.prompt(turn.messages, turn.tools)
-        reply = chat.reply_ids(prompt, turn.reply)
-        chat.remember(prompt, reply, turn.reply)
-    except InvalidRequest as error:
-        return str(error)
-    return TokenTurn(prompt.ids, reply)

@@ -184,7 +184,7 @@ class PeftLearner(Worker):
             return
         try:
             async with asyncio.timeout(self.place.patience):
-                await self.ready.wait()
+                await self.up.wait()
         except TimeoutError:
             raise EngineUnavailable(f"{self.problem}.", retry_after=30) from None
 

@@ -10,17 +10,17 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 
-from langchain_art.errors import ArtError, ConfigError
+from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, SFTConfig, StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect, check_sync
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
@@ -28,25 +28,29 @@ from langchain_art_server.algorithms.loss.lr_schedule import rate_of_step
 from langchain_art_server.algorithms.loss.objective import StepLoss
 from langchain_art_server.algorithms.loss.own_loss import load_losses
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.adapter_files import identity
-from langchain_art_server.backends.models.base_weights import check_causal
-from langchain_art_server.backends.models.device import free_cache, torch_device
+from langchain_art_server.backends.models.base_weights import check_causal, load_causal
+from langchain_art_server.backends.models.device import free_cache, set_threads, torch_device
 from langchain_art_server.backends.models.four_bits import weights_of
+from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
-from langchain_art_server.backends.peft.held_adapter import HeldAdapter
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.micro_batches import CountedTokens, Progress
+from langchain_art_server.backends.peft.adapter_io import HeldAdapter
+from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
+    Progress,
+    Scorer,
+)
 from langchain_art_server.backends.peft.packer import Packer
-from langchain_art_server.backends.peft.padded_rows import load_base
 from langchain_art_server.backends.peft.training_batch import (
     TrainingBatch,
+    TrustRegion,
     probe,
     require_finite,
     step_tokens,
     sweep_logprobs,
 )
-from langchain_art_server.backends.peft.trust_region import TrustRegion
 
 log = logging.getLogger(__name__)
 #: Most tokens alive at once in a forward pass without a backward pass.
@@ -225,7 +229,7 @@ class LearnerCore(HeldAdapter):
         return batch.loss.stats
 
     def _load(self) -> transformers.PreTrainedModel:
-        base = load_base(self.name, self.dtype, self.device)
+        base = load_causal(self.name, self.dtype, self.device)
         check_causal(self.name, base)
         return base
 
@@ -371,3 +375,51 @@ class LearnerCore(HeldAdapter):
             "checkpointed": float(self.packer.checkpoints),
             "rows": float(len(batch.rows)),
         }
+
+
+C = TypeVar("C", bound=LearnerCore)
+
+
+def process_core(make: Callable[[], C], threads: int | None) -> C:
+    """Make the core of a process of its own: sets torch's threads and determinism."""
+    set_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+    core = make()
+    # On CPU the same step must give the same bytes; on GPUs some kernels have no such variant.
+    torch.use_deterministic_algorithms(core.device.type == "cpu")
+    return core
+
+
+def token_turns(
+    path: str,
+    base: transformers.PreTrainedModel,
+    turns: Sequence[Demonstration],
+    template: str | None = None,
+) -> list[TokenTurn | str]:
+    """Tokenise replies, in the order given.
+
+    Later turns begin with the tokens of earlier ones; of a turn that cannot be rendered, the reason
+    is returned. Nothing is kept between calls: the same turns give the same tokens.
+
+    Args:
+        path: hub name or local path of the model with the tokenizer.
+        base: the model; its config has the tokens that end a turn.
+        turns: those of one conversation.
+        template: see `Settings.chat_template`.
+
+    Raises:
+        ConfigError: the tokenizer cannot be read, or has no chat template.
+    """
+    tokenizer = load_tokenizer(path, template)
+    chat = ChatTemplate(tokenizer, eos_ids(base, tokenizer))
+    return [_token_turn(chat, turn) for turn in turns]
+
+
+def _token_turn(chat: ChatTemplate, turn: Demonstration) -> TokenTurn | str:
+    try:
+        prompt = chat.prompt(turn.messages, turn.tools)
+        reply = chat.reply_ids(prompt, turn.reply)
+        chat.remember(prompt, reply, turn.reply)
+    except InvalidRequest as error:
+        return str(error)
+    return TokenTurn(prompt.ids, reply)

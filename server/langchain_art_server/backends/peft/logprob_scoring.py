@@ -1,18 +1,20 @@
-"""Logprobs of tokens from a model's hidden states, and their gradients back. Child side only.
+"""Rows as micro-batches, logprobs of their tokens, and the gradients back. Child side only.
 
-Terms are those of `micro_batches`. A *prediction* is a position of a micro-batch, the token that
-follows it, its temperature and the set of tokens that it was drawn from: where terms of several
-rows share all four, it is computed once.
+A *term* is one counted token of one row; terms are numbered row by row. A *prediction* is a
+position of a micro-batch, the token that follows it, its temperature and the set of tokens that it
+was drawn from: where terms of several rows share all four, it is computed once.
 
-Index suffixes: T terms, M predictions of a batch, H hidden size, V vocabulary, X either of the two.
+Index suffixes: T terms (or positions of a padded row), B rows of a micro-batch, M predictions of a
+batch, H hidden size, V vocabulary, X either of the two.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,14 +27,104 @@ from transformers import PreTrainedModel
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS, token_logprobs
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
-from langchain_art_server.algorithms.sequences.token_sets import SetColumn
+from langchain_art_server.algorithms.sequences.token_sets import SetColumn, column
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.device import free_bytes
-from langchain_art_server.backends.peft.micro_batches import Visit
 
 #: Logits at a time on a GPU.
 GPU_CHUNK_ELEMENTS = 1 << 28
 #: Share of its free memory that they and their gradient may take.
 LOGIT_SHARE = 0.25
+Visit = Callable[[Tensor, Tensor], Tensor | None]
+"""Takes the logprobs of some terms (T) and the terms' numbers (T). Returns their loss, whose
+gradient is then computed, or None. All terms of one model call come in one visit."""
+Progress = Callable[[float, str], None]
+
+
+class Packing(Protocol):
+    """Rows laid out for a model."""
+
+    tokens: int
+    """Tokens that go through the model in one sweep, padding included."""
+    alive: int
+    """Most tokens whose activations are in memory at a time."""
+
+    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
+        """Visit each term once, and add the losses' gradients to those of the parameters."""
+        ...
+
+
+@dataclass(frozen=True)
+class CountedTokens:
+    """The tokens of some rows that are scored, row by row."""
+
+    row_T: Ints  # index of its row
+    at_T: Ints  # its index in the row
+    call_T: Ints  # number of the call that sampled it, from 0, ascending over all rows
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], *, every_token: bool = False) -> CountedTokens:
+        """The tokens with mask 1, or every token but the first of each row."""
+        none: Ints = np.empty(0, dtype=np.int64)
+        found: list[Ints] = []
+        calls = [none]
+        for row in rows:
+            counts = np.ones(len(row.mask), bool) if every_token else np.asarray(row.mask, bool)
+            counts[0] = False  # nothing comes before the first token
+            found.append(np.flatnonzero(counts))
+            of_call = np.asarray(row.calls or [0] * len(counts), np.int64)
+            calls.append(of_call[found[-1]])
+        row_T = np.repeat(np.arange(len(rows)), [len(places) for places in found])
+        of_call_T = np.concatenate(calls)
+        new = (np.diff(row_T, prepend=-1) != 0) | (np.diff(of_call_T, prepend=-1) != 0)
+        return cls(row_T, np.concatenate([none, *found]), np.cumsum(new) - 1)
+
+    def of_rows(self, group: Sequence[int]) -> tuple[CountedTokens, Ints]:
+        """Counts of some rows (ascending), as if there were no others; their numbers among all."""
+        terms = np.flatnonzero(np.isin(self.row_T, group))
+        row_T = np.searchsorted(np.asarray(group), self.row_T[terms])
+        call_T = np.unique(self.call_T[terms], return_inverse=True)[1]
+        return CountedTokens(row_T, self.at_T[terms], call_T), terms
+
+    def column(self, columns: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+        """The terms' values of a column that has one list per row."""
+        lengths = np.array([len(column) for column in columns], dtype=np.int64)
+        starts: Ints = np.cumsum(lengths) - lengths
+        flat = np.concatenate([np.empty(0), *(np.asarray(c, np.float64) for c in columns)])
+        return flat[starts[self.row_T] + self.at_T]
+
+
+class MicroBatches:
+    """Groups of rows, one after the other, each a `Packing` of its own.
+
+    Of a group without numbers of terms, nothing is visited.
+    """
+
+    def __init__(self, groups: Sequence[tuple[Packing, Ints]], device: torch.device) -> None:
+        self._groups = [(packing, torch.from_numpy(terms).to(device)) for packing, terms in groups]
+        self.tokens = sum(packing.tokens for packing, _ in groups)
+        self.alive = max((packing.alive for packing, _ in groups), default=0)
+
+    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
+        """See `Packing`."""
+        for index, (packing, numbers_T) in enumerate(self._groups):
+
+            def visit_group(
+                logprobs_T: Tensor, terms_T: Tensor, all_T: Tensor = numbers_T
+            ) -> Tensor | None:
+                return visit(logprobs_T, all_T[terms_T])
+
+            report(progress, index, len(self._groups))
+            packing.sweep(scorer, visit_group if len(numbers_T) else _visit_nothing)
+
+
+def report(progress: Progress | None, index: int, count: int) -> None:
+    """Report that the micro-batch `index` of `count` begins."""
+    if progress is not None:
+        progress(index / count, f"micro-batch {index + 1} of {count}")
+
+
+def _visit_nothing(_logprobs_T: Tensor, _terms_T: Tensor) -> None: ...
 
 
 def number_dtype(base: PreTrainedModel) -> torch.dtype:
@@ -96,7 +188,7 @@ class Scorer:
     def head(self) -> nn.Module:
         """The output head."""
         head = self.base.get_output_embeddings()
-        assert head is not None  # load_base saw to it
+        assert head is not None  # load_causal saw to it
         return head
 
     def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
@@ -190,7 +282,8 @@ class Scorer:
         temperature_M: Tensor,
         drawn_from: SetColumn | None,
     ) -> Tensor:
-        return token_logprobs(self.logits(outputs_MX), targets_M, temperature_M, drawn_from)
+        forbidden = drawn_from and drawn_from.forbidden
+        return token_logprobs(self.logits(outputs_MX), targets_M, temperature_M, forbidden)
 
 
 class ScoredBatch:
@@ -256,3 +349,60 @@ def visit_terms(
     (grad_T,) = torch.autograd.grad(loss, logprobs_T)
     for scored, share in shares:
         scored.receive(share.prediction_T, grad_T[share.which_T])
+
+
+class PaddedRows:
+    """Rows, at least one, side by side, padded on the right: what every architecture supports."""
+
+    def __init__(self, rows: Sequence[Row], counted: CountedTokens, base: PreTrainedModel) -> None:
+        shape = (len(rows), max(len(row.token_ids) for row in rows))
+        ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
+        for b, row in enumerate(rows):
+            ids_BT[b, : len(row.token_ids)] = row.token_ids
+            attention_BT[b, : len(row.token_ids)] = 1
+        row_T, at_T = counted.row_T, counted.at_T
+        self._ids_BT, self._attention_BT = (
+            torch.from_numpy(x).to(base.device) for x in (ids_BT, attention_BT)
+        )
+        self._predict(rows, counted, row_T * shape[1] + at_T, ids_BT[row_T, at_T], base)
+        self.tokens = self.alive = ids_BT.size
+
+    def _predict(
+        self,
+        rows: Sequence[Row],
+        counted: CountedTokens,
+        place_T: Ints,
+        ids_T: Ints,
+        base: PreTrainedModel,
+    ) -> None:
+        """Set what is predicted: the tokens `ids_T` at these places, all rows laid end to end."""
+        row_T = counted.row_T
+        self._predictions, prediction_T = Predictions.merged(
+            place_T - 1,
+            ids_T,
+            np.array([row.temperature for row in rows])[row_T],
+            column([row.drawn_from for row in rows], row_T, counted.at_T),
+            base,
+        )
+        self._terms_T = torch.arange(len(row_T), device=base.device)
+        predictions = torch.from_numpy(prediction_T).to(base.device)
+        self._share = TermPredictions(self._terms_T, predictions)
+
+    def _inputs(self, scorer: Scorer) -> dict[str, Tensor]:
+        # Positions are given explicitly: without a mask, transformers takes a jump in them for the
+        # start of another document.
+        inputs = {"input_ids": self._ids_BT}
+        if scorer.masked:
+            inputs["attention_mask"] = self._attention_BT
+        if "position_ids" in inspect.signature(scorer.base.forward).parameters:
+            positions_T = torch.arange(self._ids_BT.shape[1], device=self._ids_BT.device)
+            inputs["position_ids"] = positions_T.expand(self._ids_BT.shape)
+        return inputs
+
+    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
+        """See `Packing`."""
+        report(progress, 0, 1)
+        outputs_MX = scorer.outputs(self._inputs(scorer), self._predictions.select_M)
+        scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
+        visit_terms(visit, self._terms_T, [(scored, self._share)])
+        scored.backward()

@@ -15,13 +15,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
+from langchain_art_server.backends.models.base_weights import growing_rope
 from langchain_art_server.backends.models.device import free_bytes
-from langchain_art_server.backends.models.growing_rope import growing_rope
 from langchain_art_server.backends.peft.forest.packing import ForestRows, token_cost
 from langchain_art_server.backends.peft.forest.support_check import has_plain_head, use_forest
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.micro_batches import CountedTokens, MicroBatches, Packing
-from langchain_art_server.backends.peft.padded_rows import PaddedRows
+from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
+    MicroBatches,
+    Packing,
+    PaddedRows,
+    Scorer,
+)
 
 log = logging.getLogger(__name__)
 #: Most tokens alive at once on a CPU: with more, less stays in its caches and a step is slower.

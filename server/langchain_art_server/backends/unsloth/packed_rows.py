@@ -3,7 +3,7 @@
 Its attention takes the rows' lengths (``packed_seq_lengths``) and lets each row attend to itself
 alone: no padding, no mask. For models whose attention takes no forest.
 
-Index suffixes: P positions of all rows end to end, T terms as in `micro_batches`.
+Index suffixes: P positions of all rows end to end, T terms as in `logprob_scoring`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,21 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, grow
-from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.peft.forest.attention_interface import OddAttentionError
+from langchain_art_server.backends.peft.forest.packing import OddAttentionError
 from langchain_art_server.backends.peft.forest.support_check import (
     compared_rows,
     excluded_by_config,
     gap_of,
 )
 from langchain_art_server.backends.peft.logprob_scoring import (
-    Predictions,
-    ScoredBatch,
-    Scorer,
-    TermPredictions,
-    visit_terms,
-)
-from langchain_art_server.backends.peft.micro_batches import (
     CountedTokens,
     Packing,
-    Progress,
-    Visit,
-    report,
+    PaddedRows,
+    Scorer,
 )
 from langchain_art_server.backends.peft.packer import Packer
 
@@ -44,7 +36,7 @@ log = logging.getLogger(__name__)
 SPEEDUP = 2.0
 
 
-class PackedRows:
+class PackedRows(PaddedRows):
     """Rows, at least one, as one sequence of their lengths' sum."""
 
     def __init__(self, rows: Sequence[Row], counted: CountedTokens, scorer: Scorer) -> None:
@@ -53,35 +45,19 @@ class PackedRows:
         starts: Ints = np.cumsum(lengths) - lengths
         ids_P = np.concatenate([np.asarray(row.token_ids, np.int64) for row in rows])
         place_P = np.concatenate([np.arange(length) for length in lengths])
-        row_T, at_T = counted.row_T, counted.at_T
-        place_T = starts[row_T] + at_T
-        self._predictions, prediction_T = Predictions.merged(
-            place_T - 1,
-            ids_P[place_T],
-            np.array([row.temperature for row in rows])[row_T],
-            column([row.drawn_from for row in rows], row_T, at_T),
-            base,
+        place_T = starts[counted.row_T] + counted.at_T
+        self._ids_P, self._place_P, self._lengths = (
+            torch.from_numpy(x).to(base.device) for x in (ids_P, place_P, lengths.astype(np.int32))
         )
-        self._ids_P, self._place_P, predictions = (
-            torch.from_numpy(x).to(base.device) for x in (ids_P, place_P, prediction_T)
-        )
-        self._lengths = torch.from_numpy(lengths.astype(np.int32)).to(base.device)
-        self._terms_T = torch.arange(len(row_T), device=base.device)
-        self._share = TermPredictions(self._terms_T, predictions)
+        self._predict(rows, counted, place_T, ids_P[place_T], base)
         self.tokens = self.alive = len(ids_P)
 
-    def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
-        """See `micro_batches.Packing`."""
-        report(progress, 0, 1)
-        inputs = {
+    def _inputs(self, scorer: Scorer) -> dict[str, Tensor]:
+        return {
             "input_ids": self._ids_P[None],
             "position_ids": self._place_P[None],
             "packed_seq_lengths": self._lengths,
         }
-        outputs_MX = scorer.outputs(inputs, self._predictions.select_M)
-        scored = ScoredBatch(scorer, outputs_MX, self._predictions, soon=True)
-        visit_terms(visit, self._terms_T, [(scored, self._share)])
-        scored.backward()
 
 
 class UnslothPacker(Packer):

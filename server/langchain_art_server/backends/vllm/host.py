@@ -20,8 +20,8 @@ from typing import Any
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, of_bits, single
 from langchain_art_server.backends.base import Sampling
-from langchain_art_server.backends.chat.fair_slots import FairSlots
-from langchain_art_server.backends.chat.grammar_check import GrammarReplay
+from langchain_art_server.backends.chat.fair_queue import FairSlots
+from langchain_art_server.backends.chat.guided_decoding import GrammarChild
 from langchain_art_server.backends.chat.output_processor import truncates
 from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, SamplerHost
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
@@ -29,14 +29,13 @@ from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
-from langchain_art_server.backends.vllm.card_share import Cards, fill_in
 from langchain_art_server.backends.vllm.client import (
     BASE,
     Completion,
     VllmError,
     completion_body,
 )
-from langchain_art_server.backends.vllm.process import VllmProcess, kept_slots
+from langchain_art_server.backends.vllm.process import Cards, VllmProcess, fill_in, kept_slots
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
@@ -284,7 +283,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         return await asyncio.get_running_loop().run_in_executor(self._replays, replay)
 
     @functools.cached_property
-    def _grammar_replay(self) -> GrammarReplay:
+    def _grammar_replay(self) -> GrammarChild:
         """Replay of grammars as vLLM makes them: its library, and the tokenizer's end token."""
         return self._grammars.replay([self._end], self._python)
 

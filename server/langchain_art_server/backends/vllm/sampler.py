@@ -54,13 +54,13 @@ class VllmSampler(ProcessSampler):
 
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""
-        await self.worker.call("sleep", {})
-        self.worker.may_start.clear()  # the learner has the memory that a start needs
+        await self.call("sleep", {})
+        self.may_start.clear()  # the learner has the memory that a start needs
 
     async def wake(self) -> None:
         """Take weights and adapters back to the device. See `Sampler.wake`."""
-        self.worker.may_start.set()
-        await self.worker.call("wake", {})
+        self.may_start.set()
+        await self.call("wake", {})
 
 
 def gpus_of_replica(args: tuple[str, ...]) -> int:

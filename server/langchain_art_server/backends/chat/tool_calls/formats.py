@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from langchain_art_server.backends.chat.tool_calls import harmony as channels
 from langchain_art_server.backends.chat.tool_calls import json_calls, marked_calls
-from langchain_art_server.backends.chat.tool_calls.call_format import ANY_TEXT, Guide, ToolFormat
-from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_calls.call_format import (
+    ANY_TEXT,
+    Guide,
+    ToolCallParser,
+    ToolFormat,
+)
 
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
@@ -150,8 +153,8 @@ HARMONY = ToolFormat(
     ),
     "<|channel|>",
     "<|call|>",
-    markers=channels.MARKERS,
-    rewriter=channels.HarmonyRewriter,
+    markers=json_calls.HARMONY_MARKERS,
+    rewriter=json_calls.HarmonyRewriter,
 )
 KIMI = ToolFormat(
     "kimi",

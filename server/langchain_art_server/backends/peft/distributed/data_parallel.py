@@ -21,15 +21,13 @@ from transformers import PreTrainedModel
 from langchain_art.wire import StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
-from langchain_art_server.algorithms.sequences.rank_shares import shares
-from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row, shares
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.device import torch_device
 from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.micro_batches import Progress
+from langchain_art_server.backends.peft.logprob_scoring import Progress, Scorer
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
 

@@ -26,14 +26,17 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.algorithms.sequences.rank_shares import prefix_order
-from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row, prefix_order
+from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.models.four_bits import linears_in_four_bits
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.micro_batches import CountedTokens, MicroBatches, Packing
+from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
+    MicroBatches,
+    Packing,
+    Scorer,
+)
 from langchain_art_server.backends.peft.packer import Packer
-from langchain_art_server.backends.peft.padded_rows import load_base
 
 #: What a rank without rows left puts through the model.
 _STAND_IN = Row([0, 0], [0, 1], [0.0, 0.0], [0.0, 0.0])
@@ -53,7 +56,7 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
     Raises:
         ConfigError: it cannot be loaded, or its layers cannot be found or cut.
     """
-    base = load_base(model, dtype, torch.device("cpu"))
+    base = load_causal(model, dtype, torch.device("cpu"))
     if linears_in_four_bits(base):
         raise ConfigError(
             f"got learner.shard=true with {model!r}, whose weights are in 4 bits; expected one of "

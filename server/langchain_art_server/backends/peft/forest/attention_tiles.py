@@ -48,7 +48,7 @@ class Tile:
 
 
 class Tiles:
-    """All pairs of a `forest_parts.Part`, each once. Keys above it come before the part's own.
+    """All pairs of a `prefix_forest.Part`, each once. Keys above it come before the part's own.
 
     `exit_N` are the forest's exits, `dtype` is that of the masks.
     """

@@ -1,41 +1,115 @@
 """Packing of rows as a token forest: common prefixes are computed once. Child side only.
 
-Index suffixes as in `forest_parts`, `attention_tiles` and `logprob_scoring`.
+Index suffixes as in `prefix_forest`, `attention_tiles` and `logprob_scoring`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
 
-from langchain_art_server.algorithms.sequences.forest_parts import Part, most_alive, split
-from langchain_art_server.algorithms.sequences.prefix_forest import Ints, grow
+from langchain_art_server.algorithms.sequences.prefix_forest import (
+    Ints,
+    Part,
+    grow,
+    most_alive,
+    split,
+)
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
-from langchain_art_server.backends.peft.forest.attention_interface import ForestPass
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
 from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
     Predictions,
+    Progress,
     ScoredBatch,
     Scorer,
     TermPredictions,
-    visit_terms,
-)
-from langchain_art_server.backends.peft.micro_batches import (
-    CountedTokens,
-    Progress,
     Visit,
     report,
+    visit_terms,
 )
 
 #: See `token_cost`; measured on CPU.
 PIECE = 50
+#: The name under which transformers finds `forest_attention`.
+FOREST_ATTENTION = "langchain_art_forest"
+#: Options of transformers that ask more of attention than causality.
+ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
+
+
+class ForestPass:
+    """Input and output of the attention layers in one forward pass of a part.
+
+    No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them. With
+    `keep`, other parts attend to this one.
+    """
+
+    def __init__(self, attention: Tiles | Blocks, *, keep: bool) -> None:
+        self.attention = attention
+        #: For each layer, keys and values of the tokens above; empty if there are none.
+        self.above: dict[int, KeysValues] = {}
+        #: For each layer, those of the part itself, if other parts attend to it; else None.
+        self.kept: dict[int, KeysValues] | None = {} if keep else None
+        #: The layers in which the attention ran.
+        self.ran: set[int] = set()
+
+    def check(self, layers: int) -> None:
+        """Raises OddAttentionError unless the attention ran in each of so many layers."""
+        if len(self.ran) != layers:
+            raise OddAttentionError(
+                f"its attention ran in {len(self.ran)} of {layers} layers; the others ignore it"
+            )
+
+
+class OddAttentionError(Exception):
+    """The architecture's attention is not plain causal attention."""
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    forest: ForestPass | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The attention function that transformers calls, for the part that its forward was given.
+
+    Queries (1, H, P, D), keys and values (1, K, P, D), with positions encoded, give (1, P, H, D)
+    and no attention weights. `scaling` None is 1 / sqrt(D).
+
+    Raises:
+        OddAttentionError: the architecture needs another kind of attention.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if odd := ", ".join(name for name in ODD_OPTIONS if options.get(name) is not None):
+        raise OddAttentionError(f"its attention has {odd}")
+    if options.get("dropout") or attention_mask is not None or not isinstance(layer, int):
+        raise OddAttentionError("its attention has a mask, dropout or no layer index")
+    if forest is None:
+        raise OddAttentionError("it does not pass options on to its attention")
+    forest.ran.add(layer)
+    if forest.kept is not None:
+        # Gradient checkpointing computes a layer twice: the first time counts.
+        forest.kept.setdefault(layer, (key[0], value[0]))
+    if layer in forest.above:
+        above_k, above_v = forest.above[layer]
+        key, value = torch.cat([above_k[None], key], 2), torch.cat([above_v[None], value], 2)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return forest.attention.attend(query, key, value, scale), None
+
+
+AttentionInterface.register(FOREST_ATTENTION, forest_attention)
 
 
 @dataclass(frozen=True)
@@ -55,7 +129,7 @@ class _ForestPart:
 
 
 class ForestRows:
-    """Rows as a forest (`prefix_forest.grow`), in parts (`forest_parts.split`).
+    """Rows as a forest (`prefix_forest.grow`), in parts (`split`).
 
     Of the rows, at least one token is scored (`counted`). A row ends before its last scored one.
     """
@@ -128,7 +202,7 @@ class ForestRows:
             )
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
-        """See `micro_batches.Packing`."""
+        """See `Packing`."""
         alive: list[_OpenPart] = []
         for index, batch in enumerate(self._batches):
             while alive and alive[-1].index != batch.parent:

@@ -18,15 +18,19 @@ from transformers import PreTrainedModel
 
 from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.models.growing_rope import growing_rope
-from langchain_art_server.backends.peft.forest.attention_interface import (
+from langchain_art_server.backends.models.base_weights import growing_rope
+from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
+    ForestRows,
     OddAttentionError,
 )
-from langchain_art_server.backends.peft.forest.packing import ForestRows
-from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
-from langchain_art_server.backends.peft.micro_batches import CountedTokens, Packing
-from langchain_art_server.backends.peft.padded_rows import PaddedRows
+from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
+    Packing,
+    PaddedRows,
+    Scorer,
+    number_dtype,
+)
 
 log = logging.getLogger(__name__)
 #: Most difference of the two gradients over their size, in a dtype of 32 bits or more.

@@ -222,16 +222,6 @@ def naive_logprob(
     return z_V[target] - top - math.log(math.fsum(math.exp(z_V[v] - top) for v in allowed))
 
 
-class Allowed:
-    """The tokens that each token was drawn from, as plain sets."""
-
-    def __init__(self, allowed: list[set[int]]) -> None:
-        self.allowed = allowed
-
-    def forbidden(self, part: slice, size: int) -> np.ndarray:
-        return np.array([[v not in one for v in range(size)] for one in self.allowed[part]])
-
-
 @st.composite
 def logits_cases(draw: st.DrawFn) -> dict[str, Any]:
     rng = random.Random(draw(st.integers(0, 2**32)))
@@ -258,8 +248,12 @@ def test_logprobs_and_their_gradient_equal_the_naive_twin(
     weights_T = torch.tensor(case["weights"], dtype=torch.float64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss_module, "CHUNK_ELEMENTS", chunk)
-        drawn_from = None if whole else Allowed(case["allowed"])
-        got_T = token_logprobs(logits_TV, targets_T, temperature_T, drawn_from)
+
+        def forbidden(part: slice, size: int) -> np.ndarray:
+            return np.array([[v not in one for v in range(size)] for one in case["allowed"][part]])
+
+        left = None if whole else forbidden
+        got_T = token_logprobs(logits_TV, targets_T, temperature_T, left)
         (got_T * weights_T).sum().backward()
     everything = [set(range(len(logits_V))) for logits_V in case["logits"]]
     allowed = everything if whole else case["allowed"]

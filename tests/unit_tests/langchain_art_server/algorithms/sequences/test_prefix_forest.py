@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art_server.algorithms.sequences.forest_parts import LEAST_ROOM, most_alive, split
-from langchain_art_server.algorithms.sequences.prefix_forest import grow
+from langchain_art_server.algorithms.sequences.prefix_forest import (
+    LEAST_ROOM,
+    grow,
+    most_alive,
+    split,
+)
 
 
 @st.composite

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art_server.algorithms.sequences.rank_shares import shares
+from langchain_art_server.algorithms.sequences.training_rows import shares
 
 ROWS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=20)
 

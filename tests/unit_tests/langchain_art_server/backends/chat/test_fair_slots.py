@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from langchain_art_server.backends.chat.fair_slots import FairSlots
+from langchain_art_server.backends.chat.fair_queue import FairSlots
 
 
 class Calls:

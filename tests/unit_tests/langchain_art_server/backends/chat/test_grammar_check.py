@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.sequences.token_sets import mask_of, of_bits
-from langchain_art_server.backends.chat.grammar_check import GrammarCheck, GrammarReplay
+from langchain_art_server.backends.chat.guided_decoding import GrammarChild
 
 FINE = 'start: "a" | "b"'
 
@@ -28,15 +28,15 @@ def letters_of_bytes() -> tuple[str, dict[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def check() -> Iterator[GrammarCheck]:
+def check() -> Iterator[GrammarChild]:
     tokenizer, vocab = letters_of_bytes()
-    made = GrammarCheck(tokenizer, len(vocab), [vocab["<end>"]])
+    made = GrammarChild(tokenizer, len(vocab), [vocab["<end>"]])
     yield made
     if made._child is not None:
         made._reap()
 
 
-def test_a_grammar_compiles_or_says_why_not(check: GrammarCheck) -> None:
+def test_a_grammar_compiles_or_says_why_not(check: GrammarChild) -> None:
     assert check.problem(FINE) == ""
     child = check._child
     assert "strnig" in check.problem('start: %json {"type": "strnig"}')
@@ -47,7 +47,7 @@ def test_a_grammar_compiles_or_says_why_not(check: GrammarCheck) -> None:
     "schema", ['{"const": -9223372036854775808}', '{"enum": [-9223372036854775807]}']
 )
 def test_one_that_ends_its_process_is_said_to_and_the_next_gets_another(
-    check: GrammarCheck, schema: str
+    check: GrammarChild, schema: str
 ) -> None:
     assert check.problem(FINE) == ""
     said = check.problem(f"start: %json {schema}")
@@ -58,7 +58,7 @@ def test_one_that_ends_its_process_is_said_to_and_the_next_gets_another(
     assert child is check._child
 
 
-def test_a_child_that_was_killed_while_idle_is_replaced(check: GrammarCheck) -> None:
+def test_a_child_that_was_killed_while_idle_is_replaced(check: GrammarChild) -> None:
     assert check.problem('start: "c"') == ""
     assert check._child is not None
     check._child.kill()
@@ -66,7 +66,7 @@ def test_a_child_that_was_killed_while_idle_is_replaced(check: GrammarCheck) -> 
     assert check.problem('start: "d"') == ""
 
 
-def test_time_is_limited(check: GrammarCheck) -> None:
+def test_time_is_limited(check: GrammarChild) -> None:
     """By many rules: a pattern that takes so long meets a limit of llguidance's own first."""
     count = 100_000
     rules = "\n".join(f"r{n}: /{n}(.*[a-m]){{5}}.*/" for n in range(count))
@@ -76,7 +76,7 @@ def test_time_is_limited(check: GrammarCheck) -> None:
 
 def test_what_a_grammar_allowed_is_computed_again() -> None:
     tokenizer, vocab = letters_of_bytes()
-    made = GrammarReplay(tokenizer, len(vocab), [vocab["<end>"]], sys.executable)
+    made = GrammarChild(tokenizer, len(vocab), [vocab["<end>"]], sys.executable)
     try:
         reply = [vocab[letter] for letter in ("a", "c", "<end>")]
         masks = made.masks('start: "ab" | "ac" | "d"', reply)
@@ -93,6 +93,6 @@ def test_what_a_grammar_allowed_is_computed_again() -> None:
 
 def test_a_python_that_has_no_compiler_is_named() -> None:
     tokenizer, vocab = letters_of_bytes()
-    made = GrammarReplay(tokenizer, len(vocab), [vocab["<end>"]], "/bin/true")
+    made = GrammarChild(tokenizer, len(vocab), [vocab["<end>"]], "/bin/true")
     with pytest.raises(ArtError, match="cannot be started"):
         made.masks(FINE, [1])

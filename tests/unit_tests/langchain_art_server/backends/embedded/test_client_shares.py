@@ -6,8 +6,7 @@ import random
 
 from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.embedded.client_shares import ClientShares
-from langchain_art_server.backends.embedded.sequence import SequenceState
-from langchain_art_server.backends.embedded.token_sampler import SamplingState
+from langchain_art_server.backends.embedded.token_sampler import SamplingState, SequenceState
 
 NOBODY: set[str] = set()
 

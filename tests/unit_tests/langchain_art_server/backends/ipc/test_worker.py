@@ -110,7 +110,7 @@ async def test_a_refused_start_raises_and_leaves_no_process(imports: tuple[str, 
     with pytest.raises(ConfigError, match=r"^no such model$"):
         await worker.start()
     assert worker.pid is None
-    assert not worker.ready.is_set()
+    assert not worker.up.is_set()
 
 
 @pytest.mark.parametrize("imports", [(), IMPORTS])
@@ -165,7 +165,7 @@ async def test_a_call_that_may_not_be_repeated_is_not_sent_again(make: Any, tmp_
         await dying
     assert caught.value.retry_after
     waiting = worker.call("echo", {"i": 1}, resend=False)  # made while there is no engine
-    assert not worker.ready.is_set() and await waiting == {"i": 1}
+    assert not worker.up.is_set() and await waiting == {"i": 1}
     assert worker.restarts == 1
 
 
@@ -276,7 +276,7 @@ async def test_starts_that_work_again_end_the_refusal(
     with pytest.raises(EngineUnavailable, match="cannot be started"):
         await worker.call("die", {})
     flag.unlink()
-    await asyncio.wait_for(worker.ready.wait(), 30)
+    await asyncio.wait_for(worker.up.wait(), 30)
     assert worker.problem is None
     assert await worker.call("echo", {"i": 1}) == {"i": 1}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art_server.backends.models.growing_rope import growing_rope
+from langchain_art_server.backends.models.base_weights import growing_rope
 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 16}
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from langchain_art_server.backends.chat.output_processor import Detokenizer
-from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
-from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser, ToolFormat
 from langchain_art_server.backends.chat.tool_calls.formats import (
     FORMATS,
     HARMONY,
@@ -43,8 +42,6 @@ def parse(
 F, G = ("f", '{"a": 1}'), ("g", "{}")
 HF = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 HG = '<tool_call>{"arguments":{},"name":"g"}</tool_call>'
-
-
 #: Values that a client's parser takes, and that no JSON can hold afterwards.
 UNSENDABLE = ["1e400}", "-1e400}", "[1, 2e999]}", '"\\ud800"}', '{"\\uDFFF": 1}}']
 

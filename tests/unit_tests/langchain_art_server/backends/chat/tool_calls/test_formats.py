@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art_server.backends.chat.tool_calls.call_parser import ToolCallParser
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser
 from langchain_art_server.backends.chat.tool_calls.formats import (
     FORMATS,
     GEMMA,
