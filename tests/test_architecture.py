@@ -82,8 +82,10 @@ def test_every_public_name_is_there() -> None:
     assert {kind.__name__ for kind in kinds} <= set(langchain_art.__all__)
 
 
-def test_the_server_app_loads_no_engine_and_no_framework() -> None:
-    loaded = loaded_by("import langchain_art_server.gateway.app")
+@pytest.mark.parametrize("module", ["gateway.app", "backends.peft.child"])
+def test_neither_the_server_app_nor_the_learners_loop_loads_an_engine(module: str) -> None:
+    """Unsloth patches torch's libraries, so it is imported before them."""
+    loaded = loaded_by(f"import langchain_art_server.{module}")
     assert loaded.isdisjoint({"torch", "transformers", "peft", "langchain_core", "langgraph"})
 
 

@@ -23,8 +23,7 @@ from transformers.utils.hub import cached_file
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
-from langchain_art_server.backends.models.base_weights import load_causal
-from langchain_art_server.backends.models.four_bits import linears_in_four_bits
+from langchain_art_server.backends.models.base_weights import linears_in_four_bits, load_causal
 
 #: Largest share of what was trained that is lost without a warning.
 TOLERANCE = 0.05

@@ -23,18 +23,16 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedMod
 from langchain_art.errors import ConfigError
 from langchain_art.packages import made_once
 from langchain_art_server.backends.models.base_weights import (
+    EXTRA,
     base_outline,
+    check_blocks,
+    check_device,
     check_finite,
+    in_four_bits,
+    linears_in_four_bits,
     read_config,
 )
 from langchain_art_server.backends.models.device import torch_device
-from langchain_art_server.backends.models.four_bits import (
-    EXTRA,
-    check_blocks,
-    check_device,
-    in_four_bits,
-    linears_in_four_bits,
-)
 from langchain_art_server.base_copies import DTYPES, chosen_dtype, run_copy
 
 #: Files beside the weights that belong to a model: its tokenizer and templates.

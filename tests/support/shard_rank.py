@@ -11,8 +11,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
-from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
+from langchain_art_server.backends.peft.distributed.data_parallel import (
+    DataParallelCore,
+    decoder_layers,
+)
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from tests.support.learner_cases import make_rows, take
 

@@ -39,7 +39,7 @@ class ModelInfo:
     longest_token: int
     """Characters of the longest token, as its vocabulary writes it."""
     weights: str = ""
-    """Digest of the 4-bit weights (`four_bits.weights_of`); empty if not in 4 bits."""
+    """Digest of the 4-bit weights (`base_weights.weights_of`); empty if not in 4 bits."""
 
     @property
     def max_prompt_chars(self) -> int:

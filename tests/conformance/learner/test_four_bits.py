@@ -21,7 +21,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
-from langchain_art_server.backends.models import base_weights, four_bits
+from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -88,7 +88,7 @@ def dequantized(base: Path, dtype: torch.dtype) -> Any:
     config = held.config
     del config.quantization_config
     naive: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    own, quantised = held.state_dict(), four_bits.linears_in_four_bits(held)
+    own, quantised = held.state_dict(), base_weights.linears_in_four_bits(held)
     weights = {
         name: own[name].float()
         for name in naive.state_dict()
@@ -99,7 +99,7 @@ def dequantized(base: Path, dtype: torch.dtype) -> Any:
             by_hand(base / "model.safetensors", f"{name}.weight").to(dtype).float()
         )
     naive.load_state_dict(weights)
-    assert not four_bits.linears_in_four_bits(naive)
+    assert not base_weights.linears_in_four_bits(naive)
     return naive.eval()
 
 
@@ -108,7 +108,7 @@ def test_the_weights_are_those_of_the_file_to_the_bit(bases: dict[str, Path]) ->
 
     for dtype, base in bases.items():
         model = base_weights.load_causal(str(base), getattr(torch, dtype), torch.device("cpu"))
-        layers = four_bits.linears_in_four_bits(model)
+        layers = base_weights.linears_in_four_bits(model)
         assert len(layers) == 21 and model.get_output_embeddings() not in layers.values()
         for name, layer in layers.items():
             expected = by_hand(base / "model.safetensors", f"{name}.weight")
@@ -116,7 +116,8 @@ def test_the_weights_are_those_of_the_file_to_the_bit(bases: dict[str, Path]) ->
             assert held.dtype == getattr(torch, dtype)
             # In float32 the product of index value and scale is rounded once, in bfloat16 again.
             assert torch.equal(held, expected.float().to(held.dtype))
-        assert four_bits.weights_of(model) == four_bits.weights_in(str(base), model.config) != ""
+        held = base_weights.weights_in(str(base), model.config)
+        assert base_weights.weights_of(model) == held != ""
         assert model.num_parameters() == 155_168  # as if it were not quantised: rates depend on it
 
 

@@ -19,7 +19,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import grow, split
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft import logprob_scoring, packer
-from langchain_art_server.backends.peft.distributed.fsdp import forest_groups
+from langchain_art_server.backends.peft.distributed.data_parallel import forest_groups
 from langchain_art_server.backends.peft.forest import attention_flex, packing
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
 from langchain_art_server.backends.peft.forest.support_check import use_forest

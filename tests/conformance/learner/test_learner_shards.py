@@ -24,7 +24,7 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import KLPenalty, LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.distributed.fsdp import decoder_layers
+from langchain_art_server.backends.peft.distributed.data_parallel import decoder_layers
 from langchain_art_server.backends.peft.distributed.process_group import LOST
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore

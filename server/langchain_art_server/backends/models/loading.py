@@ -19,9 +19,10 @@ from langchain_art_server.backends.models.base_weights import (
     in_one_line,
     load_causal,
     read_config,
+    weights_in,
+    weights_of,
 )
 from langchain_art_server.backends.models.device import torch_device
-from langchain_art_server.backends.models.four_bits import weights_in, weights_of
 from langchain_art_server.config import TEMPLATES, TOOLS_TEMPLATE, Settings
 
 _MAX_MODEL_LEN = 32768

@@ -36,7 +36,7 @@ from langchain_art_server.backends.models.adapter_files import (
     identity,
 )
 from langchain_art_server.backends.models.adapter_reader import lora_dtype
-from langchain_art_server.backends.models.four_bits import EXTRA
+from langchain_art_server.backends.models.base_weights import EXTRA
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
 
 #: β1 of AdamW in supervised steps.

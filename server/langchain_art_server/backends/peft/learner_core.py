@@ -31,9 +31,8 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.adapter_files import identity
-from langchain_art_server.backends.models.base_weights import check_causal, load_causal
+from langchain_art_server.backends.models.base_weights import check_causal, load_causal, weights_of
 from langchain_art_server.backends.models.device import free_cache, set_threads, torch_device
-from langchain_art_server.backends.models.four_bits import weights_of
 from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.adapter_io import HeldAdapter
@@ -313,13 +312,8 @@ class LearnerCore(HeldAdapter):
         for group in self._optimizer.param_groups:
             group["lr"], group["betas"] = rate, betas
         losses, norms = list[float](), list[float]()
-        stats, first, updates, passes, taken = (
-            LossStats(),
-            LossStats(),
-            config.optimizer_steps,
-            0,
-            0,
-        )
+        stats = first = LossStats()
+        updates, passes, taken = config.optimizer_steps, 0, 0
         bound = None if supervised else config.max_kl
         region = None
         if bound is not None:

@@ -22,7 +22,7 @@ from langchain_art_server.backends.models.base_weights import (
     check_finite,
     read_config,
 )
-from langchain_art_server.backends.models.four_bits import in_four_bits
+from langchain_art_server.backends.models.base_weights import in_four_bits
 from langchain_art_server.backends.peft.learner_core import process_core
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer

@@ -3,31 +3,54 @@
 As in PyTorch DDP (arXiv 2006.15704): the step's loss is a weighted sum over tokens, so the sum of
 the ranks' gradients is the gradient of one rank with all rows, up to the order of additions. Only
 LoRA's gradients are exchanged. Every rank then takes the same optimizer step; rank 0 (`rank_zero`)
-talks to the parent and writes the files. Each rank has the whole base model, or a shard of it
-(`fsdp`).
+talks to the parent and writes the files. Each rank has the whole base model, or a shard of it.
+
+PyTorch's `fully_shard` (FSDP2; arXiv 2304.11277, in its form for single parameters) cuts each
+decoder layer's weights into as many parts as there are ranks. A rank gathers a layer before it
+computes with it, forward and backward, and drops the others' parts after it. So all ranks must make
+the same number of passes, in the same order: each makes as many micro-batches as the rank that
+needs most, and a micro-batch is complete rows, with one forward pass and right after it one
+backward pass.
+
+Not sharded: LoRA's parameters, which are added later; embeddings, output head and last norm, whose
+weights are read outside of the model's forward (logits are computed in chunks, and head and
+embeddings may be one tensor).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from langchain_art.errors import ConfigError
 from langchain_art.wire import StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
-from langchain_art_server.algorithms.sequences.training_rows import Row, shares
+from langchain_art_server.algorithms.sequences.training_rows import Row, prefix_order, shares
 from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.models.base_weights import linears_in_four_bits, load_causal
 from langchain_art_server.backends.models.device import torch_device
-from langchain_art_server.backends.peft.distributed.fsdp import sharded_base, sharded_forward
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Progress, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
+    MicroBatches,
+    Packing,
+    Progress,
+    Scorer,
+)
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
 
@@ -36,7 +59,7 @@ class DataParallelCore(LearnerCore):
     """The core of one rank: a `LearnerCore` that trains on its share of the rows.
 
     All of `ranks` must be made at the same time. With `shard`, each holds a part of the base's
-    layers (`fsdp`). `options` are the other ones of `LearnerCore`.
+    layers. `options` are the other ones of `LearnerCore`.
 
     Raises:
         ConfigError: the model does not load on this rank.
@@ -67,7 +90,7 @@ class DataParallelCore(LearnerCore):
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
         """See `LearnerCore.logprobs`. With a sharded base, all ranks must come here."""
-        with self._ranks.together() if self._shard else nullcontext():
+        with self._ranks.together() if self._shard else contextlib.nullcontext():
             return super().logprobs(adapter, rows)
 
     def batch(
@@ -122,3 +145,143 @@ class DataParallelCore(LearnerCore):
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         with self._ranks.together():
             return super()._suspects(batch)
+
+
+#: What a rank without rows left puts through the model.
+_STAND_IN = Row([0, 0], [0, 1], [0.0, 0.0], [0.0, 0.0])
+
+
+def decoder_layers(base: nn.Module) -> list[nn.Module]:
+    """The layers of a transformers model, in order."""
+    return [module for module in base.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedModel:
+    """The base model, frozen, this rank's part of its layers on the rank's device.
+
+    All ranks must come here. The files are mapped into memory and go to the device layer by layer:
+    no device holds more than its part and one layer.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its layers cannot be found or cut.
+    """
+    base = load_causal(model, dtype, torch.device("cpu"))
+    if linears_in_four_bits(base):
+        raise ConfigError(
+            f"got learner.shard=true with {model!r}, whose weights are in 4 bits; expected one of "
+            "the two: parts of 4-bit weights cannot be gathered"
+        )
+    layers = decoder_layers(base)
+    inside = {id(p) for layer in layers for p in layer.parameters()}
+    if not inside:
+        raise ConfigError(
+            f"got learner.shard=true with {type(base).__name__}, which has no layers that "
+            "transformers can checkpoint one by one; expected an architecture that has, or "
+            "shard=false"
+        )
+    whole = [p for p in base.parameters() if id(p) not in inside]
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    try:
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(base.base_model, mesh=mesh, ignored_params=set(whole))
+    except ValueError as error:
+        raise ConfigError(f"the layers of {model!r} cannot be cut into parts: {error}") from error
+    for tensor in (*whole, *base.buffers()):
+        tensor.data = tensor.data.to(ranks.device)
+    return base
+
+
+def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[Scorer, Packer]:
+    """The scorer and the packer of `sharded_base`'s model. All ranks must come here."""
+    scorer = ShardedScorer(base, ranks)
+    with ranks.one_pass():  # several, the same on each rank; a refused attention is no failure
+        packer = ShardedPacker(scorer, ranks)
+    scorer.checked = True
+    return scorer, packer
+
+
+class ShardedScorer(Scorer):
+    """A `Scorer` whose passes through the model are made by all ranks at the same time."""
+
+    def __init__(self, base: PreTrainedModel, ranks: Ranks) -> None:
+        super().__init__(base)
+        self._ranks = ranks
+        self.checked = False  # a rank learns before each pass whether another one has failed
+
+    def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
+        """See `Scorer.outputs`."""
+        # FSDP remembers forward passes without a backward one, and would prefetch their layers.
+        cast(FSDPModule, self.base.base_model).reset_iter_state()
+        with self._ranks.one_pass() if self.checked else contextlib.nullcontext():
+            return super().outputs(inputs, select_M)
+
+    def backward(self, outputs_MX: Tensor, ends: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """See `Scorer.backward`; without gradients, zeros go back."""
+        with self._ranks.one_pass() if self.checked else contextlib.nullcontext():
+            super().backward(outputs_MX, ends or [(outputs_MX, torch.zeros_like(outputs_MX))])
+
+
+class ShardedPacker(Packer):
+    """A `Packer` that makes as many micro-batches on each rank."""
+
+    def __init__(self, scorer: Scorer, ranks: Ranks) -> None:
+        super().__init__(scorer)
+        self._ranks = ranks
+        self._known: set[int] = set()
+
+    def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
+        """See `Packer.pack`. All ranks must come here, each with its own rows."""
+        grouped = self._padded_groups if self.padded_because is not None else forest_groups
+        groups = grouped(rows, self._limit(budget))
+        found = [self._group(rows, counted, group) for group in groups]
+        stand_in = self._group([_STAND_IN], CountedTokens.of([_STAND_IN]), [0])[0]
+        nothing = CountedTokens.of([]).row_T
+        missing = self._ranks.agree(len(found)) - len(found)
+        return MicroBatches([*found, *[(stand_in, nothing)] * missing], self._device)
+
+    def _on_any_rank(self, needed: bool) -> bool:
+        return bool(self._ranks.agree(int(needed)))
+
+    def _weights(self) -> set[int]:
+        return self._known
+
+    def _measure(self) -> float:
+        self._known = _addresses(self._scorer.model)
+        layer_weights: list[set[int]] = []
+
+        def gathered(layer: nn.Module, _args: object) -> None:
+            layer_weights.append(_addresses(layer) - self._known)
+            self._known |= layer_weights[-1]
+
+        def dropped(_layer: nn.Module, _args: object, _outputs: object) -> None:
+            self._known -= layer_weights.pop()  # activations may get these addresses next
+
+        with contextlib.ExitStack() as hooks:
+            for layer in decoder_layers(self._scorer.base):
+                hooks.callback(layer.register_forward_pre_hook(gathered).remove)
+                hooks.callback(layer.register_forward_hook(dropped).remove)
+            return super()._measure()
+
+
+def forest_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
+    """Group rows, in the order of their tokens, so that a group's distinct tokens fit a budget.
+
+    A row longer than the budget goes alone. Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and
+    a budget of 4 give ``[[0, 2], [1]]``, indices of rows.
+    """
+    groups: list[list[int]] = []
+    filled = 0
+    for index, new in prefix_order([row.token_ids for row in rows]):
+        if not groups or filled + new > budget:
+            groups.append([])
+            filled, new = 0, len(rows[index].token_ids)
+        groups[-1].append(index)
+        filled += new
+    return groups
+
+
+def _addresses(module: nn.Module) -> set[int]:
+    """Addresses of the weights that are whole on this rank at the moment."""
+    whole = (p for p in module.parameters() if not isinstance(p, DTensor))
+    return {p.untyped_storage().data_ptr() for p in whole}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from langchain_art_server.algorithms.sequences.training_rows import (
     check_rows,
     microbatches,
     rows_of_run,
+    shares,
 )
 from tests.support.call_trees import trees_of_calls
 from tests.support.soak import count
@@ -225,3 +227,42 @@ def test_rows_without_a_trained_token_are_refused_for_training_only() -> None:
         check_rows([silent], 10)
     with pytest.raises(InvalidRequest, match="no rows"):
         check_rows([], 10, trained=False)
+
+
+ROWS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=20)
+
+
+@given(ROWS, st.integers(1, 6), st.booleans())
+def test_each_row_is_dealt_out_once_and_the_first_share_has_some(
+    rows: list[list[int]], count: int, merged: bool
+) -> None:
+    found = shares(rows, count, merged=merged)
+    assert len(found) == count and found[0]
+    assert sorted(index for share in found for index in share) == list(range(len(rows)))
+    assert all(share == sorted(share) for share in found)
+    filled = [bool(share) for share in found]
+    assert filled == sorted(filled, reverse=True)
+
+
+def forest_tokens(rows: list[list[int]]) -> int:
+    return len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+
+
+def test_groups_stay_together_and_ranks_have_as_much_to_do() -> None:
+    rng = random.Random(0)
+    rows: list[list[int]] = []
+    for _ in range(16):
+        prompt = [9] * 20 + [rng.randrange(1000) for _ in range(200)]
+        rows += [prompt + [rng.randrange(1000) for _ in range(50)] for _ in range(8)]
+    rng.shuffle(rows)
+    whole = forest_tokens(rows)
+    for ranks in (2, 4):
+        costs = [forest_tokens([rows[i] for i in share]) for share in shares(rows, ranks)]
+        assert sum(costs) <= whole + (ranks - 1) * 270  # one common beginning for each cut
+        assert max(costs) <= 1.1 * whole / ranks
+
+
+def test_without_a_forest_rows_cost_what_they_are_long() -> None:
+    rows = [[1] * 9 + [n] for n in range(8)] + [[2 + n] * 10 for n in range(8)]
+    assert [len(share) for share in shares(rows, 2, merged=False)] == [8, 8]
+    assert [len(share) for share in shares(rows, 2)] == [11, 5]

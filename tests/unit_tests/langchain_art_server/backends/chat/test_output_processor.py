@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,12 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.chat.output_processor import Detokenizer, OutputProcessor
+from langchain_art_server.backends.chat.output_processor import (
+    Detokenizer,
+    OutputProcessor,
+    token_texts,
+)
+from tests.support.live_server import BASE_MODEL
 from tests.support.soak import count
 from tests.support.tiny_models import CHATML, ask, tokenizer
 
@@ -101,3 +107,17 @@ def test_a_text_ends_at_the_first_stop_string_in_it_whichever_is_listed_first(
     text = Detokenizer(lambda ids: "".join(map(chr, ids)), stop)
     assert text.push(list(map(ord, "hello world"))) == "hel"
     assert text.stopped
+
+
+def test_one_text_a_token_whose_sum_is_the_reply() -> None:
+    tokenizer = Tokenizer.from_file(str(BASE_MODEL / "tokenizer.json"))
+    for text in ("Dear Ann, <b>bold</b>\n", "Übung 日本語 🦜!", ""):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        texts = token_texts(str(BASE_MODEL), ids)
+        assert texts is not None and len(texts) == len(ids)
+        assert "".join(texts) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_model_without_a_tokenizer_file_has_no_texts(tmp_path: Path) -> None:
+    assert token_texts(str(tmp_path), [1, 2]) is None
+    assert token_texts("nobody/has-this-model", [1, 2]) is None
