@@ -128,6 +128,7 @@ UNPICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "jsonpickle",
 #: Modules that import by a name that is no constant: their own package's, what the server tells its
 #: own child processes, and the loss that its operator registers.
 IMPORTS_BY_NAME = {
+    "examples/evaluate.py",
     "langchain_art/_lazy_names.py",
     "langchain_art/credit/schemes/__init__.py",
     "server/langchain_art_server/algorithms/loss/own_loss.py",
