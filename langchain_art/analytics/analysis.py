@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
-from langchain_art.analytics.error_patterns import error_patterns
-from langchain_art.analytics.figures import ActionFigures, Analysis, VersionFigures
+from langchain_art.analytics.figures import ActionFigures, Analysis, ErrorPattern, VersionFigures
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators.transcript import tool_calls
+from langchain_art.evaluators.transcript import text_of, tool_calls
+from langchain_art.statistics.comparison import Comparison, Rewards, compare_rewards
 from langchain_art.statistics.costs import busy_seconds, in_order, known_sum, node_figures, prices
 from langchain_art.statistics.intervals import wilson
 from langchain_art.training.records import summarize, tokens
-from langchain_art.wire import Trajectory, Turn
+from langchain_art.wire import Message, Trajectory, Turn
+from langchain_art.wire.calls import label
+from langchain_art.wire.redaction import redact
 from langchain_art.wire.trajectories import EVALUATION
 
 #: The action of a reply that calls no tool.
@@ -127,3 +131,105 @@ def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
         for node, counts in sorted(counted.items())
         for action, count in counts.most_common()
     )
+
+
+def compare(runs: Iterable[Trajectory], before: str, after: str) -> Comparison:
+    """Test if the runs of version `after` have higher rewards than those of `before`.
+
+    By `statistics.comparison.compare_rewards`: in pairs, where both have runs of same scenarios.
+
+    Args:
+        runs: of both versions, and of others, which are not looked at.
+        before: as in `VersionFigures.version`: ``email-agent@0``.
+        after: likewise.
+
+    Raises:
+        ConfigError: there is no scored run of one of them.
+    """
+    found = list(runs)
+    rewards: list[Rewards] = []
+    for version in (before, after):
+        rewards.append(by_scenario(run for run in found if version_of(run) == version))
+        if not rewards[-1]:
+            known = sorted({version_of(run) for run in found})
+            raise ConfigError(
+                f"got the version {version!r}, expected one with scored runs among the "
+                f"{len(found)} that were read; their versions: {', '.join(known) or 'none'}"
+            )
+    return compare_rewards(before, after, *rewards)
+
+
+_LENGTH = 160
+#: How LangGraph's ToolNode begins the result of a tool that raised.
+_TOOL_ERROR = re.compile(r"Error\b")
+#: What differs between messages of one kind, and what stands in its place; the order matters.
+_VARYING = (
+    (re.compile(r"\b[a-z][\w+.-]*://\S+"), "<url>"),
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"(['\"`])(?:(?!\1).){1,200}\1"), "<text>"),
+    (re.compile(r"(?<![\w<])(?:[A-Za-z]:)?[\\/](?:[\w.-]+[\\/])+[\w.-]*"), "<path>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{8,}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b(?:call|chatcmpl|run|req)[-_][\w-]{6,}"), "<id>"),
+    (re.compile(r"(?<![\w<])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE), "<n>"),
+)
+
+
+def normalised(message: str) -> str:
+    """A message in one line, without ids, numbers, quotations, paths, addresses and secrets.
+
+    Example: ``Timeout after 31 s at 'mail-7'`` becomes ``Timeout after <n> s at <text>``.
+    """
+    text = " ".join(redact(message).split())
+    for varying, instead in _VARYING:
+        text = varying.sub(instead, text)
+    return text if len(text) <= _LENGTH else f"{text[:_LENGTH]}…"
+
+
+def error_patterns(runs: Iterable[Trajectory]) -> tuple[ErrorPattern, ...]:
+    """Errors of runs, calls and tools, grouped; the most frequent first."""
+    counted = Counter[tuple[Literal["run", "call", "tool"], str, str]]()
+    seen_in = defaultdict[tuple[str, str, str], dict[str, None]](dict)
+    for run in runs:
+        for where, name, message in _errors(run):
+            key = (where, name, normalised(message))
+            counted[key] += 1
+            seen_in[key][run.id] = None
+    return tuple(
+        ErrorPattern(
+            where=where,
+            name=name,
+            pattern=pattern,
+            count=count,
+            runs=len(seen_in[where, name, pattern]),
+            example=next(iter(seen_in[where, name, pattern])),
+        )
+        for (where, name, pattern), count in counted.most_common()
+    )
+
+
+def _errors(run: Trajectory) -> Iterator[tuple[Literal["run", "call", "tool"], str, str]]:
+    if run.error:
+        yield "run", "-", run.error
+    tools: dict[str, str] = {}
+    answered: set[str] = set()
+    for turn in run.turns:
+        if turn.error:
+            yield "call", label(turn), turn.error
+        for message in turn.messages:  # a prompt that is no continuation repeats earlier results
+            tools |= _called(message)
+            called = str(message.get("tool_call_id") or "")
+            text = text_of(message.get("content"))
+            if message.get("role") == "tool" and _TOOL_ERROR.match(text) and called not in answered:
+                yield "tool", str(message.get("name") or tools.get(called, "-")), text
+            if called:
+                answered.add(called)
+        tools |= _called(turn.reply or {})
+
+
+def _called(message: Message) -> dict[str, str]:
+    """The tools that a message calls, by the ids of the calls."""
+    return {
+        str(call.get("id")): str((call.get("function") or {}).get("name"))
+        for call in message.get("tool_calls") or ()
+    }

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from langchain_art.evaluators.transcript import text_of
 from langchain_art.export.langfuse_api import connect, observations, roots, values
 from langchain_art.export.names import CALL, DISCARDED, EXCLUDED, REWARD, SCENARIO, TRAJECTORY
-from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
+from langchain_art.export.stored_messages import prompt_of, reply_of, text_in
 from langchain_art.wire import Trajectory, Turn, Usage
 
 if TYPE_CHECKING:
-    from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
+    from langchain_art.export.langfuse_api import ObservationV2
 
 _FIELDS = "core,basic,io,metadata,model,usage"
 #: Keys of metadata that are ids, and may be longer than the API shows unasked.
@@ -36,7 +36,6 @@ def langfuse_runs(
     score: str = REWARD,
     environment: str | None = None,
     limit: int = 1000,
-    api: LangfuseAPI | None = None,
 ) -> LangfuseRuns:
     """The newest traces of a project as runs; what has no root is left out and counted.
 
@@ -48,13 +47,12 @@ def langfuse_runs(
             its root; the mean of several.
         environment: only traces of this one: ``production``.
         limit: the most traces.
-        api: Langfuse's; None: as the environment says.
 
     Raises:
         ConfigError: no keys, or keys that Langfuse refuses.
         ServerUnreachable: Langfuse gives no answer.
     """
-    api = api or connect()
+    api = connect()
     begun = [one.trace_id for one in roots(api, None, environment, limit) if one.trace_id]
     parts = defaultdict[str, list["ObservationV2"]](list)
     for one in observations(api, begun, fields=_FIELDS, expand=_EXPANDED):
@@ -86,8 +84,8 @@ def _run(
         known |= {key: value for key, value in (one.metadata or {}).items() if value is not None}
     failed = _failed(root)
     return Trajectory(
-        id=_text(known.get(TRAJECTORY)) or trace,
-        scenario=_text(known.get(SCENARIO)),
+        id=text_in(known.get(TRAJECTORY)) or trace,
+        scenario=text_in(known.get(SCENARIO)),
         reward=reward,
         status="failed" if failed else "completed",
         error=(root.status_message or "failed") if failed else None,
@@ -107,11 +105,11 @@ def _turn(one: ObservationV2, left_out: Counter[str]) -> Turn:
     with suppress(KeyError, TypeError):  # not known
         used: Mapping[str, Any] = one.usage_details or {}
         usage = Usage(prompt_tokens=used["input"], completion_tokens=used["output"])
-    why = _text(metadata.get(EXCLUDED))
+    why = text_in(metadata.get(EXCLUDED))
     seconds = (one.end_time - one.start_time).total_seconds() if one.end_time else None
     return Turn(
-        call_id=_text(metadata.get(CALL)),
-        node=_text(metadata.get("langgraph_node")) or one.name,
+        call_id=text_in(metadata.get(CALL)),
+        node=text_in(metadata.get("langgraph_node")) or one.name,
         model=one.model,
         messages=messages,
         reply=reply,
@@ -126,8 +124,3 @@ def _turn(one: ObservationV2, left_out: Counter[str]) -> Turn:
 
 def _failed(one: ObservationV2) -> bool:
     return one.level is not None and str(one.level.value) == "ERROR"
-
-
-def _text(value: Any) -> str | None:
-    found = decoded(value)
-    return found if isinstance(found, str) and found else None

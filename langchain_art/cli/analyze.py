@@ -104,13 +104,13 @@ def _runs(
     as_json: bool,
     notes: list[str],
 ) -> None:
-    from langchain_art.analytics import analysis, comparison, plots, report
+    from langchain_art.analytics import analysis, report
     from langchain_art.wire.trajectories import EVALUATION
 
     chosen = [run for run in runs if EVALUATION in run.metadata] if held_out else runs
     found = analysis.analyze(chosen, success=success, gpu_rate=gpu_rate)
     found = found.model_copy(update={"notes": (*found.notes, *notes)})
-    compared = [comparison.compare(chosen, *versions)] if versions else []
+    compared = [analysis.compare(chosen, *versions)] if versions else []
     if as_json:
         told = found.model_dump(mode="json")
         told["comparisons"] = [one.model_dump(mode="json") for one in compared]
@@ -118,7 +118,7 @@ def _runs(
     else:
         console.print(report.analysis_view(found, compared))
     if plot is not None:
-        plots.analysis_plot(found, plot)
+        report.analysis_plot(found, plot)
 
 
 def _fits(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from langchain_art.analytics.analysis import by_scenario
-from langchain_art.cli.load_rollout import load_rollout, load_scenarios
+from langchain_art.cli.load_rollout import load_scenarios, rollout_of
+from langchain_art.cli.options import say, stderr
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.intervals import PairedTest, paired_test
 from langchain_art.training.records import EvalResult
@@ -17,8 +18,6 @@ from langchain_art.wire import Trajectory
 from langchain_art.wire.trajectories import EVALUATION
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from langchain_art.client.sync_client import ArtClient
 
 
@@ -38,8 +37,6 @@ class HeldOut:
         client: ArtClient,
         samples: int,
         root: Path,
-        say: Callable[[str], None],
-        console: Console,
     ) -> None:
         """Load both.
 
@@ -50,20 +47,16 @@ class HeldOut:
             client: of the server.
             samples: runs per scenario.
             root: the folder of the policy's fits, whose settings hold if the rollout has none.
-            say: prints a line.
-            console: of the progress.
 
         Raises:
             ConfigError: one cannot be loaded.
         """
         from langchain_art.training.trainer import Trainer
 
-        loaded = load_rollout(rollout, policy, client.base_url, root)
-        for note in loaded.notes:
-            console.print(note, style="bold red", markup=False, highlight=False, soft_wrap=True)
-        self._rollout, self._scenarios = loaded.rollout, load_scenarios(scenarios)
-        self._client, self._samples, self._say = client, samples, say
-        self._trainer = Trainer(policy, client=client, console=console)
+        self._rollout = rollout_of(rollout, policy, client.base_url, root)
+        self._scenarios = load_scenarios(scenarios)
+        self._client, self._samples = client, samples
+        self._trainer = Trainer(policy, client=client, console=stderr)
 
     def evaluate(self) -> Evaluated:
         """The mean reward of the version that serves."""
@@ -79,11 +72,11 @@ class HeldOut:
             ConfigError: no scenario has a reward in both.
         """
         (old, then), (new, now) = before, self.evaluate()
-        self._say(f"held-out reward before: {old.version}: {old}")
-        self._say(f"held-out reward after:  {new.version}: {new}")
+        say(f"held-out reward before: {old.version}: {old}")
+        say(f"held-out reward after:  {new.version}: {new}")
         found = difference(then, now)
         spread = "" if found.ci95 is None else f" ± {found.ci95:.3f}"
-        self._say(f"held-out change: {found.difference:+.3f}{spread} (p = {found.p_value:.4f})")
+        say(f"held-out change: {found.difference:+.3f}{spread} (p = {found.p_value:.4f})")
 
 
 def stored_runs(client: ArtClient, result: EvalResult) -> list[Trajectory]:

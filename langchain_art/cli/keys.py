@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, show
+from langchain_art.cli.options import AsJson, BaseUrl, client_of, say, show, stderr
 from langchain_art.errors import ConfigError
 from langchain_art.wire.api_keys import DEFAULT_TENANT, SCOPES, KeyLimits, Scope
 
@@ -92,8 +92,6 @@ def create(
     Example:
       langchain-art keys create ana --tenant research > ana.key
     """
-    from rich.console import Console
-
     wanted = tuple(scope or ("infer", "submit", "review"))
     if unknown := sorted(set(wanted) - set(SCOPES)):
         raise ConfigError(f"got --scope {unknown[0]!r}, expected one of {', '.join(SCOPES)}")
@@ -112,7 +110,7 @@ def create(
         return
     about = f"{made.id}: {', '.join(made.scopes)} of the tenant {made.tenant}."
     about += " Keep the key: it is not shown again."
-    Console(stderr=True).print(about, markup=False, highlight=False, soft_wrap=True)
+    say(about, on=stderr)
     typer.echo(made.key)
 
 
@@ -133,7 +131,7 @@ def revoke(
     """Revoke a key: within a second no server takes it."""
     with client_of(base_url) as client:
         revoked = client.revoke_key(key_id)
-    console.print(f"{revoked.id} ({revoked.name}) is revoked", markup=False, highlight=False)
+    say(f"{revoked.id} ({revoked.name}) is revoked")
 
 
 @app.command()

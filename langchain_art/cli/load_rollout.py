@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from langchain_art.cli.options import say, stderr
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_graph
@@ -92,6 +93,14 @@ def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Lo
     else:
         notes += _different(chosen, trained, where)
     return Loaded(partial(cast("Any", loaded), model=chosen), chosen, notes)
+
+
+def rollout_of(name: str, policy: str, base_url: str | None, root: Path) -> Rollout:
+    """The rollout of `load_rollout`, whose notes are printed."""
+    loaded = load_rollout(name, policy, base_url, root)
+    for note in loaded.notes:
+        say(note, on=stderr, style="bold red")
+    return loaded.rollout
 
 
 def _own_models(rollout: Any, name: str, parameter: inspect.Parameter | None) -> list[ChatART]:

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from langchain_art.cli import checkpoints, keys, review, traces
 from langchain_art.cli import fits as fit_commands
 from langchain_art.cli.analyze import analyze
-from langchain_art.cli.canary import canary
-from langchain_art.cli.doctor import doctor
-from langchain_art.cli.fits import Root, curve
+from langchain_art.cli.doctor import canary, doctor
+from langchain_art.cli.fits import Root, curve, tune
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -27,10 +25,11 @@ from langchain_art.cli.options import (
     console,
     find_run,
     redacted,
+    say,
     show,
     split_version,
+    stderr,
 )
-from langchain_art.cli.tune import tune
 from langchain_art.cli.worker import worker
 from langchain_art.errors import ArtError, ConfigError, Conflict
 
@@ -87,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=list(arguments) if arguments is not None else None)
     except ArtError as error:
-        Console(stderr=True).print(f"[bold red]{type(error).__name__}:[/]", end=" ")
-        Console(stderr=True).print(str(error), markup=False, highlight=False, soft_wrap=True)
+        stderr.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
+        say(str(error), on=stderr)
         sys.exit(1)
 
 
@@ -297,17 +296,13 @@ def evaluate(
     Example:
       langchain-art eval my_agent:rollout held_out.jsonl --policy email-agent@17
     """
-    from langchain_art.cli.load_rollout import load_rollout, load_scenarios
+    from langchain_art.cli.load_rollout import load_scenarios, rollout_of
     from langchain_art.training.trainer import Trainer
 
-    loaded = load_rollout(rollout, policy, base_url, root)
-    chosen = load_scenarios(scenarios)
-    stderr = Console(stderr=True)
-    for note in loaded.notes:
-        stderr.print(note, style="bold red", markup=False, highlight=False, soft_wrap=True)
+    loaded, chosen = rollout_of(rollout, policy, base_url, root), load_scenarios(scenarios)
     with client_of(base_url) as client:
         trainer = Trainer(policy, client=client, concurrency=concurrency, console=stderr)
-        result = asyncio.run(trainer.evaluate(loaded.rollout, chosen, samples=samples))
+        result = asyncio.run(trainer.evaluate(loaded, chosen, samples=samples))
     show(result, as_json, lambda found: Text(f"{found.version}: {found}"))
 
 
@@ -340,12 +335,12 @@ def export(
             export_merged(client, policy, number, directory, base, float32=float32)
         else:
             export_adapter(client, policy, number, directory, base)
-        console.print(f"{policy}@{number} is in {directory}", highlight=False)
+        say(f"{policy}@{number} is in {directory}")
         if number:  # the first version is always kept
             try:
                 client.pin(policy, number)
             except Conflict as full:
-                console.print(str(full), markup=False, highlight=False)
+                say(str(full))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found", bound="BaseModel | Sequence[BaseModel]")
 console = Console()
+stderr = Console(stderr=True)
 #: Runs that are listed where the beginning of an id is that of several.
 _LISTED = 8
 
@@ -29,6 +30,11 @@ BaseUrl = Annotated[
     typer.Option(envvar="ART_BASE_URL", help="Server, with /v1.", show_default="localhost:8000"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines: JSON on standard output.")]
+
+
+def say(line: str, *, on: Console = console, style: str | None = None) -> None:
+    """Print a line as it is."""
+    on.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def client_of(base_url: str | None, patience: float = 5.0) -> ArtClient:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
-from langchain_art.cli.review_train import FATES, ScoreName, named_number, say, train
+from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, say
+from langchain_art.cli.review_train import FATES, ScoreName, named_number, train
 from langchain_art.errors import ConfigError
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.wire.reviews import Pick

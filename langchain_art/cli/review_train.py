@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-from langchain_art.cli.options import BaseUrl, client_of, console
+from langchain_art.cli.options import BaseUrl, client_of, say
 from langchain_art.errors import ConfigError
 from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.wire.train_config import MAX_LEARNING_RATE
@@ -195,8 +194,6 @@ def _held_out(
         client=client,
         samples=samples or 1,
         root=root or Path("out"),
-        say=say,
-        console=Console(stderr=True),
     )
 
 
@@ -242,8 +239,3 @@ def named_number(option: str, text: str, example: str) -> tuple[str, float]:
     if not name:
         raise ConfigError(f"got {option} {text}, expected NAME=NUMBER, such as {example}")
     return name, number
-
-
-def say(line: str) -> None:
-    """Print a line as it is."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

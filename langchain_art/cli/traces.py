@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from langchain_art.cli.options import AsJson, BaseUrl, client_of, console
+from langchain_art.cli.options import AsJson, BaseUrl, client_of, say
 from langchain_art.errors import ConfigError
 from langchain_art.export.names import HUMAN_REWARD
 
@@ -89,14 +89,14 @@ def import_(
         typer.echo(json.dumps(asdict(found), indent=2))
         return
     total = found.exact + found.stale + found.foreign + found.unreadable
-    _say(
+    say(
         f"{total} traces read: {found.exact} exact, {found.stale} stale, {found.foreign} of other "
         f"models, {found.unreadable} that cannot be read"
     )
     for file, count in found.written.items():
-        _say(f"{out / file}: {count} {FILES[file]}" if count else f"no {file}")
+        say(f"{out / file}: {count} {FILES[file]}" if count else f"no {file}")
         for reason, left in found.left_out[file].items():
-            _say(f"  left out: {left} {REASONS[reason]}")
+            say(f"  left out: {left} {REASONS[reason]}")
 
 
 def _read(
@@ -120,7 +120,3 @@ def _read(
     from langchain_art.traces.from_jsonl import read_file
 
     return read_file(Path(source), name)
-
-
-def _say(line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

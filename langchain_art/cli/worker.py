@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
+
+from langchain_art.cli import options
 
 if TYPE_CHECKING:
     from langchain_art.rollout.worker import LeaseWorker, WorkerCounts
@@ -65,11 +67,7 @@ async def _work(rollout: object, name: str, server: str | None, concurrency: int
     from langchain_art.rollout.runner import Rollout
     from langchain_art.rollout.worker import LeaseWorker
 
-    console = Console(stderr=True)
-
-    def say(words: str) -> None:
-        console.print(words, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(options.say, on=options.stderr)
     async with AsyncArtClient(server, patience=float("inf"), on_wait=say) as client:
         await client.ready(timeout=10)
         mine = LeaseWorker(cast(Rollout, rollout), name, client, concurrency=concurrency, say=say)
@@ -85,7 +83,7 @@ async def _work(rollout: object, name: str, server: str | None, concurrency: int
 
         for one in _SIGNALS:
             loop.add_signal_handler(one, drain)
-        shown = asyncio.create_task(_show(console, mine, begun))
+        shown = asyncio.create_task(_show(mine, begun))
         try:
             found = await mine.run()
         finally:
@@ -100,10 +98,10 @@ async def _work(rollout: object, name: str, server: str | None, concurrency: int
         os._exit(0)
 
 
-async def _show(console: Console, mine: LeaseWorker, begun: float) -> None:
+async def _show(mine: LeaseWorker, begun: float) -> None:
     """Show for ever what the worker does: in a terminal in one line, else a line now and then."""
-    if console.is_terminal:
-        with console.status("") as status:
+    if options.stderr.is_terminal:
+        with options.stderr.status("") as status:
             while True:
                 rate = mine.counts.finished / max(time.monotonic() - begun, 1e-9)
                 status.update(f"{_words(mine.counts)}, {rate:.2f} a second")
@@ -113,7 +111,7 @@ async def _show(console: Console, mine: LeaseWorker, begun: float) -> None:
         await asyncio.sleep(_EVERY)
         if mine.counts != said:
             said = mine.counts
-            console.print(_words(said), markup=False, highlight=False, soft_wrap=True)
+            options.say(_words(said), on=options.stderr)
 
 
 def _words(counts: WorkerCounts) -> str:

@@ -66,9 +66,6 @@ async def calibrate(
     human: Human = "human",
     *,
     concurrency: int = 16,
-    resamples: int = 1000,
-    confidence: float = 0.95,
-    seed: int = 0,
 ) -> Agreement:
     """Score groups with a judge, and compare its scores with human scores of the same runs.
 
@@ -82,9 +79,6 @@ async def calibrate(
         groups: runs of one scenario each. The judge does not see their human scores.
         human: see `Human`; runs without such a score are excluded and counted.
         concurrency: most groups judged at once.
-        resamples: see `agreement`, as for the next two.
-        confidence: of the interval.
-        seed: of the resampling.
 
     Raises:
         ArtError: the judge raised for every group.
@@ -96,7 +90,7 @@ async def calibrate(
     )
     both = ([(run.reward, rated[run.id]) for run in g.trajectories] for g in judged.groups)
     paired = [[(j, h) for j, h in g if j is not None and h is not None] for g in both]
-    found = agreement(paired, resamples=resamples, confidence=confidence, seed=seed)
+    found = agreement(paired)
     return replace(found, excluded=len(rated) - found.runs, unjudged=judged.unjudged)
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 
@@ -51,25 +51,6 @@ class Refused(ArtError):
     """This batch is never taken; others may be."""
 
 
-class Destination(Protocol):
-    """Sends batches, one call at a time. Its methods raise `NotSent`, `Closed` and `Refused`."""
-
-    name: str
-    has_scores: bool
-
-    def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """Send the spans of all runs."""
-        ...
-
-    def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """Send all scores."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the connections; a request that waits is given up."""
-        ...
-
-
 def destination(where: Where) -> Destination:
     """The destination that the environment's variables configure.
 
@@ -79,17 +60,6 @@ def destination(where: Where) -> Destination:
     if where == "langfuse":
         return Langfuse()
     if where == "otlp":
-        return Otlp()
-    raise ConfigError(f"got the destination {where!r}, expected 'langfuse' or 'otlp'")
-
-
-class Otlp:
-    """A backend for OpenTelemetry's traces: Phoenix, MLflow, LangSmith, a collector."""
-
-    name = "OTLP"
-    has_scores = False
-
-    def __init__(self) -> None:
         names = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
         if not any(os.environ.get(name) for name in names):
             raise ConfigError(
@@ -97,72 +67,26 @@ class Otlp:
                 "backend, such as http://localhost:6006 for Phoenix; its keys go into "
                 "OTEL_EXPORTER_OTLP_HEADERS"
             )
-        self._posts = _SpanPosts(None, None)
-
-    def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """See `Destination`."""
-        self._posts.send(batch, redactor, langfuse=False)
-
-    def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """They are with the spans."""
-
-    def close(self) -> None:
-        """See `Destination`."""
-        self._posts.close()
+        return Destination()
+    raise ConfigError(f"got the destination {where!r}, expected 'langfuse' or 'otlp'")
 
 
-class Langfuse:
-    """Langfuse Cloud, or a server of version 4.59 or later."""
+class Destination:
+    """A backend for OpenTelemetry's traces: Phoenix, MLflow, LangSmith, a collector.
 
-    name = LANGFUSE
-    has_scores = True
+    Sends batches, one call at a time, by OpenTelemetry's exporter. Its methods raise `NotSent`,
+    `Closed` and `Refused`, with the reason why a request failed.
 
-    def __init__(self) -> None:
-        public, secret = keys()
-        key = base64.b64encode(f"{public}:{secret}".encode()).decode()
-        headers = {"Authorization": f"Basic {key}", "x-langfuse-ingestion-version": "4"}
-        base = address().rstrip("/")
-        self._posts = _SpanPosts(f"{base}/api/public/otel/v1/traces", headers)
-        self._scores = f"{base}/api/public/scores"
-        self._http = httpx.Client(headers=headers, timeout=REQUEST)
+    Args:
+        endpoint: where spans go. None: as the variables say, as for `headers`.
+        headers: of each request.
+    """
 
-    def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """See `Destination`."""
-        self._posts.send(batch, redactor, langfuse=True)
+    name = "OTLP"
+    has_scores = False
+    """True if it is sent scores; else they are with the spans."""
 
-    def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
-        """See `Destination`."""
-        scores = scores_of(batch, redactor)
-        rejected: list[str] = []
-        for start in range(0, len(scores), SCORES):
-            some = scores[start : start + SCORES]
-            try:
-                reply = self._http.post(self._scores, json=some)
-            except (httpx.TransportError, RuntimeError) as error:
-                if isinstance(error, RuntimeError) and not self._http.is_closed:
-                    raise
-                raise NotSent(f"the scores: {type(error).__name__}: {error}") from error
-            if reply.status_code == 400:
-                raise Closed(
-                    f"it refuses a list of scores ({reply.text[:200]}): this needs Langfuse Cloud, "
-                    "or a server of version 4.59 or later"
-                )
-            _raise_for(reply.status_code, reply.text)
-            if reply.status_code == 207:
-                rejected += [str(one.get("message")) for one in reply.json().get("errors", ())]
-        if rejected:
-            raise Refused(f"{len(rejected)} of {len(scores)} scores: {rejected[0][:300]}")
-
-    def close(self) -> None:
-        """See `Destination`."""
-        self._posts.close()
-        self._http.close()
-
-
-class _SpanPosts:
-    """OpenTelemetry's exporter, with the reason why a request failed."""
-
-    def __init__(self, endpoint: str | None, headers: dict[str, str] | None) -> None:
+    def __init__(self, endpoint: str | None = None, headers: dict[str, str] | None = None) -> None:
         try:
             import requests  # noqa: PLC0415 - optional, as the next
             from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415
@@ -184,11 +108,14 @@ class _SpanPosts:
         self._log = logging.getLogger(trace_exporter.__name__)
         self._quiet = _QuietThread()
 
-    def send(self, batch: ExportBatch, redactor: Redactor, *, langfuse: bool) -> None:
+    def send_spans(self, batch: ExportBatch, redactor: Redactor) -> None:
+        """Send the spans of all runs."""
         from langchain_art.export.otel_spans import otel_spans  # noqa: PLC0415
 
         spans = [
-            span for run in batch.runs for span in otel_spans(run, redactor, langfuse=langfuse)
+            span
+            for run in batch.runs
+            for span in otel_spans(run, redactor, langfuse=self.has_scores)
         ]
         for start in range(0, len(spans), SPANS):
             self._post(spans[start : start + SPANS])
@@ -215,8 +142,56 @@ class _SpanPosts:
     def _note(self, reply: Any, *args: Any, **kwargs: Any) -> None:
         self._reply = reply
 
+    def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
+        """Send all scores, if it has any."""
+
     def close(self) -> None:
+        """Let go of the connections; a request that waits is given up."""
         self._exporter.shutdown()
+
+
+class Langfuse(Destination):
+    """Langfuse Cloud, or a server of version 4.59 or later."""
+
+    name = LANGFUSE
+    has_scores = True
+
+    def __init__(self) -> None:
+        public, secret = keys()
+        key = base64.b64encode(f"{public}:{secret}".encode()).decode()
+        headers = {"Authorization": f"Basic {key}", "x-langfuse-ingestion-version": "4"}
+        base = address().rstrip("/")
+        super().__init__(f"{base}/api/public/otel/v1/traces", headers)
+        self._scores = f"{base}/api/public/scores"
+        self._http = httpx.Client(headers=headers, timeout=REQUEST)
+
+    def send_scores(self, batch: ExportBatch, redactor: Redactor) -> None:
+        """See `Destination`."""
+        scores = scores_of(batch, redactor)
+        rejected: list[str] = []
+        for start in range(0, len(scores), SCORES):
+            some = scores[start : start + SCORES]
+            try:
+                reply = self._http.post(self._scores, json=some)
+            except (httpx.TransportError, RuntimeError) as error:
+                if isinstance(error, RuntimeError) and not self._http.is_closed:
+                    raise
+                raise NotSent(f"the scores: {type(error).__name__}: {error}") from error
+            if reply.status_code == 400:
+                raise Closed(
+                    f"it refuses a list of scores ({reply.text[:200]}): this needs Langfuse Cloud, "
+                    "or a server of version 4.59 or later"
+                )
+            _raise_for(reply.status_code, reply.text)
+            if reply.status_code == 207:
+                rejected += [str(one.get("message")) for one in reply.json().get("errors", ())]
+        if rejected:
+            raise Refused(f"{len(rejected)} of {len(scores)} scores: {rejected[0][:300]}")
+
+    def close(self) -> None:
+        """See `Destination`."""
+        super().close()
+        self._http.close()
 
 
 class _QuietThread(logging.Filter):

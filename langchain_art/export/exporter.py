@@ -20,8 +20,7 @@ from langchain_art.export.destinations import Destination, Where, destination
 from langchain_art.export.names import EXPORTED
 from langchain_art.export.records import ExportedRun, Labels
 from langchain_art.export.run_spans import recorded_spans, spans_of_turns
-from langchain_art.export.sender import ExportOutcome, Sender
-from langchain_art.export.spool import Spool
+from langchain_art.export.spool import ExportOutcome, Sender, Spool
 from langchain_art.tracing.run import Run
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
@@ -176,6 +175,13 @@ class Outbox:
                 self._writer.daemon = True
                 self._writer.start()
 
+    def _save(self) -> None:
+        with self._disk:  # `close` waits for the writing that is under way
+            with self._lock:
+                runs, self._waiting, self._writer = self._waiting, [], None
+            if runs:
+                self.save(f"{time.time_ns():020}.{uuid.uuid4().hex[:8]}", runs)
+
     def save(
         self,
         name: str,
@@ -186,21 +192,6 @@ class Outbox:
 
         A batch of the same name that was sent before is not sent again.
         """
-        self._write(name, runs, experiments)
-
-    def _save(self) -> None:
-        with self._disk:  # `close` waits for the writing that is under way
-            with self._lock:
-                runs, self._waiting, self._writer = self._waiting, [], None
-            if runs:
-                self._write(f"{time.time_ns():020}.{uuid.uuid4().hex[:8]}", runs, None)
-
-    def _write(
-        self,
-        name: str,
-        runs: Sequence[ExportedRun],
-        experiments: dict[str, dict[str, float]] | None,
-    ) -> None:
         try:
             self._spool.write(name, runs, experiments)
         except OSError as error:

@@ -11,9 +11,10 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from langchain_art._version import __version__
-from langchain_art.export import ids, names
+from langchain_art.export import ids
 from langchain_art.export.attributes import RunAttributes
 from langchain_art.export.records import ExportedRun, SpanRecord
+from langchain_art.export.scores import explained
 from langchain_art.wire import Trajectory
 from langchain_art.wire.redaction import Redactor
 
@@ -86,22 +87,15 @@ def _name(span: SpanRecord, run: Trajectory) -> str:
 
 
 def _evaluations(run: ExportedRun, redactor: Redactor) -> list[Event]:
-    trajectory = run.trajectory
-    values = dict(trajectory.scores)
-    if trajectory.reward is not None:
-        values[names.REWARD] = trajectory.reward
-    judged = trajectory.metadata.get("judged")
-    said: dict[str, Any] = judged if isinstance(judged, dict) else {}
     found: list[Event] = []
-    for name, value in values.items():
+    for name, (value, why) in explained(run.trajectory, redactor).items():
         told: dict[str, Any] = {
             "gen_ai.evaluation.name": name,
             "gen_ai.evaluation.score.value": value,
         }
-        if why := said.get(name):
-            told["gen_ai.evaluation.explanation"] = redactor.text(str(why))
-        at = _nanoseconds(run.ended_at)
-        found.append(Event("gen_ai.evaluation.result", told, at))
+        if why is not None:
+            told["gen_ai.evaluation.explanation"] = why
+        found.append(Event("gen_ai.evaluation.result", told, _nanoseconds(run.ended_at)))
     return found
 
 

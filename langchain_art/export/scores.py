@@ -8,6 +8,7 @@ from typing import Any
 from langchain_art.export import ids, names
 from langchain_art.export.attributes import iso
 from langchain_art.export.records import ExportBatch, ExportedRun
+from langchain_art.wire import Trajectory
 from langchain_art.wire.redaction import Redactor
 
 TRAINED = "trained_tokens"
@@ -31,22 +32,29 @@ def scores_of(batch: ExportBatch, redactor: Redactor) -> list[dict[str, Any]]:
     return found
 
 
+def explained(run: Trajectory, redactor: Redactor) -> dict[str, tuple[float, str | None]]:
+    """A run's scores and its reward by name, each with its judge's explanation, if there is one."""
+    values = dict(run.scores)
+    if run.reward is not None:
+        values[names.REWARD] = run.reward
+    judged = run.metadata.get(_JUDGED)
+    said: dict[str, Any] = judged if isinstance(judged, dict) else {}
+    return {
+        name: (value, redactor.text(str(why)) if (why := said.get(name)) else None)
+        for name, value in values.items()
+    }
+
+
 def _of_run(run: ExportedRun, redactor: Redactor) -> Iterator[dict[str, Any]]:
     trajectory, at = run.trajectory, run.ended_at
     trace = ids.trace_id(trajectory.id)
-    values = dict(trajectory.scores)
-    if trajectory.reward is not None:
-        values[names.REWARD] = trajectory.reward
+    said = explained(trajectory, redactor)
     if run.trained_tokens is not None:
-        values[TRAINED] = float(run.trained_tokens)
-    judged = trajectory.metadata.get(_JUDGED)
-    said = judged if isinstance(judged, dict) else {}
+        said[TRAINED] = float(run.trained_tokens), None
     subject = {"traceId": trace, "environment": run.labels.environment}
-    for name, value in values.items():
-        score = _score(trace, name, value, at) | subject
-        if why := said.get(name):
-            score["comment"] = redactor.text(str(why))
-        yield score
+    for name, (value, why) in said.items():
+        comment = {} if why is None else {"comment": why}
+        yield _score(trace, name, value, at) | subject | comment
     for index, turn in enumerate(trajectory.turns):
         if turn.reward is not None:
             observation = ids.turn_observation_id(trajectory.id, turn, index)

@@ -24,6 +24,12 @@ def decoded(value: Any) -> Any:
         return value
 
 
+def text_in(value: Any) -> str | None:
+    """A text of metadata that is not empty, which may have come back as JSON; else None."""
+    found = decoded(value)
+    return found if isinstance(found, str) and found else None
+
+
 def message_of(stored: Mapping[str, Any]) -> Message:
     """A message in OpenAI's shape.
 

@@ -65,7 +65,6 @@ def queue_runs(
     policy: str | None = None,
     name: str = HUMAN_REWARD,
     queue: str = QUEUE,
-    api: LangfuseAPI | None = None,
 ) -> Pushed:
     """Put runs into an annotation queue, which asks people for a score.
 
@@ -81,7 +80,6 @@ def queue_runs(
         policy: only runs with a call of this policy.
         name: of the score that people are asked for.
         queue: the queue's name.
-        api: Langfuse's; None: as the environment says.
 
     Raises:
         ConfigError: the queue of this name asks for other scores; see also `connect`.
@@ -89,7 +87,7 @@ def queue_runs(
     """
     if count < 1:
         raise ConfigError(f"got {count=}, expected at least 1")
-    api = api or connect()
+    api = connect()
     left_out: Counter[str] = Counter()
     stored = client.trajectories(AMONG)
     runs = [*stored, *_production(api, {trace_id(run.id) for run in stored})]

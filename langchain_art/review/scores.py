@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_art.errors import ConfigError
 from langchain_art.export.langfuse_api import is_prefilled
 from langchain_art.export.names import CALL, HUMAN_REWARD, REWARD, TRAJECTORY
-from langchain_art.export.stored_messages import decoded, reply_of
+from langchain_art.export.stored_messages import reply_of, text_in
 from langchain_art.wire import ID, Review
 from langchain_art.wire.identifiers import MAX_REWARD
 
@@ -84,8 +84,8 @@ def traces_of(observations: Iterable[ObservationV2]) -> dict[str, Trace]:
         if one.trace_id is None:
             continue
         trace, metadata = found.setdefault(one.trace_id, Trace()), one.metadata or {}
-        trace.run = trace.run or _id(metadata.get(TRAJECTORY))
-        if call := _id(metadata.get(CALL)):
+        trace.run = trace.run or text_in(metadata.get(TRAJECTORY))
+        if call := text_in(metadata.get(CALL)):
             trace.calls[one.id] = call
         if one.is_root_observation:
             trace.roots.add(one.id)
@@ -177,12 +177,6 @@ def _value(score: ScoreV3, values: Mapping[str, float]) -> float:
     if not math.isfinite(value) or abs(value) > MAX_REWARD:
         raise LeftOut("out_of_range")
     return value
-
-
-def _id(value: Any) -> str | None:
-    """An id of metadata, which may have come back as JSON."""
-    found = decoded(value)
-    return found if isinstance(found, str) and found else None
 
 
 def _digest(text: str) -> str:

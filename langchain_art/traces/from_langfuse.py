@@ -15,7 +15,7 @@ from langchain_art.export.names import (
     SCENARIO,
     TRAJECTORY,
 )
-from langchain_art.export.stored_messages import decoded, prompt_of, reply_of
+from langchain_art.export.stored_messages import decoded, prompt_of, reply_of, text_in
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ def read_langfuse(
     environment: str | None = None,
     name: str = HUMAN_REWARD,
     limit: int = 1000,
-    api: LangfuseAPI | None = None,
 ) -> Read:
     """The newest traces of a project, with the scores that people gave them.
 
@@ -41,12 +40,11 @@ def read_langfuse(
         environment: only of this one: ``production``.
         name: of the score; numbers and booleans count, of a trace or its root.
         limit: the most traces.
-        api: Langfuse's; None: as the environment says.
 
     Raises:
         ConfigError, ServerUnreachable: as `langfuse_api.connect` and ``in_words``.
     """
-    api = api or connect()
+    api = connect()
     begun = [one.trace_id for one in roots(api, since, environment, limit) if one.trace_id]
     return read_traces(api, begun, values(api, name, since))
 
@@ -91,8 +89,8 @@ def trace_of(
         input=decoded(root.input),
         output=decoded(root.output),
         calls=calls,
-        run=_text(known.get(TRAJECTORY)),
-        scenario=_text(known.get(SCENARIO)),
+        run=text_in(known.get(TRAJECTORY)),
+        scenario=text_in(known.get(SCENARIO)),
         score=score_of(given),
         failed=str(root.level) == "ERROR",
     )
@@ -125,13 +123,8 @@ def _call(one: ObservationV2) -> StoredCall:
         messages=messages,
         tools=tools,
         reply=reply,
-        call_id=_text(metadata.get(CALL)),
+        call_id=text_in(metadata.get(CALL)),
         model=one.model,
-        node=_text(metadata.get("langgraph_node")) or one.name,
-        excluded_because=why if (why := _text(metadata.get(EXCLUDED))) in DISCARDED else None,
+        node=text_in(metadata.get("langgraph_node")) or one.name,
+        excluded_because=why if (why := text_in(metadata.get(EXCLUDED))) in DISCARDED else None,
     )
-
-
-def _text(value: Any) -> str | None:
-    found = decoded(value)
-    return found if isinstance(found, str) and found else None

@@ -31,7 +31,6 @@ class WandbTracker:
         mode: ``online``, ``offline``, or ``disabled``. None: ``WANDB_MODE``; without it ``online``
             if there is a key, else ``offline``. An online run that cannot be begun within 30 s is
             an offline one, and says so.
-        entity: the team or user. None: ``WANDB_ENTITY``, or the key's default.
 
     Raises:
         ConfigError: no such mode.
@@ -40,15 +39,12 @@ class WandbTracker:
     name = "wandb"
     settles = 2 * _FLUSH
 
-    def __init__(
-        self, project: str | None = None, *, mode: str | None = None, entity: str | None = None
-    ) -> None:
+    def __init__(self, project: str | None = None, *, mode: str | None = None) -> None:
         chosen = mode or os.environ.get("WANDB_MODE") or None
         if chosen is not None and chosen not in MODES:
             raise ConfigError(f"got the W&B mode {chosen!r}, expected one of {', '.join(MODES)}")
         self._mode = chosen
         self._project = project or os.environ.get("WANDB_PROJECT") or "langchain-art"
-        self._entity = entity
         self._run: Any = None
         self._fallen_back = ""
 
@@ -87,7 +83,6 @@ class WandbTracker:
         )
         return wandb.init(
             project=self._project,
-            entity=self._entity,
             id=run_id,
             name=fit.name,
             config=dict(fit.config),

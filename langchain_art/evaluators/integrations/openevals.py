@@ -32,7 +32,7 @@ _FIELDS = {
 }
 
 
-def create_ruler(
+def create_async_ruler(
     *,
     prompt: str = DEFAULT_RUBRIC,
     feedback_key: str = "ruler",
@@ -43,8 +43,10 @@ def create_ruler(
     choices: Sequence[float] | None = None,
     use_reasoning: bool = True,
     **options: Any,
-) -> Callable[..., Results]:
-    """RULER as an openevals evaluator, with the parameters of ``create_llm_as_judge``.
+) -> Callable[..., Coroutine[Any, Any, Results]]:
+    """RULER as an asynchronous openevals evaluator, with ``create_llm_as_judge``'s parameters.
+
+    `create_ruler` takes the same and gives a synchronous one.
 
     Example::
 
@@ -68,34 +70,6 @@ def create_ruler(
     Raises:
         ConfigError: both or neither of `judge` and `model`, or options that make no sense.
     """
-    return _synchronous(
-        create_async_ruler(
-            prompt=prompt,
-            feedback_key=feedback_key,
-            judge=judge,
-            model=model,
-            system=system,
-            continuous=continuous,
-            choices=choices,
-            use_reasoning=use_reasoning,
-            **options,
-        )
-    )
-
-
-def create_async_ruler(
-    *,
-    prompt: str = DEFAULT_RUBRIC,
-    feedback_key: str = "ruler",
-    judge: Runnable[Any, Any] | None = None,
-    model: str | None = None,
-    system: str | None = None,
-    continuous: bool = True,
-    choices: Sequence[float] | None = None,
-    use_reasoning: bool = True,
-    **options: Any,
-) -> Callable[..., Coroutine[Any, Any, Results]]:
-    """Asynchronous `create_ruler`."""
     asked = judge if judge is not None else model
     if asked is None or (judge is not None and model is not None):
         raise ConfigError(
@@ -130,6 +104,11 @@ def create_async_ruler(
         return [shaped(one) for one in found] if isinstance(found, list) else shaped(found)
 
     return evaluate_as_asked
+
+
+def create_ruler(**options: Any) -> Callable[..., Results]:
+    """Synchronous `create_async_ruler`, with its parameters."""
+    return _synchronous(create_async_ruler(**options))
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:

@@ -27,9 +27,8 @@ from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.evaluators.ruler import prompt
 from langchain_art.evaluators.ruler.judge_calls import retry_after
 from langchain_art.evaluators.ruler.judge_model import Judge, JudgeModel, Spent, spent_on
-from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC, Case, Names
+from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC, LEAST, Case, Names
 from langchain_art.evaluators.ruler.reply_parser import UnusableReply, read
-from langchain_art.evaluators.ruler.truncate import LEAST
 from langchain_art.evaluators.transcript import (
     compact,
     has_several_nodes,
@@ -70,7 +69,7 @@ class RulerEvaluator(GroupEvaluator):
         rubric: the standards, in words.
         key: the score's name.
         passes: questions per group, whose scores are averaged: 1, or an even number, each pair an
-            order and its reverse, which cancels a position bias. In `benchmarks/judge.py`, 2 more
+            order and its reverse, which cancels a position bias. With a simulated judge, 2 more
             than halve the rank error under a bias, and 4 reduce it to about a third.
         context: gives the task's description in addition to the runs' prompts; None: nothing. By
             default the whole scenario: pass a function to hide fields from the judge.

@@ -88,7 +88,7 @@ class JudgeCalls:
 
 
 def calls_of(identity: str) -> JudgeCalls:
-    """The calls of the model of this `judge_identity.identity`, whoever asks it."""
+    """The calls of the model of this `judge_model.identity`, whoever asks it."""
     return _calls_of(identity, os.getpid())
 
 

@@ -18,8 +18,7 @@ import ray
 
 from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
-from langchain_art.ray.cluster import connect
-from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors
+from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors, connect
 from langchain_art.ray.worker_pool import worker_pool
 from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from langchain_art.analytics.error_patterns import error_patterns, normalised
+from langchain_art.analytics.analysis import error_patterns, normalised
 from langchain_art.wire import Trajectory, Turn
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art.export import sender as sender_module
+from langchain_art.export import spool as spool_module
 from langchain_art.export.destinations import Closed, NotSent, Refused
 from langchain_art.export.records import ExportBatch
-from langchain_art.export.sender import Sender
-from langchain_art.export.spool import RUNS, Spool
+from langchain_art.export.spool import RUNS, Sender, Spool
 from langchain_art.wire.redaction import Redactor
 from tests.unit_tests.langchain_art.export.examples import exported
 
@@ -128,7 +127,7 @@ def test_a_thread_does_not_send_again_what_was_refused(spool: Spool) -> None:
 
 
 def test_a_thread_tries_again_and_warns_once(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_module, "_PAUSE", 0.01)
+    monkeypatch.setattr(spool_module, "_PAUSE", 0.01)
     said: list[str] = []
     wire = Wire(NotSent("one"), NotSent("two"))
     sender = Sender(spool, wire, said.append)

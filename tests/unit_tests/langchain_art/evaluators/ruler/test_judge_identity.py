@@ -12,7 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
 from langchain_art import ChatART, RulerEvaluator
-from langchain_art.evaluators.ruler.judge_identity import identity
+from langchain_art.evaluators.ruler.judge_model import identity
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.literal_judge import ScriptedJudge
 from tests.support.live_server import REPO
@@ -23,7 +23,7 @@ PROGRAM = """
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 from langchain_art import ChatART
-from langchain_art.evaluators.ruler.judge_identity import identity
+from langchain_art.evaluators.ruler.judge_model import identity
 
 limit = 3
 def parse(message):

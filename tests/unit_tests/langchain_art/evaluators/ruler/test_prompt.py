@@ -14,8 +14,15 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_art import RulerEvaluator, capture
 from langchain_art.errors import JudgeError
-from langchain_art.evaluators.ruler.deduplicate import DeduplicatedRuns, deduplicate
-from langchain_art.evaluators.ruler.truncate import Caps, fitting, shortened, tokens, words
+from langchain_art.evaluators.ruler.prompt import (
+    Caps,
+    DeduplicatedRuns,
+    deduplicate,
+    fitting,
+    shortened,
+    tokens,
+    words,
+)
 from langchain_art.evaluators.transcript import Block, text_of, tool_line, transcript
 from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
 from tests.support.judges.groups import group, run, says, tool
