@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, TypeAlias, cast
+from typing import Any, ParamSpec, TypeAlias, cast
 
 from langchain_core.runnables import Runnable
 
@@ -20,6 +20,7 @@ from langchain_art.evaluators.ruler.evaluator import RulerEvaluator
 from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC
 from langchain_art.evaluators.scoring import Evaluator
 
+P = ParamSpec("P")
 Result: TypeAlias = "dict[str, Any]"
 """``openevals.types.EvaluatorResult``; the score is None if the run could not be scored."""
 Results: TypeAlias = "Result | list[Result]"
@@ -106,9 +107,18 @@ def create_async_ruler(
     return evaluate_as_asked
 
 
-def create_ruler(**options: Any) -> Callable[..., Results]:
-    """Synchronous `create_async_ruler`, with its parameters."""
-    return _synchronous(create_async_ruler(**options))
+def _made_synchronous(
+    create: Callable[P, Callable[..., Coroutine[Any, Any, Results]]],
+) -> Callable[P, Callable[..., Results]]:
+    @wraps(create)
+    def created(*args: P.args, **options: P.kwargs) -> Callable[..., Results]:
+        return _synchronous(create(*args, **options))
+
+    return created
+
+
+create_ruler = _made_synchronous(create_async_ruler)
+"""Synchronous `create_async_ruler`, with its parameters."""
 
 
 def openevals_evaluator(evaluator: Evaluator) -> Callable[..., Results]:
