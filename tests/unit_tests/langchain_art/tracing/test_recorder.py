@@ -27,7 +27,6 @@ from langgraph.errors import GraphRecursionError
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from packaging.version import Version
-from pydantic import Field
 
 from langchain_art import CaptureHandler, capture
 from langchain_art.tracing.run import Run
@@ -384,12 +383,10 @@ class Sampled(FakeListChatModel):
 
 
 class Wrapper(BaseChatModel):
-    """Asks another model, `times` times, and passes on what it said last."""
+    """Asks another model and passes on what it said."""
 
     inner: BaseChatModel
     how: str = "plain"
-    times: int = 1
-    fails: list[bool] = Field(default_factory=list)
 
     @property
     def _llm_type(self) -> str:
@@ -400,10 +397,7 @@ class Wrapper(BaseChatModel):
     ) -> ChatResult:
         told: Any = {"callbacks": run_manager.handlers} if self.how == "callbacks" else None
         asked = (RunnableLambda(list) | self.inner) if self.how == "chain" else self.inner
-        replies = [asked.invoke(messages, told) for _ in range(self.times)]
-        if self.fails and self.fails.pop():
-            raise ValueError("not good enough")
-        reply = AIMessage(replies[-1].text) if self.how == "anew" else replies[-1]
+        reply = asked.invoke(messages, told)
         return ChatResult(generations=[ChatGeneration(message=reply)])
 
 
@@ -444,26 +438,6 @@ async def test_a_model_that_awaits_another_is_one_call() -> None:
         await asyncio.gather(model.ainvoke("hi"), model.ainvoke("hi"), model.inner.ainvoke("hi"))
         await model.agenerate([[HumanMessage("a")], [HumanMessage("b")]])
     assert told(run) == [("one", None)] * 5
-
-
-@pytest.mark.parametrize("how", ["plain", "callbacks", "chain", "anew"])
-def test_what_a_model_said_to_one_that_then_failed_does_not_count(how: str) -> None:
-    model = Wrapper(inner=Sampled(responses=["bad", "good"]), how=how, fails=[False, True])
-    agent = model.with_retry(stop_after_attempt=2, wait_exponential_jitter=False)
-    with capture() as run:
-        line(a=lambda state: {"messages": [agent.invoke(state["messages"])]}).invoke(ASK)
-    inner = [turn for turn in run.turns if turn.call_id]
-    assert [(turn.reply["content"], turn.excluded_because) for turn in inner] == [
-        ("bad", "error"),
-        ("good", None),
-    ]
-
-
-def test_a_model_that_asks_another_until_it_is_good_enough() -> None:
-    model = Wrapper(inner=Sampled(responses=["one", "two", "three"]), times=3)
-    with capture() as run:
-        line(a=lambda state: {"messages": [model.invoke(state["messages"])]}).invoke(ASK)
-    assert told(run) == [("one", "unchosen"), ("two", "unchosen"), ("three", None)]
 
 
 def test_a_reply_from_a_cache_is_no_second_call() -> None:
