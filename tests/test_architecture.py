@@ -38,9 +38,16 @@ def sources(*roots: Path) -> list[Path]:
     return found
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All that a module's source is made of."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imported(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -141,7 +148,7 @@ IMPORTS_BY_NAME = {
 @cache
 def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
     """The calls of a module, each with its function as it is written."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
     return [(dotted(one.func), one) for one in calls]
 
 
@@ -228,8 +235,9 @@ def test_no_module_is_a_splinter_of_its_only_importer() -> None:
     }
     importers = Counter[str]()
     for path in modules.values():
-        tree = ast.walk(ast.parse(path.read_text()))
-        froms = [node for node in tree if isinstance(node, ast.ImportFrom) and node.module]
+        froms = [
+            node for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.module
+        ]
         names = {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
         importers.update((imported(path) | names) & modules.keys())
     short = {

@@ -39,6 +39,8 @@ RUNS = group(
     run("a", says("GOOD")), run("b", says("BAD")), run("c", says("neither")), question="When?"
 )
 RIGHT = {"a": 0.9, "b": 0.1, "c": 0.1}
+#: Copies of this process, which need not import anything.
+FORK = multiprocessing.get_context("fork")
 
 
 def rewards(judged: TrajectoryGroup) -> dict[str, float | None]:
@@ -315,7 +317,7 @@ def judge_all(path: Path) -> list[float | None]:
 
 def test_processes_and_threads_share_a_cache(tmp_path: Path) -> None:
     path = tmp_path / "judge.sqlite"
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with FORK.Pool(2) as pool:
         assert pool.map(judge_all, [path] * 4) == [[0.9] * 20] * 4
 
 
@@ -326,9 +328,8 @@ def make_together(path: Path, together: Barrier) -> None:
 
 
 def test_processes_make_one_cache_at_once(tmp_path: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    arguments = (tmp_path, spawn.Barrier(4))
-    makers = [spawn.Process(target=make_together, args=arguments) for _ in range(4)]
+    arguments = (tmp_path, FORK.Barrier(4))
+    makers = [FORK.Process(target=make_together, args=arguments) for _ in range(4)]
     for maker in makers:
         maker.start()
     for maker in makers:
