@@ -367,18 +367,6 @@ def chunked(kind: str, *pieces: bytes) -> Callable[[Callable[[bytes], None]], bo
     return play
 
 
-def split_inside_of(content: bytes, character: str) -> tuple[bytes, bytes]:
-    middle = content.index(character.encode()) + 1
-    return content[:middle], content[middle:]
-
-
-def test_a_reply_in_pieces(server: RawServer, ask: Ask) -> None:
-    said = json.loads(json.dumps(COMPLETION).replace("yes", "é😀"))
-    content = json.dumps(said, ensure_ascii=False).encode()
-    server.answers = [chunked("application/json", *split_inside_of(content, "😀"))]
-    assert ask(model_of(server)).text == "é😀"
-
-
 # ---- streams
 
 

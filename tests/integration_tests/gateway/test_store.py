@@ -38,7 +38,6 @@ from langchain_art.wire import (
     TrainRequest,
     TrainResult,
     Trajectory,
-    Turn,
 )
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.storage.deletions import MAX_PINNED
@@ -339,47 +338,6 @@ async def test_each_call_is_trained_once_unless_a_job_asks_for_another_pass(stor
     marks = {"c-1": {"job-1"}, "c-2": {"job-1", "job-3"}, "c-3": {"job-3"}}
     assert await store.jobs.trained_calls(marks, "p") == marks
     assert (await store.trajectory("t-1")).trained_by == {"p": "job-3"}
-
-
-def turns(count: int) -> tuple[Turn, ...]:
-    return tuple(Turn(call_id=f"c-{index}") for index in range(count))
-
-
-async def test_late_calls_join_until_a_job_has_the_run(store: Store) -> None:
-    async def put(count: int, reward: float = 1.0) -> Trajectory:
-        assembled = Trajectory(id="t-1", turns=turns(count))
-        return await store.set_reward("t-1", Reward(reward=reward), assembled)
-
-    assert len((await put(1, 0.0)).turns) == 1
-    assert len((await put(3)).turns) == 3
-    assert len((await put(2)).turns) == 3  # an older look at the calls takes none away
-    stored = await store.trajectory("t-1")
-    assert stored.assembled and (stored.trajectory.reward, len(stored.trajectory.turns)) == (1.0, 3)
-    request = TrainRequest(policy="p", groups=(("t-0",), ("t-1",)))
-    await store.jobs.add("job-1", "k-1", request, [], 9)
-    with pytest.raises(Conflict, match=r"1 calls .* after its 3 calls .* job-1, which has not"):
-        await put(4)
-    await store.jobs.finish("job-1", None, None)  # it trained nothing
-    assert len((await put(4)).turns) == 4
-    await trained(store, "t-1", "p", "job-2")
-    with pytest.raises(Conflict, match="job job-2 of policy 'p'"):
-        await put(5)
-    assert len((await put(4)).turns) == 4
-
-
-async def test_a_run_that_was_sent_is_not_assembled_anew(store: Store) -> None:
-    await store.add_trajectories([Trajectory(id="t-1", turns=turns(1))])
-    again = await store.set_reward("t-1", Reward(reward=1.0), Trajectory(id="t-1", turns=turns(2)))
-    assert len(again.turns) == 1 and not (await store.trajectory("t-1")).assembled
-
-
-async def test_a_key_names_one_job(store: Store) -> None:
-    request = TrainRequest(policy="p", groups=(("a", "b"),))
-    first = await store.jobs.add("job-1", "key", request, [], 9)
-    again = await store.jobs.add("job-2", "key", request, [], 9)
-    assert again.id == first.id == "job-1"
-    with pytest.raises(Conflict, match="key"):
-        await store.jobs.add("job-3", "key", TrainRequest(policy="p", groups=(("a",),)), [], 9)
 
 
 async def test_ending_a_job_is_one_transaction(store: Store) -> None:
