@@ -39,7 +39,7 @@ from tests.support.langfuse_server.spans import Span
 from tests.support.live_server import LiveServer
 from tests.support.mails import mails_of
 
-DAYS, SCENARIOS, SIZE, HELD_OUT = 4, 16, 8, 200
+DAYS, SCENARIOS, SIZE, HELD_OUT = 3, 16, 8, 200
 
 
 class Loop:
