@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
         ErrorPattern as ErrorPattern,
         VersionFigures as VersionFigures,
     )
-    from langchain_art.analytics.plots import analysis_plot as analysis_plot
+    from langchain_art.analytics.report import analysis_plot as analysis_plot
     from langchain_art.statistics.intervals import Comparison as Comparison
     from langchain_art.statistics.costs import NodeFigures as NodeFigures
 else:  # a type checker takes the names imported above `as` themselves

@@ -11,12 +11,10 @@ from typing import Literal
 from langchain_art.analytics.figures import ActionFigures, Analysis, ErrorPattern, VersionFigures
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.transcript import text_of, tool_calls
-from langchain_art.statistics.comparison import Comparison, Rewards, compare_rewards
 from langchain_art.statistics.costs import busy_seconds, in_order, known_sum, node_figures, prices
-from langchain_art.statistics.intervals import wilson
+from langchain_art.statistics.intervals import Comparison, Rewards, compare_rewards, wilson
 from langchain_art.training.records import summarize, tokens
 from langchain_art.wire import Message, Trajectory, Turn
-from langchain_art.wire.calls import label
 from langchain_art.wire.redaction import redact
 from langchain_art.wire.trajectories import EVALUATION
 
@@ -215,7 +213,7 @@ def _errors(run: Trajectory) -> Iterator[tuple[Literal["run", "call", "tool"], s
     answered: set[str] = set()
     for turn in run.turns:
         if turn.error:
-            yield "call", label(turn), turn.error
+            yield "call", turn.label, turn.error
         for message in turn.messages:  # a prompt that is no continuation repeats earlier results
             tools |= _called(message)
             called = str(message.get("tool_call_id") or "")

@@ -198,8 +198,8 @@ def tune(
         --rates 1e-5,3e-5,1e-4 --held-out held_out.jsonl
     """
     from langchain_art.cli.load_rollout import load_scenarios, rollout_of
-    from langchain_art.training.experiments.tune import tune_table
     from langchain_art.training.trainer import Trainer
+    from langchain_art.training.tune import tune_table
 
     chosen = None if rates is None else _numbers(rates)
     loaded = rollout_of(rollout, policy, base_url, root)

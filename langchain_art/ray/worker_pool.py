@@ -20,8 +20,8 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
 from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors, connect
-from langchain_art.rollout.names import load
 from langchain_art.rollout.runner import Rollout, StopsAll
+from langchain_art.rollout.scenarios import load
 from langchain_art.rollout.worker import LeaseWorker
 
 log = logging.getLogger(__name__)

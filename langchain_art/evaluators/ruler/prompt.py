@@ -20,7 +20,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from langchain_art.errors import JudgeError
 from langchain_art.evaluators.transcript import Block
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 
 _PIECE = 160
 _TAG_TOKENS = 5  # around a text

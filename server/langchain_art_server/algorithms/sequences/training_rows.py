@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 
 #: A logprob may be this far above 0: rounding of a sampler's log-softmax.
 LOGPROB_SLACK = 1e-6

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from langchain_art.wire.prefixes import common_prefix_length
+from langchain_art.wire.turn_links import common_prefix_length
 from langchain_art_server.backends.embedded.kv_cache import Layout, SlotCache
 from langchain_art_server.backends.embedded.token_sampler import SequenceState
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_art.errors import EngineUnavailable
-from langchain_art.ray import cluster
+from langchain_art.ray import placed_actors
 from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc.child_process import (
@@ -166,7 +166,7 @@ def ray_samplers(settings: Settings) -> list[ProcessSampler]:
         ConfigError: the cluster cannot be joined.
     """
     assert settings.ray is not None
-    cluster.connect(settings.ray.address)
+    placed_actors.connect(settings.ray.address)
     chosen, needs = settings.sampler, replica_needs(settings)
     own = {"replicas": 1}
     if chosen.kind == "vllm" and settings.device != "cpu" and chosen.gpu_memory is None:
