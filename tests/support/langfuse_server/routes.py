@@ -14,9 +14,11 @@ from langfuse.api import (
     CreateScoreBatchResponse,
     CreateScoreBatchResults,
     GetScoresV3Response,
+    Model,
     ObservationsV2Response,
     PaginatedAnnotationQueueItems,
     PaginatedAnnotationQueues,
+    Projects,
     ScoreConfig,
     ScoreConfigs,
 )
@@ -116,6 +118,19 @@ def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str
     return 202, {"message": "Score deletion request submitted successfully"}
 
 
+def _delete_trace(server: LangfuseServer, query: Query, body: Any, trace_id: str) -> Answer:
+    # As for a score. The items of annotation queues stay, and lead nowhere.
+    with server.lock:
+        server.spans = [one for one in server.spans if one.trace_id != trace_id]
+        server.delete([one.id for one in server.scores.values() if one.trace_id == trace_id])
+    return 200, {"message": "Trace deletion request submitted successfully"}
+
+
+def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
+    one = {"id": PROJECT, "name": "art", "organization": {"id": "o", "name": "o"}, "metadata": {}}
+    return 200, _made(Projects, {"data": [one]})
+
+
 def _health(server: LangfuseServer, query: Query, body: Any) -> Answer:
     return 200, {"version": server.version, "status": "OK"}
 
@@ -142,6 +157,23 @@ def _make_config(server: LangfuseServer, query: Query, body: Any) -> Answer:
 
 def _get_configs(server: LangfuseServer, query: Query, body: Any) -> Answer:
     return _numbered(ScoreConfigs, list(server.configs.values()), query)
+
+
+def _make_model(server: LangfuseServer, query: Query, body: Any) -> Answer:
+    re.compile(body["matchPattern"])
+    if any(one["modelName"] == body["modelName"] for one in server.models):
+        return 400, {"message": f"Model name '{body['modelName']}' already exists in project"}
+    model = {
+        "id": uuid.uuid4().hex,
+        **body,
+        "tokenizerConfig": None,
+        "isLangfuseManaged": False,
+        "createdAt": _now()["createdAt"],
+        "prices": {side: {"price": body[f"{side}Price"]} for side in ("input", "output")},
+        "pricingTiers": [],
+    }
+    server.models.append(model)
+    return 200, _made(Model, model)
 
 
 def _make_queue(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -176,6 +208,17 @@ def _get_items(server: LangfuseServer, query: Query, body: Any, queue_id: str) -
     return _numbered(PaginatedAnnotationQueueItems, items, query)
 
 
+def _change_item(
+    server: LangfuseServer, query: Query, body: Any, queue_id: str, item_id: str
+) -> Answer:
+    if server.items.get(item_id, {}).get("queueId") != queue_id:
+        return 404, {"message": "Annotation queue item not found"}
+    done = _now()["updatedAt"]
+    changed = {**server.items[item_id], **body, "updatedAt": done, "completedAt": done}
+    server.items[item_id] = changed
+    return 200, _made(AnnotationQueueItem, changed)
+
+
 def _numbered(model: type[BaseModel], rows: list[dict[str, Any]], query: Query) -> Answer:
     """A page of the lists that have numbered pages."""
     limit, number = int(query.get("limit", ["50"])[0]), int(query.get("page", ["1"])[0])
@@ -207,12 +250,16 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("POST", "/api/public/scores", _post_scores),
     ("GET", "/api/public/v3/scores", _get_scores),
     ("DELETE", "/api/public/scores/([^/]+)", _delete_score),
+    ("DELETE", "/api/public/traces/([^/]+)", _delete_trace),
     ("GET", "/api/public/v2/observations", _get_observations),
+    ("GET", "/api/public/projects", _projects),
     ("GET", "/api/public/health", _health),
     ("POST", "/api/public/score-configs", _make_config),
     ("GET", "/api/public/score-configs", _get_configs),
+    ("POST", "/api/public/models", _make_model),
     ("POST", _QUEUE, _make_queue),
     ("GET", _QUEUE, _get_queues),
     ("POST", f"{_QUEUE}/([^/]+)/items", _make_item),
     ("GET", f"{_QUEUE}/([^/]+)/items", _get_items),
+    ("PATCH", f"{_QUEUE}/([^/]+)/items/([^/]+)", _change_item),
 ]

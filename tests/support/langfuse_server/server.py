@@ -60,10 +60,13 @@ class LangfuseServer:
         """As they were received; a span that was sent twice is here twice."""
         self.scores: dict[str, Score] = {}
         self.configs: dict[str, dict[str, Any]] = {}
+        self.models: list[dict[str, Any]] = []
         self.queues: dict[str, dict[str, Any]] = {}
         self.items: dict[str, dict[str, Any]] = {}
         self.visible_after = 0.0
         """Seconds from a row's arrival until the lists have it."""
+        self.deleted_after = 0.0
+        """Seconds from the deletion of a score until the lists have it no more."""
         self.refuses: Callable[[Score], str | None] = lambda _: None
         """Why a score is refused (status 207); None: it is kept."""
         self.slow = 5.0
@@ -171,7 +174,13 @@ class LangfuseServer:
         """Delete scores by their ids, as the interface and the API do; unknown ones are nothing."""
         with self.lock:
             for id_ in scores:
-                self.scores.pop(id_, None)
+                if id_ in self.scores:
+                    self.scores[id_].deleted = time.time()
+            self._drop_deleted()
+
+    def _drop_deleted(self) -> None:
+        for id_ in [one.id for one in self.scores.values() if one.is_gone(self.deleted_after)]:
+            del self.scores[id_]
 
     def keep(self, score: Score) -> None:
         """Keep a score; one of the same id is replaced.
@@ -195,6 +204,7 @@ class LangfuseServer:
         """The scores that the lists have by now."""
         now = time.time()
         with self.lock:
+            self._drop_deleted()
             found = self.scores.values()
             return [one for one in found if now - one.updated >= self.visible_after]
 
