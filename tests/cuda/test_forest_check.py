@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 
-from langchain_art_server.backends.peft.forest import support_check
+from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
     ForestPass,
@@ -38,7 +38,7 @@ def scorer_of(layers: int) -> Scorer:
     )
     base = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
     made = Scorer(base)
-    made.plain_head = support_check.has_plain_head(base)
+    made.plain_head = packer.has_plain_head(base)
     return made
 
 
@@ -87,11 +87,11 @@ def halves(module: Any, query: Any, key: Any, value: Any, mask: Any, **rest: Any
 
 def test_the_right_attention_passes_in_short_and_long_rows(scorer: Scorer) -> None:
     before = scorer.base.config._attn_implementation
-    for rows, budget in ((support_check.ROWS, 8), (support_check.LONG_ROWS, 320)):
-        assert support_check.difference(scorer, rows, budget) is None
+    for rows, budget in ((packer.ROWS, 8), (packer.LONG_ROWS, 320)):
+        assert packer.difference(scorer, rows, budget) is None
         assert scorer.base.config._attn_implementation == before
-    assert sum(map(len, support_check.LONG_ROWS)) > 2 * 256
-    assert support_check.use_forest(scorer) is None
+    assert sum(map(len, packer.LONG_ROWS)) > 2 * 256
+    assert packer.use_forest(scorer) is None
     assert scorer.base.config._attn_implementation == FOREST_ATTENTION
 
 
@@ -101,7 +101,7 @@ def test_the_right_attention_passes_in_short_and_long_rows(scorer: Scorer) -> No
 )
 def test_a_wrong_attention_is_refused(attention: Any, why: str, scorer: Scorer) -> None:
     AttentionInterface.register(FOREST_ATTENTION, attention)
-    found = support_check.use_forest(scorer)
+    found = packer.use_forest(scorer)
     assert found is not None and why in found
     assert scorer.base.config._attn_implementation == "sdpa"
 
@@ -109,12 +109,12 @@ def test_a_wrong_attention_is_refused(attention: Any, why: str, scorer: Scorer) 
 def test_rounding_of_many_layers_is_not_taken_for_a_wrong_attention() -> None:
     """On an H200, Qwen3-8B's shape (36 layers of width 4096) was 0.0658 away, and refused."""
     scorer = scorer_of(36)
-    assert support_check.gradient_bound(scorer.base) > 2 * 0.0658
-    assert support_check.use_forest(scorer) is None
+    assert packer.gradient_bound(scorer.base) > 2 * 0.0658
+    assert packer.use_forest(scorer) is None
     scorer.base.set_attn_implementation("sdpa")
     for attention, why in ((pretends, "logprobs differ"), (halves, "gradients")):
         AttentionInterface.register(FOREST_ATTENTION, attention)
-        assert why in str(support_check.use_forest(scorer))
+        assert why in str(packer.use_forest(scorer))
 
 
 def test_one_layer_of_another_attention_is_refused(scorer: Scorer) -> None:
@@ -122,28 +122,28 @@ def test_one_layer_of_another_attention_is_refused(scorer: Scorer) -> None:
         return (ignores if module.layer_idx == 1 else forest_attention)(module, *args, **options)
 
     AttentionInterface.register(FOREST_ATTENTION, only_some)
-    found = support_check.use_forest(scorer)
+    found = packer.use_forest(scorer)
     assert found is not None and "ran in 2 of 3 layers" in found
 
 
 def test_both_comparisons_are_made_one_after_the_other_as_on_a_gpu(
     scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(support_check, "BY_BLOCKS", {"cpu"})
+    monkeypatch.setattr(packer, "BY_BLOCKS", {"cpu"})
     compared: list[int] = []
-    difference = support_check.difference
+    difference = packer.difference
 
     def noted(scorer: Scorer, offsets: Any, budget: int) -> str | None:
         compared.append(budget)
         return difference(scorer, offsets, budget)
 
-    monkeypatch.setattr(support_check, "difference", noted)
-    assert support_check.use_forest(scorer) is None
+    monkeypatch.setattr(packer, "difference", noted)
+    assert packer.use_forest(scorer) is None
     assert compared == [8, 320]
 
 
 @pytest.mark.parametrize("attention", [pretends, halves])
 def test_rows_of_several_blocks_show_it_as_well(attention: Any, scorer: Scorer) -> None:
     AttentionInterface.register(FOREST_ATTENTION, attention)
-    found = support_check.difference(scorer, support_check.LONG_ROWS, budget=320)
+    found = packer.difference(scorer, packer.LONG_ROWS, budget=320)
     assert found is not None and "gradients differ" in found

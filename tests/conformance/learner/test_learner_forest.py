@@ -22,9 +22,9 @@ from langchain_art_server.backends.peft import logprob_scoring, packer
 from langchain_art_server.backends.peft.distributed.data_parallel import forest_groups
 from langchain_art_server.backends.peft.forest import attention_flex, packing
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
-from langchain_art_server.backends.peft.forest.support_check import use_forest
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Scorer
+from langchain_art_server.backends.peft.packer import use_forest
 from tests.support.learner_cases import (
     SHAPE,
     branching_rows,

@@ -17,9 +17,9 @@ from langchain_art_server.algorithms.sequences.token_sets import mask_of
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft.forest import attention_tiles
-from langchain_art_server.backends.peft.forest.support_check import has_plain_head
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.packer import has_plain_head
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
 from tests.support.learner_cases import (
     CONFIGS,

@@ -18,18 +18,18 @@ from torch import Tensor
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest.packing import OddAttentionError
-from langchain_art_server.backends.peft.forest.support_check import (
-    compared_rows,
-    excluded_by_config,
-    gap_of,
-)
 from langchain_art_server.backends.peft.logprob_scoring import (
     CountedTokens,
     Packing,
     PaddedRows,
     Scorer,
 )
-from langchain_art_server.backends.peft.packer import Packer
+from langchain_art_server.backends.peft.packer import (
+    Packer,
+    compared_rows,
+    excluded_by_config,
+    gap_of,
+)
 
 log = logging.getLogger(__name__)
 #: How much faster its makers call Unsloth's kernels than PEFT's. Not measured here.
