@@ -20,12 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from examples.codenames.agent import (
-    GUESSER_PROMPT,
-    SPYMASTER_PROMPT,
-    guesser_view,
-    spymaster_view,
-)
+from examples.codenames.agent import GUESSER_PROMPT, SPYMASTER_PROMPT, guesser_view, spymaster_view
 from examples.codenames.environment import LEVELS, Clue, Game, boards
 from examples.codenames.words import KIND_OF, KINDS
 from examples.support import tiny_model

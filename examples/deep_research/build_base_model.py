@@ -18,15 +18,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from examples.deep_research.agent import (
-    NOTHING,
-    PLAN,
-    READ,
-    WRITE,
-    Note,
-    documents,
-    findings,
-)
+from examples.deep_research.agent import NOTHING, PLAN, READ, WRITE, Note, documents, findings
 from examples.deep_research.environment import (
     RECORD,
     RUMOUR,

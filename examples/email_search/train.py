@@ -23,14 +23,7 @@ from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
 from examples.support.command import Given, train_command
 from examples.support.demo import Demo, Fit, Setup
-from langchain_art import (
-    ChatART,
-    FitResult,
-    LRSchedule,
-    RulerEvaluator,
-    Run,
-    capture,
-)
+from langchain_art import ChatART, FitResult, LRSchedule, RulerEvaluator, Run, capture
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-agent"

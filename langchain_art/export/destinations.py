@@ -89,10 +89,7 @@ class Destination:
     def __init__(self, endpoint: str | None = None, headers: dict[str, str] | None = None) -> None:
         try:
             import requests  # noqa: PLC0415 - optional, as the next
-            from opentelemetry.exporter.otlp.proto.http import (  # noqa: PLC0415
-                Compression,
-                trace_exporter,
-            )
+            from opentelemetry.exporter.otlp.proto.http import Compression, trace_exporter  # noqa: PLC0415
         except ImportError as error:
             raise ConfigError(
                 f"an export needs OpenTelemetry's exporter ({error}): "
@@ -218,9 +215,7 @@ class _QuietThread(logging.Filter):
 def _rejected(body: bytes) -> str | None:
     """Message of a backend on what it did not keep of a request that it took."""
     from google.protobuf.message import DecodeError  # noqa: PLC0415
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: PLC0415
-        ExportTraceServiceResponse,
-    )
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse  # noqa: PLC0415
 
     reply = ExportTraceServiceResponse()
     try:

@@ -7,14 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.export.langfuse_api import connect, observations, roots, values
-from langchain_art.export.names import (
-    CALL,
-    DISCARDED,
-    EXCLUDED,
-    HUMAN_REWARD,
-    SCENARIO,
-    TRAJECTORY,
-)
+from langchain_art.export.names import CALL, DISCARDED, EXCLUDED, HUMAN_REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of, text_in
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 

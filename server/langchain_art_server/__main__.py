@@ -28,11 +28,7 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.ray import require_ray
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
-from langchain_art_server.gateway.http_protocol import (
-    IDLE_SECONDS,
-    DeadlineHttp,
-    max_connections,
-)
+from langchain_art_server.gateway.http_protocol import IDLE_SECONDS, DeadlineHttp, max_connections
 from langchain_art_server.gateway.request_watch import DrainingServer
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes

@@ -21,15 +21,7 @@ from langchain_art_server.backends.models.adapter_files import (
     check_files,
 )
 from langchain_art_server.backups.commands import Scrub, back_up, databases_of, restore
-from tests.support.fleet_jobs import (
-    ended,
-    make_policy,
-    make_runs,
-    order,
-    routes_to,
-    said,
-    stopped,
-)
+from tests.support.fleet_jobs import ended, make_policy, make_runs, order, routes_to, said, stopped
 from tests.support.gateways import Gateway, Gateways
 from tests.support.hot_swap import train_once
 from tests.support.postgres import Postgres, programs

@@ -271,9 +271,7 @@ def _runnable(model: object, params: Mapping[str, Any] | None) -> Runnable[Any, 
         )
     try:
         # Heavy, and an optional dependency.
-        from langchain_litellm import (  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
-            ChatLiteLLM,
-        )
+        from langchain_litellm import ChatLiteLLM  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ConfigError(
             f"got the judge {model!r}, which litellm has to call, and it is not installed. "

@@ -22,13 +22,7 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, Operational
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.fleet import raise_above
-from langchain_art_server.storage.schema import (
-    connect,
-    own,
-    place_of,
-    prepare,
-    take_turn,
-)
+from langchain_art_server.storage.schema import connect, own, place_of, prepare, take_turn
 from langchain_art_server.storage.seals import insert
 from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 

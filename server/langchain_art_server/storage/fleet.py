@@ -27,13 +27,7 @@ from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire.training import OPEN_STATES
 from langchain_art_server.storage.queries import now_of
 from langchain_art_server.storage.seals import insert, intact, update
-from langchain_art_server.storage.tables import (
-    CALLS,
-    CALLS_BEGAN,
-    JOBS,
-    POLICY_LEASES,
-    CallRecord,
-)
+from langchain_art_server.storage.tables import CALLS, CALLS_BEGAN, JOBS, POLICY_LEASES, CallRecord
 
 if TYPE_CHECKING:
     from langchain_art_server.storage.database import Database

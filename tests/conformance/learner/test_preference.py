@@ -14,15 +14,7 @@ from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.sft_records import weigh_pairs
-from tests.support.learner_cases import (
-    FILES,
-    contents,
-    folder,
-    fresh,
-    quiet,
-    shake,
-    worst_error,
-)
+from tests.support.learner_cases import FILES, contents, folder, fresh, quiet, shake, worst_error
 from tests.support.preference_cases import OfCore, Pair, batch_of, make_pairs, naive_dpo, prefer
 
 BETA = 0.2

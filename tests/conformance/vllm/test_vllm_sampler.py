@@ -15,13 +15,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from langchain_art.errors import (
-    ArtError,
-    ConfigError,
-    InvalidRequest,
-    PromptTooLong,
-    UnknownModel,
-)
+from langchain_art.errors import ArtError, ConfigError, InvalidRequest, PromptTooLong, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.vllm.sampler import VllmSampler

@@ -16,13 +16,7 @@ from examples.codenames.environment import boards
 from examples.codenames.train import BASE_MODEL, DEMO, make_rollout
 from examples.codenames.words import KIND_OF
 from examples.support import tiny_model
-from tests.support.examples import (
-    HostedModel,
-    evaluation,
-    require_same_base,
-    server_of,
-    short_fit,
-)
+from tests.support.examples import HostedModel, evaluation, require_same_base, server_of, short_fit
 
 
 @pytest.mark.slow

@@ -12,13 +12,7 @@ from examples.support import tiny_model
 from examples.temporal_clue import build_base_model
 from examples.temporal_clue.environment import QUESTIONS, puzzles
 from examples.temporal_clue.train import BASE_MODEL, DEMO, make_rollout
-from tests.support.examples import (
-    HostedModel,
-    evaluation,
-    require_same_base,
-    server_of,
-    short_fit,
-)
+from tests.support.examples import HostedModel, evaluation, require_same_base, server_of, short_fit
 
 
 @pytest.mark.slow

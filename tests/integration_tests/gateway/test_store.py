@@ -16,13 +16,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art.errors import (
-    Conflict,
-    Damaged,
-    EngineUnavailable,
-    InvalidRequest,
-    NotFound,
-)
+from langchain_art.errors import Conflict, Damaged, EngineUnavailable, InvalidRequest, NotFound
 from langchain_art.wire import (
     AttemptOutcome,
     CallTags,

@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from examples.email_assistant.mailbox import (
-    ABOUT_EVENT,
-    Mailbox,
-    Scenario,
-    is_right,
-    scenarios,
-)
+from examples.email_assistant.mailbox import ABOUT_EVENT, Mailbox, Scenario, is_right, scenarios
 from examples.email_assistant.train import BASE_MODEL
 
 SEEDS = st.integers(0, 10**6)

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import ToolCall
 
-from examples.function_calling.leaderboard import (
-    Grade,
-    Question,
-    called,
-    grade,
-    solved,
-)
+from examples.function_calling.leaderboard import Grade, Question, called, grade, solved
 
 WEATHER: dict[str, Any] = {
     "name": "weather.get",

@@ -12,12 +12,7 @@ from mcp.shared.memory import create_connected_server_and_client_session
 
 from examples.mcp_server.build_base_model import call
 from examples.mcp_server.dataset import MEASURES, MONTHS, answer_of, build
-from examples.mcp_server.scripted_models import (
-    LISTED,
-    READ_PAGE,
-    ScriptedJudge,
-    ScriptedWriter,
-)
+from examples.mcp_server.scripted_models import LISTED, READ_PAGE, ScriptedJudge, ScriptedWriter
 from examples.mcp_server.server import build_server
 from examples.mcp_server.session import describe
 from examples.mcp_server.tasks import write_tasks

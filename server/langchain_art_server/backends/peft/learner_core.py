@@ -36,11 +36,7 @@ from langchain_art_server.backends.models.device import free_cache, set_threads,
 from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.adapter_io import HeldAdapter
-from langchain_art_server.backends.peft.logprob_scoring import (
-    CountedTokens,
-    Progress,
-    Scorer,
-)
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Progress, Scorer
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import (
     TrainingBatch,

@@ -29,12 +29,7 @@ from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
-from langchain_art_server.backends.vllm.client import (
-    BASE,
-    Completion,
-    VllmError,
-    completion_body,
-)
+from langchain_art_server.backends.vllm.client import BASE, Completion, VllmError, completion_body
 from langchain_art_server.backends.vllm.process import Cards, VllmProcess, fill_in, kept_slots
 from langchain_art_server.config import Settings
 

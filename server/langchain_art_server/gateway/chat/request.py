@@ -17,11 +17,7 @@ from pydantic_core import from_json
 
 from langchain_art.errors import InvalidRequest, PromptTooLong
 from langchain_art.wire import CallTags
-from langchain_art_server.backends.base import (
-    MAX_SCHEMA_CHARS,
-    MAX_SCHEMA_DEPTH,
-    Sampling,
-)
+from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, Sampling
 from langchain_art_server.gateway.refusals import refuse, shown
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
