@@ -16,10 +16,10 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
 
@@ -53,18 +53,18 @@ class PolicyLeases:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._holder = uuid.uuid4().hex
-        self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
         #: Policy -> the token of this server's lease.
         self._tokens: dict[str, int] = {}
 
     def here(self, policy: str) -> asyncio.Lock:
         """A context in which nothing of this server changes the policy."""
-        return self._locks[policy]
+        return self._locks.setdefault(policy, asyncio.Lock())
 
     @asynccontextmanager
     async def hold(self, policy: str) -> AsyncGenerator[None]:
         """A context in which nothing else changes the policy; entering it waits for that."""
-        async with self._locks[policy]:
+        async with self.here(policy):
             while not await self.take(policy):
                 await asyncio.sleep(_AGAIN_SECONDS)
             async with self._renewed(policy, lambda: None):
@@ -78,7 +78,7 @@ class PolicyLeases:
 
         `on_lost` is called when another server has taken the lease over.
         """
-        async with self._locks[policy]:
+        async with self.here(policy):
             if not await self.take(policy, job_id):
                 yield False
                 return
