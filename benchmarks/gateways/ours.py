@@ -24,7 +24,7 @@ from langchain_art_server.backends.base import (
 )
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc.channel import Channel
-from langchain_art_server.backends.ipc.codec import pack_reply
+from langchain_art_server.backends.ipc.chat_codec import pack_reply
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.service import Service
 

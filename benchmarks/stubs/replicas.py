@@ -18,7 +18,7 @@ from benchmarks.gateways.ours import INFO, StubLearner, StubSampler
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.codec import pack_reply
+from langchain_art_server.backends.ipc.chat_codec import pack_reply
 from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.service import Service

@@ -16,7 +16,7 @@ from langchain_art.errors import ArtError
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.codec import unpack_step
+from langchain_art_server.backends.ipc.step_codec import unpack_step
 from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.distributed.process_group import Ranks

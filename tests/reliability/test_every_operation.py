@@ -69,7 +69,7 @@ async def undisturbed(made: Steps) -> Truth:
 
 async def settled(service: Service) -> None:
     """A job has ended; now its retention has, too."""
-    async with service.jobs.held.here("tiny"):
+    async with service.store.leases.here("tiny"):
         pass
 
 

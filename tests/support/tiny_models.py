@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.embedded.process import TransformersHost
 from langchain_art_server.backends.ipc.channel import EngineCall
-from langchain_art_server.backends.ipc.codec import unpack_reply
+from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.config import Settings
 
 torch.set_num_threads(1)

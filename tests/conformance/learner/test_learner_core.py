@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.codec import read_rows, write_rows
+from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,

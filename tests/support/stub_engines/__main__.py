@@ -31,7 +31,7 @@ from langchain_art_server.backends.base import (
 )
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.codec import pack_reply, unpack_request
+from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,
     OPTIMIZER_FILE,

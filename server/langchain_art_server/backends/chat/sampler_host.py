@@ -24,7 +24,7 @@ from langchain_art_server.backends.chat.output_processor import (
 )
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
-from langchain_art_server.backends.ipc.codec import pack_reply, unpack_request
+from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
 from langchain_art_server.backends.models.adapter_files import LoadedAdapter
 from langchain_art_server.backends.models.loading import LoadedModel
 

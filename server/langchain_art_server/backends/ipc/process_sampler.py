@@ -29,8 +29,8 @@ from langchain_art_server.backends.base import (
     ModelInfo,
     SamplerState,
 )
+from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.child_process import EnginePlace
-from langchain_art_server.backends.ipc.codec import unpack_reply
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,

@@ -19,7 +19,7 @@ from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import Demonstration
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall, import_function
 from langchain_art_server.backends.ipc.child_process import NodeAddress, connect
-from langchain_art_server.backends.ipc.codec import read_rows, unpack_step
+from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 
 if TYPE_CHECKING:
     from langchain_art_server.backends.peft.learner_core import LearnerCore

@@ -23,8 +23,8 @@ from langchain_art.wire import LoraConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, check_rows
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.ipc.child_process import EnginePlace, NoPlace
-from langchain_art_server.backends.ipc.codec import pack_step, write_rows
 from langchain_art_server.backends.ipc.fork_server import MODEL_IMPORTS
+from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied, WorkerHung
 from langchain_art_server.config import Settings
 

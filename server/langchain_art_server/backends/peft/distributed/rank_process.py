@@ -23,8 +23,8 @@ import torch
 
 from langchain_art.errors import ArtError
 from langchain_art_server.backends.ipc.channel import Channel
-from langchain_art_server.backends.ipc.codec import read_rows, unpack_step
 from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS
+from langchain_art_server.backends.ipc.step_codec import read_rows, unpack_step
 from langchain_art_server.backends.models.device import free_cache
 from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
 from langchain_art_server.backends.peft.distributed.process_group import Ranks

@@ -26,8 +26,8 @@ import torch
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.codec import pack_step, write_rows
 from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS, Heartbeat
+from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
 from langchain_art_server.backends.models.device import set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
 from langchain_art_server.backends.peft.distributed.process_group import (

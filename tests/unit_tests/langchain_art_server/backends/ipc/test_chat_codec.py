@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
 from langchain_art_server.backends.base import ChatReply
-from langchain_art_server.backends.ipc.codec import pack_reply, unpack_reply
+from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_reply
 
 ids = st.lists(st.integers(0, 2**31 - 1))
 

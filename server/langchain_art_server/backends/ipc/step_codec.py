@@ -1,15 +1,12 @@
-"""What travels between the server and an engine's process: chat replies and learner steps.
+"""Learner steps between the server and the learner's process: JSON, and rows in an ``.npz`` file.
 
-The numbers of a reply travel as bytes in base64: as JSON's decimals they would cost the gateway
-more time than everything else that it does for a long prompt. Rows go through an ``.npz`` file
-because ten thousand rows of 350 tokens are some 90 MB, which a frame would encode on the gateway's
-event loop and keep in memory for a resend. A file is written in a thread (half a second) and needs
-no pickle to read.
+Rows go through a file because ten thousand rows of 350 tokens are some 90 MB, which a frame would
+encode on the gateway's event loop and keep in memory for a resend. A file is written in a thread
+(half a second) and needs no pickle to read.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -17,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pybase64 import b64decode, b64encode_as_string
 from pydantic import TypeAdapter
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
+from langchain_art_server.backends.base import LearnerStep
 
 _step = TypeAdapter(LearnerStep)
 #: Fields of `Row` with one number per token (or empty, where a row leaves it out).
@@ -34,33 +30,6 @@ _DTYPES = {
     "weights": "<f8",
     "calls": "<i8",
 }
-_request = TypeAdapter(ChatRequest)
-_TYPES = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
-
-
-def unpack_request(fields: dict[str, Any]) -> ChatRequest:
-    """A request from the JSON of its fields."""
-    return _request.validate_python(fields)
-
-
-def pack_reply(reply: ChatReply) -> dict[str, Any]:
-    """A reply as JSON-able fields."""
-    packed = {
-        name: b64encode_as_string(array(code, getattr(reply, name)))
-        for name, code in _TYPES.items()
-    }
-    return vars(reply) | packed | {"drawn_from": b64encode_as_string(reply.drawn_from)}
-
-
-def unpack_reply(packed: dict[str, Any]) -> ChatReply:
-    """The reply of `pack_reply`; its numbers are arrays, bit for bit the same."""
-    fields = dict(packed)
-    for name, code in _TYPES.items():
-        # With `validate` it takes a twentieth of the time.
-        fields[name] = array(code, b64decode(packed[name], validate=True))
-    fields["drawn_from"] = b64decode(packed["drawn_from"], validate=True)
-    fields["top_logprobs"] = [[(i, p, t) for i, p, t in one] for one in packed["top_logprobs"]]
-    return ChatReply(**fields)
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
