@@ -9,24 +9,32 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.wire.api_keys import new_api_key
+from langchain_art.wire.api_keys import SCOPES, new_api_key
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count
+from tests.support.soak import count, share
 from tests.support.stub_engines import StubServer
 
 #: Of each operation, beside some thousands of schemathesis' own that cover every keyword.
 EXAMPLES = count(5, 300)
 
 
+@pytest.mark.parametrize("kind", ["the server's", *(SCOPES if share() else ())])
 @pytest.mark.soak("S4", EXAMPLES, "generated requests of each operation, beside those of coverage")
 @pytest.mark.slow
 @pytest.mark.timeout(count(600, 3600))
-def test_no_generated_request_is_answered_otherwise_than_documented(tmp_path: Path) -> None:
-    key = new_api_key()
+def test_no_generated_request_is_answered_otherwise_than_documented(
+    tmp_path: Path, kind: str
+) -> None:
+    """With the server's key, and in the soak with a key of each scope."""
+    key, document = new_api_key(), tmp_path / "openapi.json"
     server = StubServer(tmp_path / "data", env={"ART_API_KEY": key})
     server.start()
-    argv = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.root}/openapi.json"]
-    # The document itself is behind the key: without this, the command fails.
+    with server.http() as client:
+        document.write_bytes(client.get("/openapi.json").content)
+        if kind in SCOPES:
+            asked = {"name": kind, "tenant": "ana", "scopes": [kind]}
+            key = client.post("/v1/keys", json=asked).json()["key"]
+    argv = [sys.executable, "-m", "schemathesis.cli", "run", str(document), "--url", server.root]
     argv += ["--header", f"Authorization: Bearer {key}", "--seed", str(drawn_seed())]
     checks = ("not_a_server_error", "status_code", "content_type", "response_schema")
     argv += ["--checks", ",".join([checks[0], *(f"{one}_conformance" for one in checks[1:])])]
