@@ -95,7 +95,7 @@ async def test_the_looks_of_one_clients_workers_have_a_rate(
         asked = [LEASE | {"worker": f"w{n}", "wait": SECONDS} for n in range(POLLS)]
         answers = await asyncio.gather(*(many.post(LEASES, json=one, timeout=60) for one in asked))
     assert {one.status_code for one in answers} == {200}
-    assert POLLS < polled.looks <= 1.5 * lists.LOOKS_PER_SECOND * SECONDS
+    assert 0 < polled.looks <= 1.5 * lists.LOOKS_PER_SECOND * SECONDS
 
 
 async def test_the_looks_at_a_job_have_a_rate(
