@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
@@ -230,9 +228,7 @@ def job_routes(app: FastAPI, service: Service) -> None:
             if (left := deadline - time.monotonic()) <= 0:
                 break
             await service.jobs.wait(min(left, 1.0))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    found = await looks.take(peer_of(request.scope), read)
+            found = await looks.take_by(deadline, peer_of(request.scope), read, found)
         return found
 
     @app.post("/v1/train", status_code=202, openapi_extra=body_docs(wire.TrainRequest))
@@ -321,7 +317,7 @@ def _status_routes(app: FastAPI, service: Service) -> None:
 
 
 def key_routes(app: FastAPI, service: Service) -> None:
-    """Add them. Only the default tenant's application is asked: `keys.scopes`."""
+    """Add the routes of keys. Only the default tenant's application is asked: `keys.scopes`."""
 
     @app.post("/v1/keys", status_code=201, openapi_extra=body_docs(wire.KeySpec))
     async def make_key(request: Request) -> wire.NewApiKey:

@@ -26,7 +26,7 @@ from langchain_art.errors import (
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.config import Settings, is_loopback
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
-from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR, RULES, Rule, is_path, rule_of
+from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR, Rule, is_path, rule_of
 from langchain_art_server.gateway.refusals import answer, no_such_path
 from langchain_art_server.gateway.request_bodies import RequestBodies
 from langchain_art_server.gateway.sessions import FILES, Sessions
@@ -170,12 +170,12 @@ class AccessControl:
 
         try:
             headers = dict(scope["headers"])
-            tenant, chat = DEFAULT_TENANT, path == CHAT
+            tenant, chat, rule = DEFAULT_TENANT, path == CHAT, rule_of(scope["method"], path)
             if path not in OPEN_PATHS and (access := await self._access(scope, headers)):
                 tenant, meter = access.tenant, access.meter if chat else None
-                self._check_scope(scope, access)
+                self._check_scope(scope, access, rule)
             _check_form(scope, headers)
-            peer, rule = peer_of(scope), rule_of(scope["method"], path)
+            peer = peer_of(scope)
             with self._bodies.admit(headers, receive, peer, chat=chat) as body:
                 if path in OPEN_PATHS or (rule is not None and rule.waits):
                     await self._app_of(tenant)(scope, body.receive, begin)
@@ -231,21 +231,16 @@ class AccessControl:
             raise access.refusal()
         return access
 
-    def _check_scope(self, scope: Scope, access: Access) -> None:
+    def _check_scope(self, scope: Scope, access: Access, rule: Rule | None) -> None:
         """Raises PermissionDenied, QuotaExceeded, or NotFound: there is no such route."""
         method, path = scope["method"], scope["path"]
-        if path == CHAT and method == "POST":
-            rule = _CHAT_RULE
-        elif (rule := rule_of(method, path)) is None:
+        if rule is None:
             if not path.startswith(FILES) and not is_path(path):
                 raise no_such_path(method, path)
             return
         _require(rule, method, path, access)
         if rule.stores and access.meter is not None:
             access.meter.require_space(self._stored_bytes(access.tenant))
-
-
-_CHAT_RULE = RULES["POST", CHAT]
 
 
 def _require(rule: Rule, method: str, path: str, access: Access) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -59,7 +60,7 @@ class Turns(Generic[T]):
         self._free_at: dict[str, float] = {}
 
     async def take(self, client: str, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives, when it is the client's turn."""
+        """The result of `read`, made when it is the client's turn."""
         clock = asyncio.get_running_loop().time
         lock = self._reading.setdefault(client, asyncio.Lock())
         async with lock:
@@ -68,6 +69,16 @@ class Turns(Generic[T]):
             begun, found = clock(), await read()
             self._free_at[client] = begun + self._seconds(found)
             return found
+
+    async def take_by(
+        self, deadline: float, client: str, read: Callable[[], Awaitable[T]], otherwise: T
+    ) -> T:
+        """As `take`; `otherwise` if the read has not ended by `deadline` (`time.monotonic`)."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await self.take(client, read)
+        except TimeoutError:
+            return otherwise
 
 
 def page_turns() -> Turns[Page[bytes]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -190,9 +189,10 @@ async def _lease(
 ) -> wire.Leases:
     """Leases, as soon as there are some, or after the seconds that were asked for."""
     queue, deadline = service.store.rollouts, time.monotonic() + asked.wait
+    peer = peer_of(request.scope)
     while True:
         change = queue.work.next()
-        found = await looks.take(peer_of(request.scope), lambda: queue.lease(asked))
+        found = await looks.take(peer, lambda: queue.lease(asked))
         if found.leases or found.lost or not asked.free:
             return found
         is_due = False
@@ -201,11 +201,9 @@ async def _lease(
             if left <= 0 or service.is_stopping():
                 return found
             await wait_for(change, min(left, LOOK_SECONDS))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    is_due = await looks.take(
-                        peer_of(request.scope), lambda: queue.is_due(asked.rollout)
-                    )
+            is_due = await looks.take_by(
+                deadline, peer, lambda: queue.is_due(asked.rollout), otherwise=False
+            )
             if await request.is_disconnected():  # one that has gone is given nothing
                 return found
 
@@ -222,10 +220,10 @@ async def _take(
         if (left := deadline - time.monotonic()) <= 0:
             break
         await wait_for(change, min(left, LOOK_SECONDS))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(deadline - time.monotonic()):
-                change = queue.ends.next()
-                found = await looks.take(peer, lambda: queue.finished(batch, asked.limit))
+        change = queue.ends.next()
+        found = await looks.take_by(
+            deadline, peer, lambda: queue.finished(batch, asked.limit), found
+        )
     return found
 
 
