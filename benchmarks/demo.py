@@ -21,7 +21,7 @@ console = Console()
 
 
 def summary(seed: int) -> dict[str, Any]:
-    """What a demo's ``summary.json`` holds."""
+    """Contents of a demo's ``summary.json``."""
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
         argv = [sys.executable, "-m", "langchain_art.cli.main", "demo", "--seed", str(seed)]
         subprocess.run([*argv, "--out", folder], check=True, stdout=subprocess.DEVNULL)

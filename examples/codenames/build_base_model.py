@@ -63,13 +63,13 @@ def conversation(system: str, view: str, reply: str, quiz: Quiz) -> list[Message
 
 
 def meanings(rng: random.Random, cards: tuple[str, ...]) -> Quiz:
-    """Of which kind some of the cards are."""
+    """Questions for the kinds of some cards, with the answers."""
     chosen = rng.sample(cards, min(4, len(cards)))
     return [(f"kind of: {card}", f"kind: {KIND_OF[card]}") for card in chosen]
 
 
 def members(rng: random.Random, cards: tuple[str, ...]) -> Quiz:
-    """Which cards are of some kinds."""
+    """Questions for the cards of some kinds, with the answers."""
     kinds = sorted({KIND_OF[card] for card in cards})
     return [
         (f"which: {kind}", f"these: {' '.join(card for card in cards if KIND_OF[card] == kind)}")

@@ -53,12 +53,12 @@ def random_plan(rng: random.Random, scenario: Scenario) -> list[str]:
 
 
 def random_reading(rng: random.Random, hits: list[str]) -> str:
-    """What one of the documents says, whichever it is."""
+    """The last word of a hit that is drawn at random."""
     return re.findall(r"\w+", rng.choice(hits))[-1] if hits else NOTHING
 
 
 def random_report(rng: random.Random, notes: list[Note]) -> str:
-    """What was found, in the order of the notes mostly, with something left out at times."""
+    """The findings, mostly in the order of the notes, at times with some left out."""
     found = [note["found"] for note in notes if rng.random() < 0.92] or [notes[0]["found"]]
     if rng.random() < 0.25:
         rng.shuffle(found)

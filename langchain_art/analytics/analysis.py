@@ -134,7 +134,7 @@ def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
 def compare(runs: Iterable[Trajectory], before: str, after: str) -> Comparison:
     """Test if the runs of version `after` have higher rewards than those of `before`.
 
-    By `statistics.comparison.compare_rewards`: in pairs, where both have runs of same scenarios.
+    By `statistics.intervals.compare_rewards`: in pairs, where both have runs of same scenarios.
 
     Args:
         runs: of both versions, and of others, which are not looked at.

@@ -367,7 +367,7 @@ def not_below(best: EvalResult, new: EvalResult) -> bool:
     """True if a version is below the best one by no more than the interval of the difference.
 
     The difference of the means and its 95 % interval are of pairs of scenarios where both have at
-    least two of them (`statistics.comparison.compare_rewards`). Without a reward it is below.
+    least two of them (`statistics.intervals.compare_rewards`). Without a reward it is below.
     """
     rewards = [{name: [mean] for name, mean in one.scenarios.items()} for one in (best, new)]
     if not all(rewards):

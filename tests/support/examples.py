@@ -43,7 +43,7 @@ def short_fit(demo: Demo, base_url: str, out: Path, steps: int = 2, **sizes: Any
 
 
 def evaluation(demo: Demo, *arguments: str) -> str:
-    """What the evaluation of an example prints."""
+    """The figures that the evaluation of an example prints."""
     program = typer.Typer()
     program.command()(evaluate_command(demo))
     done = CliRunner().invoke(program, list(arguments))

@@ -175,7 +175,7 @@ class RolloutQueue:
         return await self.finished(batch, asked.limit)
 
     async def finished(self, batch: str, limit: int) -> tuple[list[bytes], bytes]:
-        """What `take` returns, with nothing deleted. Leases that are over end. Raises NotFound."""
+        """The answer of `take`, without deleting. Leases that are over end. Raises NotFound."""
         if await self._database.read(_any_ended):
             await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
             self.work.notify()

@@ -166,7 +166,7 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
 
 
 def is_excluded(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str, bool]) -> bool:
-    """Whether the server finds nothing to learn from in it."""
+    """True if the server finds nothing to learn from in it."""
     runs = group.trajectories
     ids = tuple(run.id for run in runs)
     batch = Batch(TrainRequest(policy="p", groups=(ids,), config=config, trainable=trainable), 0)
