@@ -24,15 +24,19 @@ help:  ## show the words
 install: $(VENV)/.installed  ## make the virtual environment with everything in it
 
 # torch first, and pinned: a looser range would fetch gigabytes of CUDA packages on a CPU box.
-$(VENV)/.installed: pyproject.toml requirements/torch-cpu.txt requirements/install_torch.py
+$(VENV)/.demo-installed: pyproject.toml requirements/torch-cpu.txt requirements/install_torch.py requirements/uv_install.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet 'uv>=0.13,<0.14'
 	$(BIN)/python requirements/install_torch.py
-	$(BIN)/python -m pip install --quiet --group dev -e '.[local,four-bits,examples]'
+	$(BIN)/python requirements/uv_install.py -e '.[local,examples]'
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.demo-installed
+	$(BIN)/python requirements/uv_install.py --group dev -e '.[local,four-bits,examples]'
 	touch $@
 
 # Stopped and run again, it goes on; FRESH=1 begins anew.
-demo: install  ## train an agent on this machine: NAME=tic-tac-toe SEED=0 CONTROL= FRESH= OUT=; the e-mail agent, which needs no NAME, also has REWARD=answer|ruler JUDGE=scripted REVIEW=scripted
+demo: $(VENV)/.demo-installed  ## train an agent on this machine: NAME=tic-tac-toe SEED=0 CONTROL= FRESH= OUT=; the e-mail agent, which needs no NAME, also has REWARD=answer|ruler JUDGE=scripted REVIEW=scripted
 	$(BIN)/langchain-art demo $(NAME) --seed $(SEED) $(if $(OUT),--out $(OUT)) \
 		$(if $(CONTROL),--control) $(if $(REVIEW),--review $(REVIEW)) \
 		$(if $(REWARD),--reward $(REWARD)) $(if $(JUDGE),--judge $(JUDGE)) $(if $(FRESH),--fresh)
@@ -79,7 +83,7 @@ docs: $(VENV)/.docs-installed  ## build the documentation into out/site; a broke
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 $(VENV)/.docs-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --group docs
+	$(BIN)/python requirements/uv_install.py --group docs
 	touch $@
 
 wheel: install  ## build the wheel into dist/, and bills of materials of it and of each lock
@@ -91,7 +95,7 @@ wheel: install  ## build the wheel into dist/, and bills of materials of it and 
 # Nothing is resolved: what is asked about are the releases and hashes of the lock. --strict: a
 # release that the database does not know, or a database that does not answer, is a failure.
 audit: install  ## ask PyPI for advisories on the locked releases: LOCK=gpu, SERVICE=osv; needs the Internet
-	$(BIN)/python -m pip install --quiet --group audit
+	$(BIN)/python requirements/uv_install.py --group audit
 	$(BIN)/pip-audit --strict --disable-pip --require-hashes -s $(or $(SERVICE),pypi) -r requirements/$(or $(LOCK),local).txt
 
 serve: install  ## serve a model: MODEL=Qwen/Qwen2.5-0.5B-Instruct POLICY=my-agent

@@ -103,12 +103,14 @@ def process(argv: list[str], cwd: Path, port: int) -> Iterator[int]:
         deadline = time.monotonic() + 30
         while True:
             try:
-                httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5)
-                break
-            except httpx.TransportError as error:
-                if child.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{argv} did not start") from error
-                time.sleep(0.05)
+                answer = httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=5)
+                if answer.status_code != 503:  # it loads its model
+                    break
+            except httpx.TransportError:
+                pass
+            if child.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{argv} did not start")
+            time.sleep(0.05)
         yield child.pid
     finally:
         child.terminate()

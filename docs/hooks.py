@@ -1,8 +1,9 @@
 """What the documentation's build adds to MkDocs: generated pages, and checks that end the build.
 
-Generated: the home page (README.md), contributing, changelog, the HTTP API (from the server's
-OpenAPI document) and the command line (from its own help). Checked at the end: every public name
-has a docstring and stands in the API reference, and no page loads anything from another host.
+Generated: the home page (README.md), contributing, changelog, the notebooks with their stored
+outputs, the HTTP API (from the server's OpenAPI document) and the command line (from its own
+help). Checked at the end: every public name has a docstring and stands in the API reference, and no
+page loads anything from another host.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocstrings import Inventory
 
+from docs.notebook_pages import notebook
 from langchain_art.cli.main import app
 from langchain_art_server.__main__ import cli as server_cli
 from langchain_art_server.config import Settings
@@ -49,11 +51,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "command-line.md": command_line(),
     }.items():
         files.append(File.generated(config, name, content=page))
+    for path in sorted((REPO / "docs" / "notebooks").glob("*.ipynb")):
+        page = notebook(path, config.extra.get("repository"))
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=page))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Takes our tests' option from blocks of code: SuperFences shows a block as text with it."""
+    """Takes our tests' option from blocks of code: SuperFences shows a block as text with it.
+
+    A link to a notebook becomes one to its page.
+    """
+    markdown = re.sub(r"(\]\([\w./]*notebooks/\w+)\.ipynb\)", r"\1.md)", markdown)
     return re.sub(r'^(```.*?) notest="[^"]*"$', r"\1", markdown, flags=re.MULTILINE)
 
 

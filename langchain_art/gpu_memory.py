@@ -15,20 +15,20 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 #: Bytes of a number.
-WIDTH = {"float32": 4, "bfloat16": 2}
+WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Bytes that a layer keeps of a token for each unit of its hidden size, its MLP, its queries and
 #: its keys.
-KEPT = {"float32": (16, 16, 12, 12), "bfloat16": (12, 8, 8, 7)}
+KEPT = {"float32": (16, 16, 12, 12), **dict.fromkeys(("bfloat16", "float16"), (12, 8, 8, 7))}
 #: Linear layers of a block, each with one LoRA product of `rank` numbers.
 LINEARS = 7
-#: A LoRA parameter, its gradient and Adam's two moments, in float32; on a bfloat16 base also the
+#: A LoRA parameter, its gradient and Adam's two moments, in float32; on a base in 16 bits also the
 #: rounded parameter that the model computes with.
-LORA_BYTES = {"float32": 16, "bfloat16": 18}
+LORA_BYTES = {"float32": 16, "bfloat16": 18, "float16": 18}
 #: Logits are computed in chunks of 2^24 elements (the learner's `CHUNK_ELEMENTS`), in float32, with
 #: their softmax and their gradient.
 LOGIT_BYTES = (1 << 24) * 4 * 3
@@ -51,11 +51,13 @@ MOST_SHARE = 0.9
 #: Sampler and learner at once on one GPU; on one while vLLM sleeps during a step (``take_turns``);
 #: on a GPU each (``device``).
 Placement = Literal["together", "in turns", "separate"]
-_QUERY = "--query-gpu=name,memory.total,memory.free,driver_version"
+_QUERY = "--query-gpu=name,memory.total,memory.free,driver_version,compute_cap"
+#: NVIDIA's compute capability from which on a GPU computes in bfloat16 (Ampere).
+BFLOAT16_FROM = 8.0
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Name, total and free memory in bytes, and driver of each GPU that CUDA may use.
+    """Name, total and free memory in bytes, driver and capability of each GPU that CUDA may use.
 
     ``nvidia-smi`` is asked: nothing of CUDA is loaded here. ``CUDA_VISIBLE_DEVICES`` chooses and
     orders them. None if there is no ``nvidia-smi``, or it fails, as it does for the names of parts
@@ -71,10 +73,20 @@ def gpus() -> list[dict[str, Any]]:
         if done.returncode:
             return []
         for line in done.stdout.splitlines():
-            name, total, free, driver = line.split(", ")
+            name, total, free, driver, capability = line.split(", ")
             sizes = {"total": int(total) << 20, "free": int(free) << 20}
-            found.append({"name": name, **sizes, "driver": driver})
+            about = {"driver": driver, "capability": float(capability)}
+            found.append({"name": name, **sizes, **about})
     return found
+
+
+def half_precision(cards: Sequence[Mapping[str, Any]]) -> Literal["bfloat16", "float16"]:
+    """The dtype of bases on such GPUs (`gpus`): float16 if one of them has no bfloat16.
+
+    T4, V100 and RTX 20 have none; sampler and learner may be on different GPUs, and compute alike.
+    """
+    old = any(card["capability"] < BFLOAT16_FROM for card in cards)
+    return "float16" if old else "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -142,7 +154,7 @@ class MemoryNeeds:
     shards: int = 1  # GPUs that the learner's base is sharded over
     four_bits: bool = False  # quantization = "nf4"; such a base is not sharded
     offload: bool = False  # offload_activations = true
-    heap: float = 1.0  # what the allocator holds for each byte in use: `CPU_HEAP` on a CPU
+    cpu: bool = False  # the device is one, and the sampler the embedded engine
 
     @property
     def weights(self) -> int:
@@ -158,9 +170,16 @@ class MemoryNeeds:
         return int(layers * NF4_BYTES) + whole * WIDTH[self.dtype]
 
     def sampler(self, context: int) -> int:
-        """Weights, and a KV cache for one call of `context` tokens."""
-        cache = 2 * self.shape.layers * self.shape.keys * context * WIDTH[self.dtype]
-        return self.weights + cache
+        """Weights, and a KV cache for one call of `context` tokens.
+
+        On a CPU also the copies of linear layers and output head that `RowLinear` multiplies by,
+        those of small layers included, which have none.
+        """
+        shape, copied = self.shape, 0
+        cache = 2 * shape.layers * shape.keys * context * WIDTH[self.dtype]
+        if self.cpu and self.dtype == "float32" and shape.experts == 1 and not self.four_bits:
+            copied = shape.layers * shape.layer_parameters + shape.vocabulary * shape.hidden
+        return self.weights + copied * WIDTH[self.dtype] + cache
 
     @property
     def idle(self) -> int:
@@ -188,7 +207,8 @@ class MemoryNeeds:
 
     def step(self, tokens: int, *, checkpointed: bool = True) -> int:
         """The learner's peak in a training step with micro-batches of `tokens`."""
-        kept = int(self.heap * tokens * self.token(checkpointed=checkpointed))
+        heap = CPU_HEAP if self.cpu else 1.0
+        kept = int(heap * tokens * self.token(checkpointed=checkpointed))
         return self.idle + kept + min(LOGIT_BYTES, tokens * self.shape.vocabulary * 4 * 3)
 
 

@@ -1,12 +1,14 @@
-"""Folders that are made once: what a package holds beside its code, and what is made of it."""
+"""Folders and files that are there whole or not at all; what a package holds beside its code."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -15,6 +17,29 @@ from langchain_art.errors import ConfigError
 def cache_folder() -> Path:
     """The user's cache of what packages hold."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "langchain-art"
+
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that appears whole; when this returns, it is on disk."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[bool, None, None]:
+    """Lock a file while the scope lasts; False if another process has it."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def made_once(out: Path, write: Callable[[Path], None]) -> Path:
@@ -32,15 +57,9 @@ def made_once(out: Path, write: Callable[[Path], None]) -> Path:
 
 
 def unpack_package(requirement: str, folder: Path, what: str) -> None:
-    """Have pip put a package into `folder`, without what it depends on.
+    """Have pip put a package into `folder`, without what it depends on; `what` names it in errors.
 
-    Args:
-        requirement: version of the package, as pip takes it.
-        folder: destination; made if missing.
-        what: name of its content, for the error.
-
-    Raises:
-        ConfigError: pip did not fetch it; says why.
+    Raises ConfigError, which says why, if pip did not fetch it.
     """
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     argv += ["--no-deps", "--no-compile", "--only-binary=:all:", "--target", str(folder)]

@@ -29,10 +29,11 @@ CUDA = ("nvidia-", "cuda-")
 
 
 def main() -> int:
-    """Say what is done, and do it; pip's exit status."""
+    """Say what is done, and do it; uv's exit status."""
     arguments, words = plan()
     sys.stderr.write(f"{words}\n")
-    return subprocess.run(pip("install", *arguments), check=False).returncode
+    install = [sys.executable, str(Path(__file__).with_name("uv_install.py")), *arguments]
+    return subprocess.run(install, check=False).returncode
 
 
 def plan(
@@ -42,7 +43,7 @@ def plan(
     gpu: Callable[[], bool] | None = None,
     python: str = sys.executable,
 ) -> tuple[list[str], str]:
-    """Arguments of ``pip install``, and what to say before it runs."""
+    """Arguments of ``uv pip install``, and what to say before it runs."""
     wanted = ["-r", str(PIN)]
     if not linux or (gpu or has_gpu)():
         return wanted, "torch: the build of pip's own indexes, as this is no Linux without a GPU."

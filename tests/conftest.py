@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -50,7 +51,8 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # of those that are run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests come first, and have a limit that holds on a busy machine unless they set one.
 
     Begun last, one long test would keep a process busy while the others have nothing left to do.
@@ -62,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return not grouped, item.path not in slow, "conformance" in item.path.parts
 
     items.sort(key=place)
+    if not any(item.get_closest_marker("xdist_group") for item in items):
+        # pytest-xdist gives each process a part of the list as it stands.
+        count = getattr(config, "workerinput", {"workercount": 1})["workercount"]
+        parts: list[list[pytest.Item]] = [[] for _ in range(count)]
+        for _, file in itertools.groupby(list(items), lambda item: item.path):
+            min(parts, key=len).extend(file)
+        items[:] = itertools.chain.from_iterable(parts)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))

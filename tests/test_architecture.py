@@ -137,11 +137,11 @@ UNPICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "jsonpickle",
 IMPORTS_BY_NAME = {
     "examples/evaluate.py",
     "langchain_art/_lazy_names.py",
+    "langchain_art/_notebook.py",
     "langchain_art/credit/schemes/__init__.py",
     "server/langchain_art_server/algorithms/loss/own_loss.py",
     "server/langchain_art_server/backends/ipc/channel.py",
     "server/langchain_art_server/backends/ipc/fork_server.py",
-    "server/langchain_art_server/backends/vllm/forked_start.py",
 }
 
 
@@ -216,9 +216,9 @@ LEAST_LINES = 60
 SHORT_MODULES = {
     "langchain_art.evaluators.integrations.by_name": "a line for each library",
     "langchain_art_server.algorithms.loss.lr_schedule": "arithmetic without torch, by a contract",
+    "langchain_art_server.backends.embedded.sampler": "an engine, no torch",
     "langchain_art_server.backends.unsloth.learner": "an engine, no torch",
-    "langchain_art_server.backends.vllm.forked_start": "a program of its own",
-    "langchain_art_server.telemetry.traces": "imports OpenTelemetry only where it is wanted",
+    "langchain_art_server.telemetry.job_watch": "imports OpenTelemetry only where it is wanted",
 }
 
 

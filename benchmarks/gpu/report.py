@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.gpu.shapes import SHAPES
-from langchain_art.gpu_memory import CPU_HEAP, MemoryNeeds, Shape
+from langchain_art.gpu_memory import MemoryNeeds, Shape
 
 Found = Mapping[str, Any]
 
@@ -165,8 +165,8 @@ def _trainers(found: Found) -> list[str]:
 def estimate(found: Found, tokens: int, *, checkpointed: bool) -> int:
     """The doctor's bytes of a step with so many tokens at a time, without the process itself."""
     shape = Shape.of_config(SHAPES[found["model"]]().to_dict())
-    heap = 1.0 if "memory" in found["hardware"] else CPU_HEAP
-    needs = MemoryNeeds(shape, found["dtype"], found["lora_rank"], heap=heap)
+    cpu = "memory" not in found["hardware"]
+    needs = MemoryNeeds(shape, found["dtype"], found["lora_rank"], cpu=cpu)
     return needs.step(tokens, checkpointed=checkpointed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.forest import packing
 from langchain_art_server.backends.peft.forest.packing import FOREST_ATTENTION
 from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.gguf_base import unpacked
 
 #: The policy gradient and nothing else, so that every method can be told to compute it.
 CONFIG = TrainConfig(
@@ -52,11 +54,17 @@ def save_model(folder: Path) -> Path:
     return folder
 
 
-def make_core() -> LearnerCore:
+def real_model(folder: Path) -> Path:
+    """SmolLM2-135M-Instruct."""
+    base = unpacked("smollm2-135m", Path(), "cpu")
+    return shutil.copytree(base, folder, dirs_exist_ok=True)
+
+
+def make_core(save: Callable[[Path], Path] = save_model) -> LearnerCore:
     """Our learner, with an adapter that already does something; both lie in its model's folder."""
     transformers.utils.logging.disable_progress_bar()
     folder = Path(tempfile.mkdtemp(prefix="art-bench-"))
-    core = LearnerCore(str(save_model(folder)))
+    core = LearnerCore(str(save(folder)))
     core.init_adapter(folder, LORA)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -118,6 +118,11 @@ def shared_prompt() -> Workload:
     return _build("shared_prompt", 2, 8, 1600, 300, lambda r, t: _react(r, t, 1, 3))
 
 
+def real_runs() -> Workload:
+    """For a pretrained model: a prompt of 1,500 tokens, sixteen runs of three calls."""
+    return _build("real_runs", 2, 8, 1500, 60, lambda r, t: _react(r, t, 3, 3))
+
+
 def multi_agent() -> Workload:
     """A planner that sees all; three workers in parallel with prompts of their own; a writer."""
     workers = [words(random.Random(i), 200) for i in range(3)]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
 
-from examples.documentation.pages import Index, pages, words
+from examples.documentation.pages import Index, Page, pages, words
 
 PROMPT = "Answer the question from Python's documentation. Reply with JSON."
-SEARCH = "Which of its words shall be searched for?"
-OPEN = "Which of these pages tells it?"
 
 
 class State(TypedDict):
@@ -28,7 +27,24 @@ class State(TypedDict):
     answer: str
 
 
-def build_agent(model: BaseChatModel) -> CompiledStateGraph:
+def ask_search(does: str, parameter: str, counts: dict[str, int]) -> HumanMessage:
+    """Ask for a word, of those that stand in so many pages."""
+    question = f"{does}: what is the default of {parameter}?"
+    search = "Which of its words shall be searched for? The number of pages that have it:"
+    return HumanMessage("\n".join([question, search, *(f"{w}: {n}" for w, n in counts.items())]))
+
+
+def ask_open(hits: Iterable[Page]) -> HumanMessage:
+    """Ask for one of the pages that were found."""
+    return HumanMessage("\n".join(["Which of these pages tells it?", *(one.hit for one in hits)]))
+
+
+def ask_answer(page: str, parameter: str) -> HumanMessage:
+    """Show a page and ask for the answer."""
+    return HumanMessage(f"{pages()[page]}\nWhat is the default of {parameter}?")
+
+
+def build_agent(model: BaseChatModel, shots: Sequence[BaseMessage] = ()) -> CompiledStateGraph:
     """Build the agent: ``await agent.ainvoke({"does": …, "parameter": …})`` has the `answer`.
 
     Each reply is a choice among what is there: words of the question, pages that were found, values
@@ -36,6 +52,7 @@ def build_agent(model: BaseChatModel) -> CompiledStateGraph:
 
     Args:
         model: any chat model with structured output.
+        shots: answered questions that each prompt begins with.
     """
     index = Index()
 
@@ -54,20 +71,19 @@ def build_agent(model: BaseChatModel) -> CompiledStateGraph:
         return found["parsed"][name], found["raw"]
 
     async def search(state: State) -> dict[str, Any]:
-        question = f"{state['does']}: what is the default of {state['parameter']}?"
-        asked = [SystemMessage(PROMPT), HumanMessage(f"{question}\n{SEARCH}")]
-        word, reply = await choose(asked, "search", words(state["does"]))
+        counts = index.counts(words(state["does"]))
+        question = ask_search(state["does"], state["parameter"], counts)
+        asked = [SystemMessage(PROMPT), *shots, question]
+        word, reply = await choose(asked, "search", [*counts])
         hits = index.search(word)
-        shown = "\n".join([OPEN, *(page.hit for page in hits)])
         return {
             "hits": [page.name for page in hits],
-            "messages": [*asked, reply, HumanMessage(shown)],
+            "messages": [*asked, reply, ask_open(hits)],
         }
 
     async def open_page(state: State) -> dict[str, Any]:
         name, reply = await choose(state["messages"], "open", state["hits"])
-        shown = f"{pages()[name]}\nWhat is the default of {state['parameter']}?"
-        return {"opened": name, "messages": [reply, HumanMessage(shown)]}
+        return {"opened": name, "messages": [reply, ask_answer(name, state["parameter"])]}
 
     async def answer(state: State) -> dict[str, Any]:
         values = [*dict.fromkeys(pages()[state["opened"]].defaults.values())]

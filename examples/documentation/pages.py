@@ -187,6 +187,12 @@ class Index:
         rows = [(page.name, page.sentence) for page in pages().values()]
         self._db.executemany("INSERT INTO pages VALUES (?, ?)", rows)
 
+    def counts(self, words: list[str]) -> dict[str, int]:
+        """Number of pages that have each word, the rarest word first."""
+        told = "SELECT count(*) FROM pages WHERE pages MATCH ?"
+        found = {word: self._db.execute(told, (f'"{word}"',)).fetchone()[0] for word in words}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
     def search(self, word: str) -> list[Page]:
         """At most `HITS` pages that have the word, the shortest first."""
         rows = self._db.execute(

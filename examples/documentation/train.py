@@ -6,13 +6,15 @@ the bound on a step and the sizes are the defaults of `Trainer` and `TrainConfig
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import typer
+from langchain_core.messages import AIMessage, BaseMessage
 
-from examples.documentation.agent import build_agent
-from examples.documentation.pages import Question, questions
+from examples.documentation.agent import ask_answer, ask_open, ask_search, build_agent
+from examples.documentation.pages import Index, Question, questions, words
 from examples.support.command import train_command
 from examples.support.demo import Fit, Setup, pretrained_demo
 from langchain_art import ChatART, Run, capture
@@ -31,9 +33,9 @@ def progress(question: Question, state: Mapping[str, Any]) -> dict[str, float]:
     return {"found": float(found), "opened": float(opened), "answered": float(answered)}
 
 
-def make_rollout(model: ChatART) -> Rollout:
+def make_rollout(model: ChatART, shots: Sequence[BaseMessage] = ()) -> Rollout:
     """The user's part: run the graph on a question, say how far it came, in thirds."""
-    agent = build_agent(model)
+    agent = build_agent(model, shots)
 
     async def rollout(question: Question) -> Run:
         async with capture(scenario=question.id) as run:
@@ -45,13 +47,31 @@ def make_rollout(model: ChatART) -> Rollout:
     return rollout
 
 
+def solved(question: Question) -> list[BaseMessage]:
+    """A question with the choices that find its answer; empty if no word of it finds the page."""
+    index = Index()
+    counts = index.counts(words(question.does))
+    for word in counts:
+        hits = index.search(word)
+        if question.page in [page.name for page in hits]:
+            asked = (
+                ask_search(question.does, question.parameter, counts),
+                ask_open(hits),
+                ask_answer(question.page, question.parameter),
+            )
+            chosen = {"search": word}, {"open": question.page}, {"answer": question.answer}
+            replies = [AIMessage(json.dumps(one)) for one in chosen]
+            return [message for pair in zip(asked, replies, strict=True) for message in pair]
+    return []
+
+
 def build_fit(setup: Setup) -> Fit:
     """Questions in the order of the setup's seed; held-out ones are of other modules."""
-    model = setup.chat()
+    model, train = setup.chat(), questions("train", setup.seed)
     return Fit(
         trainer=setup.trainer([model]),
-        rollout=make_rollout(model),
-        train=questions("train", setup.seed),
+        rollout=make_rollout(model, setup.shots(train)),
+        train=train,
         held_out=questions("test", setup.seed)[: setup.demo.held_out],
     )
 
@@ -61,6 +81,7 @@ DEMO = pretrained_demo(
     title="Documentation",
     policies=("documentation",),
     build=build_fit,
+    solved=solved,
 )
 
 main = train_command(DEMO, "Train a pretrained model to search, open and answer.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
@@ -35,19 +37,21 @@ def move_schema(moves: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def build_agent(model: BaseChatModel) -> CompiledStateGraph:
+def build_agent(model: BaseChatModel, shots: Sequence[BaseMessage] = ()) -> CompiledStateGraph:
     """Build the agent: ``await agent.ainvoke({"walk": Walk(seed)})`` walks to the end.
 
     Each move is asked for with the lake as it is: how it came about does not matter.
 
     Args:
         model: any chat model with structured output.
+        shots: answered boards that each prompt begins with.
     """
 
     async def act(state: State) -> State:
         walk = state["walk"]
         answers = model.with_structured_output(move_schema(walk.moves))
-        found = await answers.ainvoke([("system", SYSTEM_PROMPT), ("user", walk.board)])
+        asked = [SystemMessage(SYSTEM_PROMPT), *shots, HumanMessage(walk.view)]
+        found = await answers.ainvoke(asked)
         assert isinstance(found, dict)
         walk.go(found["move"])
         return {"walk": walk}

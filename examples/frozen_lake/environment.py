@@ -1,7 +1,8 @@
 """Lakes of TextArena's Frozen Lake, and a walk over one.
 
 The rules and the reward are TextArena's. What is added: which moves are open, so that an answer can
-be held to them; a board of 16 signs in place of one of 300; and a division of the lakes into those
+be held to them; a board of 16 signs in place of one of 300, with what the next squares and the way
+to the goal are, since so small a model reads no columns; and a division of the lakes into those
 that are trained on and those that are held out.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -58,6 +60,22 @@ class Walk:
         return "\n".join(" ".join(row) for row in rows)
 
     @property
+    def view(self) -> str:
+        """The board, where the goal is, and what each open move steps on."""
+        game = self._env.state.game_state
+        (row, column), (goal_row, goal_column) = game["player_pos"], game["goal_pos"]
+        up, right = row - goal_row, goal_column - column
+        away = [f"{abs(up)} {'up' if up > 0 else 'down'}"] if up else []
+        away += [f"{abs(right)} {'right' if right > 0 else 'left'}"] if right else []
+        squares = {"H": "hole", "G": "goal"}
+        ahead = [
+            f"{move}: {squares.get(game['grid'][row + by][column + to].strip(), 'ice')}"
+            for move in self.moves
+            for by, to in [self._env.actions[move]]
+        ]
+        return "\n".join([self.board, "", *ahead, f"The goal is {' and '.join(away)}."])
+
+    @property
     def moves(self) -> tuple[str, ...]:
         """The moves that do not leave the lake."""
         row, column = self._env.state.game_state["player_pos"]
@@ -66,6 +84,24 @@ class Walk:
         return tuple(
             name for name, (by, to) in ways.items() if row + by in inside and column + to in inside
         )
+
+    @property
+    def way(self) -> list[str]:
+        """Moves of a shortest way to the goal over the ice; empty if there is none."""
+        game = self._env.state.game_state
+        ways = deque[tuple[tuple[int, int], list[str]]]([(tuple(game["player_pos"]), [])])
+        seen = {ways[0][0]}
+        while ways:
+            (row, column), moves = ways.popleft()
+            if [row, column] == list(game["goal_pos"]):
+                return moves
+            for move, (by, to) in self._env.actions.items():
+                at = row + by, column + to
+                inside = max(at) < self._env.size and min(at) >= 0
+                if inside and at not in seen and game["grid"][at[0]][at[1]].strip() != "H":
+                    seen.add(at)
+                    ways.append((at, [*moves, move]))
+        return []
 
     def go(self, move: str) -> None:
         """Make a move."""

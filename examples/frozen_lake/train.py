@@ -7,9 +7,11 @@ of up to eight calls of the model, and has one reward, that of the environment.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
 
 import typer
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from examples.frozen_lake.agent import build_agent
 from examples.frozen_lake.environment import Lake, Walk, lakes
@@ -20,9 +22,9 @@ from langchain_art import ChatART, Run, capture
 Rollout = Callable[[Lake], Awaitable[Run]]
 
 
-def make_rollout(model: ChatART) -> Rollout:
+def make_rollout(model: ChatART, shots: Sequence[BaseMessage] = ()) -> Rollout:
     """The user's part: walk over a lake, and pass on the environment's reward."""
-    agent = build_agent(model)
+    agent = build_agent(model, shots)
 
     async def rollout(lake: Lake) -> Run:
         walk = Walk(lake.seed)
@@ -35,13 +37,22 @@ def make_rollout(model: ChatART) -> Rollout:
     return rollout
 
 
+def solved(lake: Lake) -> list[BaseMessage]:
+    """Each board of a shortest way over a lake, with the right move."""
+    walk, messages = Walk(lake.seed), list[BaseMessage]()
+    for move in walk.way:
+        messages += [HumanMessage(walk.view), AIMessage(json.dumps({"move": move}))]
+        walk.go(move)
+    return messages
+
+
 def build_fit(setup: Setup) -> Fit:
     """Lakes of the setup's seed."""
-    model = setup.chat()
+    model, train = setup.chat(), lakes("train", setup.train_scenarios, setup.seed)
     return Fit(
         trainer=setup.trainer([model]),
-        rollout=make_rollout(model),
-        train=lakes("train", setup.train_scenarios, setup.seed),
+        rollout=make_rollout(model, setup.shots(train)),
+        train=train,
         held_out=lakes("test", setup.demo.held_out, setup.seed),
     )
 
@@ -51,6 +62,7 @@ DEMO = pretrained_demo(
     title="Frozen Lake",
     policies=("frozen-lake",),
     build=build_fit,
+    solved=solved,
     steps=30,
 )
 

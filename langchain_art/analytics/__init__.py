@@ -9,7 +9,7 @@ from langchain_art._lazy_names import lazy_names
 if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.analytics.analysis import analyze as analyze
     from langchain_art.analytics.analysis import compare as compare
-    from langchain_art.analytics.figures import (
+    from langchain_art.analytics.analysis import (
         ActionFigures as ActionFigures,
         Analysis as Analysis,
         ErrorPattern as ErrorPattern,

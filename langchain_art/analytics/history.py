@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 from rich.console import Group
 from rich.text import Text
 
 from langchain_art.analytics.report import plain_table
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.intervals import Z95, Comparison
+from langchain_art.statistics.intervals import Comparison
 from langchain_art.training.fits import Fit
-from langchain_art.training.records import EvalResult, FitResult, Record
+from langchain_art.training.records import EvalResult, FitResult, Record, compared
 from langchain_art.training.report import counts, duration
 from langchain_art.wire import NodeReport
 
@@ -23,7 +21,6 @@ class FitFigures(Record):
 
     name: str
     evals: tuple[EvalResult, ...]
-    """Evaluations in the order of their steps."""
     steps: int
     reward_first: float | None
     reward_last: float | None
@@ -31,7 +28,6 @@ class FitFigures(Record):
     tokens: dict[str, int]
     """``prompt``, ``completion`` and ``trained``, of all steps and evaluations."""
     seconds: float
-    """Seconds of all steps and evaluations."""
     excluded: dict[str, int]
     nodes: dict[str, NodeReport]
     gpu_usd: float | None
@@ -68,47 +64,31 @@ def analyze_fit(fit: Fit, gpu_rate: float | None = None) -> FitFigures:
     )
 
 
-def compare_evals(evals: Sequence[EvalResult], before: str, after: str) -> Comparison:
-    """Two evaluated versions by their means and intervals: the z test of two independent means.
+def stored_fit_view(fit: Fit) -> Group:
+    """The figures of a fit as a notebook shows them."""
+    return fit_view(analyze_fit(fit))
 
-    Two versions' runs of the same scenarios vary together, so it errs on the side of caution; the
-    runs themselves are compared in pairs by `compare`.
+
+def compare_evals(evals: Sequence[EvalResult], before: str, after: str) -> Comparison:
+    """Two evaluated versions by the mean rewards of their scenarios (`training.records.compared`).
 
     Raises:
-        ConfigError: a version was not evaluated, or has no interval.
+        ConfigError: a version was not evaluated, or no scenario of it has a reward.
     """
-    found = {one.version: one for one in evals if one.mean is not None and one.ci95 is not None}
+    found = {one.version: one for one in evals if one.scenarios}
     for version in (before, after):
         if version not in found:
             raise ConfigError(
-                f"got the version {version!r}, expected one that was evaluated on at least two "
-                f"scenarios: {', '.join(found) or 'there is none'}"
+                f"got the version {version!r}, expected one that was evaluated on scenarios with "
+                f"rewards: {', '.join(found) or 'there is none'}"
             )
-    first, second = found[before], found[after]
-    difference = (second.mean or 0.0) - (first.mean or 0.0)
-    spread = math.hypot(first.ci95 or 0.0, second.ci95 or 0.0)
-    if spread:
-        p_value = 2 * (1 - NormalDist().cdf(abs(difference) / spread * Z95))
-    else:
-        p_value = 0.0 if difference else 1.0
-    return Comparison(
-        before=before,
-        after=after,
-        paired=False,
-        scenarios=first.n + second.n,
-        left_out=0,
-        difference=difference,
-        ci95=spread,
-        p_value=p_value,
-        test="z test of two independent means",
-    )
+    return compared(found[before], found[after])
 
 
-def fit_view(found: FitFigures, compared: Sequence[Comparison] = ()) -> Group:
+def fit_view(found: FitFigures, comparisons: Sequence[Comparison] = ()) -> Group:
     """Evaluations as a table, and the rest in lines."""
-    table = plain_table(f"{found.name}: held out", ["version"])
-    for name in ("step", "reward", "runs", "failed", "tokens", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("step", "reward", "runs", "failed", "tokens", "time")
+    table = plain_table(f"{found.name}: held out", ["version"], names)
     for one in found.evals:
         spread = "" if one.ci95 is None else f" ± {one.ci95:.3f}"
         table.add_row(
@@ -129,4 +109,4 @@ def fit_view(found: FitFigures, compared: Sequence[Comparison] = ()) -> Group:
     if found.judge_usd is not None:
         lines.append(f"judge: ${found.judge_usd:.4g}")
     lines.append(f"excluded: {counts(found.excluded) or 'nothing'}")
-    return Group(table, *(Text(line) for line in [*lines, *(f"{one}" for one in compared)]))
+    return Group(table, *(Text(line) for line in [*lines, *(f"{one}" for one in comparisons)]))

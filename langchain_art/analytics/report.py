@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from langchain_art.analytics.figures import Analysis
+from langchain_art.analytics.analysis import Analysis
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.intervals import Comparison
+from langchain_art.training.report import blank_figure, saved
 
 #: Error patterns that are listed; all are in the JSON.
 _LISTED = 10
@@ -40,9 +40,8 @@ def analysis_view(found: Analysis, compared: Sequence[Comparison] = ()) -> Group
 
 def versions_table(found: Analysis) -> Table:
     """Success, reward, calls, tokens and cost by version."""
-    table = plain_table(f"Versions (success: reward ≥ {found.success:g})", ["version"])
-    for name in ("runs", "success", "95 %", "reward", "calls", "tokens", "USD"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("runs", "success", "95 %", "reward", "calls", "tokens", "USD")
+    table = plain_table(f"Versions (success: reward ≥ {found.success:g})", ["version"], names)
     for one in found.versions:
         interval = "-"
         if one.success_low is not None and one.success_high is not None:
@@ -63,9 +62,8 @@ def versions_table(found: Analysis) -> Table:
 
 def nodes_table(found: Analysis) -> Table:
     """Calls, tokens, latency and cost by node and version."""
-    table = plain_table("Calls by node and version", ["node", "version"])
-    for name in ("calls", "errors", "tokens", "p50 s", "p95 s", "USD"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("calls", "errors", "tokens", "p50 s", "p95 s", "USD")
+    table = plain_table("Calls by node and version", ["node", "version"], names)
     for one in found.nodes:
         table.add_row(
             escape(one.node),
@@ -82,9 +80,7 @@ def nodes_table(found: Analysis) -> Table:
 
 def actions_table(found: Analysis) -> Table:
     """Table of how often each node called which tool."""
-    table = plain_table("Actions", ["node", "action"])
-    table.add_column("count", justify="right")
-    table.add_column("share", justify="right")
+    table = plain_table("Actions", ["node", "action"], ["count", "share"])
     for one in found.actions:
         table.add_row(escape(one.node), escape(one.action), str(one.count), f"{one.share:.0%}")
     return table
@@ -103,9 +99,10 @@ def errors_table(found: Analysis) -> Table:
     return table
 
 
-def plain_table(title: str, folded: Sequence[str]) -> Table:
-    """A table without frames, whose columns `folded` may be folded."""
+def plain_table(title: str, folded: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """A table without frames: columns that may be folded, then columns of `numbers`."""
     columns = [Column(name, overflow="fold") for name in folded]
+    columns += [Column(name, justify="right", no_wrap=True) for name in numbers]
     return Table(
         *columns, title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False
     )
@@ -137,13 +134,7 @@ def analysis_plot(found: Analysis, path: str | Path) -> Path:
     target = Path(path)
     if target.suffix not in (".png", ".svg"):
         raise ConfigError(f"got the image {str(path)!r}, expected a name with .png or .svg")
-    try:
-        figures: Any = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError(
-            "The plot needs matplotlib: pip install 'langchain-art[examples]'."
-        ) from error
-    figure: Any = figures.Figure(figsize=(10.0, 6.8), dpi=130, facecolor="white")
+    figure = blank_figure(10.0, 6.8, "The plot")
     ((success, reward), (actions, latency)) = figure.subplots(2, 2)
     _success(success, found)
     _reward(reward, found)
@@ -152,10 +143,7 @@ def analysis_plot(found: Analysis, path: str | Path) -> Path:
     for axes in (success, reward, actions, latency):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
-    figure.tight_layout()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
-    return target
+    return saved(figure, target)
 
 
 def _success(axes: Any, found: Analysis) -> None:

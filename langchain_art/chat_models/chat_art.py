@@ -24,14 +24,8 @@ from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validat
 
 from langchain_art._version import __version__
 from langchain_art.call_tags import METADATA_TAGGER, current_tags
+from langchain_art.chat_models import structured_output
 from langchain_art.chat_models.fast_path import FastChatOpenAI
-from langchain_art.chat_models.structured_output import (
-    is_legacy,
-    openai_tool,
-    parsed,
-    parser_of,
-    response_format,
-)
 from langchain_art.errors import ConfigError
 from langchain_art.text_messages import text_message
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL, with_v1
@@ -167,7 +161,9 @@ class ChatART(FastChatOpenAI):
         **kwargs: Any,
     ) -> int:
         """Estimate the tokens of a prompt; the tokenizer is the server's."""
-        schemas: list[BaseTool | dict[str, Any]] = [openai_tool(t) for t in tools or ()]
+        schemas: list[BaseTool | dict[str, Any]] = [
+            structured_output.openai_tool(t) for t in tools or ()
+        ]
         return count_tokens_approximately(messages, tools=schemas)
 
     # ---- requests
@@ -191,7 +187,7 @@ class ChatART(FastChatOpenAI):
             extra["art"] = tags
         if (schema := payload.pop("response_format", None)) is not None:
             # As a parameter it would select the SDK's parser, which raises on cut-off replies.
-            extra["response_format"] = response_format(schema)
+            extra["response_format"] = structured_output.response_format(schema)
         if extra:
             payload["extra_body"] = extra
         return payload
@@ -283,7 +279,9 @@ class ChatART(FastChatOpenAI):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Bind tools as LangChain does, with the whole schemas of recursive arguments."""
         whole = [
-            tool if getattr(tool, "extras", None) else openai_tool(tool, strict=strict)
+            tool
+            if getattr(tool, "extras", None)
+            else structured_output.openai_tool(tool, strict=strict)
             for tool in tools
         ]
         return super().bind_tools(whole, tool_choice=tool_choice, strict=strict, **kwargs)
@@ -314,24 +312,26 @@ class ChatART(FastChatOpenAI):
         Raises:
             ValueError: no schema, where the method needs one.
         """
-        if method == "json_schema" and is_legacy(schema):
+        if method == "json_schema" and structured_output.is_legacy(schema):
             method = "function_calling"
         if method != "json_schema" or schema is None:
             chain: Any = super().with_structured_output(
                 schema, method=method, strict=strict, tools=tools, **kwargs
             )
-            return parsed(chain.first, chain.last, include_raw=include_raw)
+            return structured_output.parsed(chain.first, chain.last, include_raw=include_raw)
         if tools:
-            kwargs["tools"] = [openai_tool(tool, strict=strict) for tool in tools]
+            kwargs["tools"] = [structured_output.openai_tool(tool, strict=strict) for tool in tools]
         model = self.bind(
-            response_format=response_format(schema, strict),
+            response_format=structured_output.response_format(schema, strict),
             ls_structured_output_format={
                 "kwargs": {"method": method, "strict": strict},
-                "schema": openai_tool(schema),
+                "schema": structured_output.openai_tool(schema),
             },
             **kwargs,
         )
-        return parsed(model, parser_of(schema), include_raw=include_raw)
+        return structured_output.parsed(
+            model, structured_output.parser_of(schema), include_raw=include_raw
+        )
 
 
 def _complete_reply(sent: dict[str, Any], message: AIMessage) -> None:

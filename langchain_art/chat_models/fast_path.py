@@ -34,9 +34,8 @@ from pydantic_core import from_json, to_json
 
 from langchain_art.call_seeds import run_seed
 from langchain_art.chat_models import http_pools
-from langchain_art.chat_models.http_answer import Answer
 from langchain_art.chat_models.http_pools import httpx
-from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.chat_models.http_post import POST_ERRORS, Answer, Connections, Target, post_async
 from langchain_art.errors import OF_OUR_CALL
 from langchain_art.wire.base_urls import foreign_answer, no_answer
 

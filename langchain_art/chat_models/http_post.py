@@ -1,6 +1,7 @@
 """HTTP POST over kept-alive connections: one request with a whole body, and its whole answer.
 
-That takes less CPU than `http.client`, aiohttp and httpx do. A request is sent once; the caller
+That takes less CPU than `http.client`, aiohttp and httpx do. Answers are parsed as they arrive by
+httptools (llhttp, Node.js's parser). A request is sent once; the caller
 decides about retries. There is no support for proxies, redirects and streams: such calls go through
 the OpenAI SDK.
 """
@@ -13,17 +14,130 @@ import select
 import socket
 import ssl
 import time
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Generic, TypeAlias, TypeVar, cast
 
-from langchain_art.chat_models.http_answer import Answer, AnswerParser
+import httptools
+
 from langchain_art.chat_models.http_pools import KEEP_ALIVE, httpx
+
+_Header = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer. The SDK's `response` is made when it is asked for, or where it must decode.
+
+    Raises:
+        httpx.DecodingError: the body is not `encoded` as its headers say.
+    """
+
+    status: int
+    raw_headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    request: httpx.Request
+    encoded: bool
+
+    def __post_init__(self) -> None:
+        if self.encoded:
+            _ = self.response
+
+    @property
+    def is_success(self) -> bool:
+        """True if it is neither a redirect nor an error."""
+        return 200 <= self.status < 300
+
+    @property
+    def content(self) -> bytes:
+        """The decoded body."""
+        return self.response.content if self.encoded else self.body
+
+    @cached_property
+    def response(self) -> httpx.Response:
+        """The answer as the SDK has it."""
+        headers = httpx.Headers(self.raw_headers)
+        return httpx.Response(self.status, headers=headers, content=self.body, request=self.request)
+
+
+class AnswerParser:
+    """Takes the bytes of one answer as they come; informational answers before it are dropped."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[_Header] = []
+        self._parts: list[bytes] = []
+        self._status: int | None = None
+        self.is_complete = False
+        self.keeps_connection = False
+        """True if the connection may serve another request."""
+
+    def feed(self, data: bytes) -> None:
+        """Take what has arrived; nothing, if the connection was closed.
+
+        Raises:
+            ConnectionError: this is no HTTP, or the connection was closed before the answer's end.
+        """
+        if not data:
+            self._close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not self.is_complete:
+                raise ConnectionError(f"the answer is not HTTP: {error}") from error
+            self.keeps_connection = False
+
+    def _close(self) -> None:
+        named = {name.lower() for name, _ in self._headers}
+        if self._status is None or named & {b"content-length", b"transfer-encoding"}:
+            raise ConnectionError("the server closed the connection within its answer")
+        self.is_complete = True  # the end of the connection is the end of such an answer
+
+    def answer(self, request: httpx.Request) -> Answer:
+        """The complete answer to `request`; to be called once.
+
+        Raises:
+            httpx.DecodingError: the body is not encoded as the headers say.
+        """
+        assert self._status is not None
+        del self._parser  # it refers to this object
+        encoded = any(name.lower() == b"content-encoding" for name, _ in self._headers)
+        return Answer(self._status, self._headers, b"".join(self._parts), request, encoded)
+
+    def on_message_begin(self) -> None:
+        """Callback of httptools, as all below."""
+        if self.is_complete:  # data that belongs to no request
+            self.keeps_connection = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header, or a trailer."""
+        if not self.is_complete:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Keep the status."""
+        if not self.is_complete:
+            self._status = self._parser.get_status_code()
+
+    def on_body(self, data: bytes) -> None:
+        """Keep a part of the body."""
+        if not self.is_complete:
+            self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """Be complete, or begin anew after an informational answer."""
+        if self.is_complete:
+            return
+        if self._status is not None and self._status < 200:
+            self._headers, self._status = [], None
+        else:
+            self.is_complete, self.keeps_connection = True, self._parser.should_keep_alive()
+
 
 #: What `Connections.post` and `post_async` raise if there is no complete answer.
 POST_ERRORS = (OSError, httpx.DecodingError)
@@ -40,7 +154,6 @@ class Target:
     """Destination and form of a request: all but its body. Time limits in seconds, None: none."""
 
     request: httpx.Request
-    """Request without a body."""
     headers: Mapping[str, str]
     """All but ``content-length``."""
     connect_timeout: float | None = None
@@ -79,19 +192,7 @@ class Target:
         return replace(self, headers={**self.headers, **count})
 
 
-class _Connection(ABC):
-    """An open connection."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close at once."""
-
-    @abstractmethod
-    def is_usable(self) -> bool:
-        """True if it is open, without data on it that belongs to no request."""
-
-
-ConnectionT = TypeVar("ConnectionT", bound=_Connection)
+ConnectionT = TypeVar("ConnectionT", "_BlockingConnection", "_AsyncConnection")
 
 
 class _Idle(Generic[ConnectionT]):
@@ -132,7 +233,7 @@ class _Idle(Generic[ConnectionT]):
                     kept.popleft()[1].close()
 
 
-class _BlockingConnection(_Connection):
+class _BlockingConnection:
     """Connection for threads."""
 
     def __init__(self, target: Target) -> None:
@@ -151,6 +252,7 @@ class _BlockingConnection(_Connection):
         self._socket.close()
 
     def is_usable(self) -> bool:
+        """True if it is open, without data on it that belongs to no request."""
         decrypted = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
         return not decrypted and not _is_readable(self._socket)
 
@@ -196,7 +298,7 @@ class Connections:
         return answer.answer(target.request)
 
 
-class _AsyncConnection(_Connection, asyncio.Protocol):
+class _AsyncConnection(asyncio.Protocol):
     """Connection for one event loop."""
 
     def __init__(self) -> None:

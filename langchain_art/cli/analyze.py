@@ -62,8 +62,13 @@ def analyze(
             "environment; write --environment NAME instead"
         )
     if not names:
-        runs, notes = _langfuse(score, environment, limit) if langfuse else ([], [])
-        if not langfuse:
+        notes: list[str] = []
+        if langfuse:
+            from langchain_art.analytics.langfuse_runs import langfuse_runs
+
+            read = langfuse_runs(score=score, environment=environment, limit=limit)
+            runs, notes = read.runs, read.notes
+        else:
             with client_of(base_url) as client:
                 runs = client.trajectories(limit, scenario)
         if len(runs) == limit:
@@ -83,15 +88,6 @@ def analyze(
             "out the name. `langchain-art curve --png` draws a fit."
         )
     _fits(root, names, compare, gpu_rate, as_json)
-
-
-def _langfuse(
-    score: str, environment: str | None, limit: int
-) -> tuple[list[Trajectory], list[str]]:
-    from langchain_art.analytics.langfuse_runs import langfuse_runs
-
-    found = langfuse_runs(score=score, environment=environment, limit=limit)
-    return found.runs, found.notes
 
 
 def _runs(

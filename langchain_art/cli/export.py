@@ -12,6 +12,7 @@ from typing import Any
 
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.training.fits import read_fits
 from langchain_art.wire import Checkpoint
 from langchain_art.wire.identifiers import is_folder
 
@@ -23,13 +24,15 @@ def export_adapter(
     directory: Path,
     base: str | None = None,
     *,
+    root: Path = Path("out"),
     merged: bool = False,
 ) -> Path:
     """Download ``policy@version`` into the new directory and write its card, ``README.md``.
 
     The directory appears whole or not at all; a ConfigError if it exists and is not empty, or if
     the server does not keep that version. `base` is the base model's name for the card; None: what
-    the adapter says, else the server. `merged`: the card is for weights with it merged in.
+    the adapter says, else the server. Below `root` is the fit that made it, whose rewards are in
+    the card. `merged`: the card is for weights with it merged in.
     """
     known = {one.version: one for one in client.checkpoints(policy)}
     if version not in known:
@@ -38,10 +41,13 @@ def export_adapter(
             "are deleted after newer ones, unless a fit, an export or `langchain-art checkpoints "
             "pin` has pinned them"
         )
+    learned = _learned(known[version], root)
     client.download_adapter(policy, version, directory)
     config: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
     named = base or config.get("base_model_name_or_path") or client.status().model_path
-    (directory / "README.md").write_text(card(known[version], config, named, merged=merged))
+    (directory / "README.md").write_text(
+        card(known[version], config, named, learned, merged=merged)
+    )
     return directory
 
 
@@ -52,6 +58,7 @@ def export_merged(
     directory: Path,
     base: str | None = None,
     *,
+    root: Path = Path("out"),
     float32: bool = False,
 ) -> Path:
     """Write the base model with ``policy@version`` merged into its weights, and its tokenizer.
@@ -76,7 +83,7 @@ def export_merged(
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".merge-") as temporary:
         adapter, whole = Path(temporary) / "adapter", Path(temporary) / "merged"
-        export_adapter(client, policy, version, adapter, base, merged=True)
+        export_adapter(client, policy, version, adapter, base, root=root, merged=True)
         merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
         command = [*merge, model, str(adapter), str(whole), *(["--float32"] if float32 else [])]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
@@ -107,7 +114,8 @@ tokenizer = AutoTokenizer.from_pretrained({base!r})
 or serve it with vLLM:
 
 ```bash
-vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {policy}=PATH/TO/THIS
+vllm serve {base} --generation-config vllm --enable-lora --max-lora-rank {rank} \\
+    --lora-modules {policy}=PATH/TO/THIS
 ```
 """
 _USE_MERGED = """\
@@ -115,10 +123,46 @@ The adapter is merged into these weights: load this directory as any model, with
 `AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`. Float32 weights
 need `vllm serve PATH/TO/THIS --dtype float32`: vLLM rounds them otherwise.
 """
+_UNKNOWN = """\
+The fit that made this version was not found below `{root}` when this card was written. Say here
+which scenarios it learned from, what the reward was, and what the reward on others is.
+"""
 
 
-def card(checkpoint: Checkpoint, config: dict[str, Any], base: str, *, merged: bool = False) -> str:
-    """The model card of an adapter, or of weights with it merged in."""
+def _learned(checkpoint: Checkpoint, root: Path) -> str:
+    """Scenarios and rewards of the fit below `root` whose step has this version's metrics."""
+    for fit in reversed(read_fits(root)):
+        for step in fit.steps:
+            made = step.results.get(checkpoint.policy)
+            if made is None or made.version != checkpoint.version:
+                continue
+            if not checkpoint.metrics.items() <= made.metrics.items():
+                continue  # another server's version of that name
+            told = fit.state.identity
+            rows = [
+                ("fit", f"`{fit.name}`, step {step.step}"),
+                ("scenarios", f"{told.scenarios.split()[0]} to learn from"),
+                ("reward by", ", ".join(f"`{one}`" for one in told.evaluator or told.rollout)),
+                *(
+                    (f"reward on held-out scenarios, `{one.version}`", str(one))
+                    for one in fit.evals
+                    if one.step == 0 or checkpoint.name in one.versions
+                ),
+            ]
+            table = "".join(f"| {name} | {value} |\n" for name, value in rows)
+            return f"| | |\n|---|---|\n{table}"
+    return _UNKNOWN.format(root=root)
+
+
+def card(
+    checkpoint: Checkpoint,
+    config: dict[str, Any],
+    base: str,
+    learned: str,
+    *,
+    merged: bool = False,
+) -> str:
+    """The model card of an adapter, or of weights with it merged in; `learned` from what."""
     targets = config.get("target_modules")
     modules = ", ".join(sorted(targets)) if isinstance(targets, list) else str(targets)
     metrics = "".join(
@@ -129,7 +173,7 @@ def card(checkpoint: Checkpoint, config: dict[str, Any], base: str, *, merged: b
     return f"""\
 ---
 base_model: {base}
-library_name: peft
+library_name: {"transformers" if merged else "peft"}
 tags: [lora, reinforcement-learning, langchain-art]
 ---
 
@@ -147,6 +191,9 @@ langchain-art. It is version {checkpoint.version} of the policy `{checkpoint.pol
 ## Use
 
 {use}
+## Data and rewards
+
+{learned}
 ## Training metrics of this version
 
 | metric | value |

@@ -137,7 +137,7 @@ def _table(found: list[Fit]) -> Table:
             "held out" if fit.held_out else "training",
             *([figures[0], best, figures[-1]] if figures else ["-", "-", "-"]),
             _when(fit.at),
-            escape(fit.versions),
+            escape(fit.use),
         )
     return table
 
@@ -161,7 +161,7 @@ def _json(fit: Fit) -> dict[str, Any]:
             "last": rewards[-1][1] if rewards else None,
         },
         "at": fit.at,
-        "use": fit.versions,
+        "use": fit.use,
         "identity": fit.state.used.model_dump(mode="json"),
     }
 

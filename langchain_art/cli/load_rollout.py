@@ -43,7 +43,6 @@ class Loaded:
     model: ChatART | None
     """None: it is one that the rollout makes itself, where it cannot be seen."""
     notes: list[str]
-    """Remarks on the model's settings."""
 
 
 def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Loaded:

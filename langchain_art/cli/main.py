@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.text import Text
@@ -95,28 +95,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@app.command(context_settings=_PASSED_ON | {"help_option_names": []})  # --help is passed on too
-def serve(context: typer.Context) -> None:
-    """Serve a base model and its policies over OpenAI's API; `serve --help` lists the options."""
-    _become_server("langchain_art_server", context.args)
+#: Commands of the server's package.
+_OF_THE_SERVER = {
+    "serve": "Serve a base model and its policies over OpenAI's API; `serve --help` says more.",
+    "scrub": "Check all that a server has stored against its digests; `scrub --help` says more.",
+    "backup": "Back up a running server into one archive, and check it; `backup --help` says more.",
+    "restore": "Restore a backup into a new data directory; `restore --help` says more.",
+}
 
 
-@app.command(context_settings=_PASSED_ON | {"help_option_names": []})
-def scrub(context: typer.Context) -> None:
-    """Check all that a server has stored against its digests; `scrub --help` says more."""
-    _become_server("langchain_art_server.backups.commands", ["scrub", *context.args])
+def become_server(context: typer.Context) -> None:
+    """Become a command of the server's package. Raises ConfigError if it is not installed."""
+    from langchain_art.client.local_server import require_server
+
+    require_server()
+    name = str(context.info_name)
+    if name == "serve":
+        _become("langchain_art_server", context.args)
+    else:
+        _become("langchain_art_server.backups.commands", [name, *context.args])
 
 
-@app.command(context_settings=_PASSED_ON | {"help_option_names": []})
-def backup(context: typer.Context) -> None:
-    """Back up a running server into one archive, and check it; `backup --help` says more."""
-    _become_server("langchain_art_server.backups.commands", ["backup", *context.args])
-
-
-@app.command(context_settings=_PASSED_ON | {"help_option_names": []})
-def restore(context: typer.Context) -> None:
-    """Restore a backup into a new data directory; `restore --help` says more."""
-    _become_server("langchain_art_server.backups.commands", ["restore", *context.args])
+for _name, _words in _OF_THE_SERVER.items():  # --help is passed on too
+    _passed_on = _PASSED_ON | {"help_option_names": []}
+    app.command(_name, help=_words, context_settings=_passed_on)(become_server)
 
 
 @app.command(context_settings=_PASSED_ON, options_metavar="[NAME] [OPTIONS]")
@@ -158,29 +160,33 @@ def demo(
 @app.command()
 def new(
     directory: Annotated[Path, typer.Argument(help="A new directory, which names the project.")],
-    example: Annotated[str, typer.Option("--from", help="The example, such as tic-tac-toe.")],
+    example: Annotated[
+        str | None, typer.Option("--from", help="The example, such as tic-tac-toe.")
+    ] = None,
+    skill: Annotated[
+        bool,
+        typer.Option("--skill", help="Write a skill for coding agents; alone: into a project."),
+    ] = False,
 ) -> None:
     """Make a project of your own from one of the examples, with a test.
 
     \b
-    Example:
+    Examples:
       langchain-art new my-agent --from tic-tac-toe
+      langchain-art new . --skill
     """
-    from langchain_art.cli.new import make_project
+    from langchain_art.cli.new import make_project, write_skill
 
-    package = make_project(directory, example)
-    console.print(f"{directory} is a project now: README.md says how to train {package}.")
-
-
-def _become_server(module: str, arguments: list[str]) -> None:
-    """Become a program of the server's package. Raises ConfigError if it is not installed."""
-    from langchain_art.client.local_server import require_server
-
-    require_server()
-    _become(module, arguments)
+    if example is None and not skill:
+        raise ConfigError("got neither --from EXAMPLE nor --skill, expected one of them or both")
+    if example is not None:
+        package = make_project(directory, example)
+        console.print(f"{directory} is a project now: README.md says how to train {package}.")
+    if skill:
+        console.print(f"{write_skill(directory)} tells coding agents how to train this project.")
 
 
-def _become(module: str, arguments: list[str]) -> None:
+def _become(module: str, arguments: list[str]) -> NoReturn:
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
@@ -315,9 +321,12 @@ def export(
     base: Annotated[
         str | None, typer.Option(help="Base model. Default: as the server names it.")
     ] = None,
+    root: Root = Path("out"),
     base_url: BaseUrl = None,
 ) -> None:
     """Download an adapter in PEFT's format, with a model card. The server keeps what was exported.
+
+    The card has the rewards of the fit that made it, where its folder is below --root.
 
     \b
     Examples:
@@ -332,9 +341,9 @@ def export(
     with client_of(base_url, patience=60.0) as client:
         number = split_version(name)[1] if version else client.policy(policy).version
         if merge:
-            export_merged(client, policy, number, directory, base, float32=float32)
+            export_merged(client, policy, number, directory, base, root=root, float32=float32)
         else:
-            export_adapter(client, policy, number, directory, base)
+            export_adapter(client, policy, number, directory, base, root=root)
         say(f"{policy}@{number} is in {directory}")
         if number:  # the first version is always kept
             try:

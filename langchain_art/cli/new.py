@@ -14,6 +14,8 @@ from langchain_art.errors import ConfigError
 EXTRAS = {"mcp_server": ("mcp",)}
 _TAKEN = ("tests", "examples", "langchain_art", "langchain_art_server")
 _TEXTS = (".py", ".md", ".toml")
+#: The skill that is written into projects; one of the pages whose code is tested.
+SKILL = Path(__file__).with_name("skill.md")
 
 _PYPROJECT = """\
 [build-system]
@@ -132,6 +134,23 @@ def make_project(directory: Path, name: str) -> str:
     }.items():
         (directory / file).write_text(template.format(**words))
     return package
+
+
+def write_skill(directory: Path) -> Path:
+    """Write the skill for coding agents into a project's directory; returns its path.
+
+    Raises:
+        ConfigError: there is no such directory, or the skill there was changed.
+    """
+    if not directory.is_dir():
+        raise ConfigError(f"got {directory}, expected a project's directory, or --from as well")
+    path = directory / ".claude" / "skills" / "langchain-art" / "SKILL.md"
+    text = SKILL.read_text()
+    if path.exists() and path.read_text() != text:
+        raise ConfigError(f"got {path} with other words; move it away, then write it again")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
 
 
 def _package_name(directory: Path) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, console, say
-from langchain_art.cli.review_train import FATES, ScoreName, named_number, train
+from langchain_art.cli.review_train import ScoreName, named_number, train
 from langchain_art.errors import ConfigError
-from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.wire.reviews import Pick
+from langchain_art.export.ids import HUMAN_REWARD
+from langchain_art.wire.reviews import FATES, Pick
 
 if TYPE_CHECKING:
     from langchain_art.review.pull import Pulled
@@ -206,7 +206,7 @@ def calibrate(
       langchain-art review calibrate ruler
       langchain-art review calibrate ruler --at-least 0.8 --keep
     """
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from langchain_art.review.judge import calibrate_judge
 
@@ -214,9 +214,9 @@ def calibrate(
         found = calibrate_judge(
             client, score, policy, name=name, count=bands, good=good, at_least=at_least, keep=keep
         )
-    table = Table(title=f"{score} and people")
-    for column in (score, "reviewed", "agree", "95 % interval", "not reviewed", "these are"):
-        table.add_column(column, justify="right")
+    names = (score, "reviewed", "agree", "95 % interval", "not reviewed", "these are")
+    columns = (Column(name, justify="right") for name in names)
+    table = Table(*columns, title=f"{score} and people")
     for one in found.bands:
         rate = f"{one.agree / one.reviewed:.2f}" if one.reviewed else "-"
         between = "-" if one.interval is None else "{:.2f} to {:.2f}".format(*one.interval)

@@ -3,48 +3,26 @@
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from langchain_art.cli.options import BaseUrl, client_of, say
+from langchain_art.cli.options import BaseUrl, client_of, say, stderr
 from langchain_art.errors import ConfigError
-from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.export.ids import HUMAN_REWARD
+from langchain_art.wire.reviews import FATES
 from langchain_art.wire.train_config import MAX_LEARNING_RATE
 
 if TYPE_CHECKING:
-    from langchain_art.cli.held_out import HeldOut
     from langchain_art.client.sync_client import ArtClient
-    from langchain_art.wire import Message, ReviewPlan, TrainResult, VerdictFate
+    from langchain_art.training.records import EvalResult
+    from langchain_art.wire import Message, ReviewPlan, TrainResult
 
 #: Corrected cases whose answers are shown.
 _MOST_SHOWN = 5
-#: Why a verdict is not trained on, and what can be done about it.
-FATES: dict[VerdictFate, str] = {
-    "trains": "are trained on",
-    "trained": "were trained already",
-    "ordered": "are trained by a job that has not ended",
-    "held_out": "are of a held-out scenario: an evaluation ran it; name it with --held-out-too",
-    "stale": "are of runs that are too many versions old: review a new run of the scenario, or "
-    "correct the replies, which is trained at any age",
-    "rolled_back": "are of runs of a version that a rollback discarded: review a new run, or "
-    "correct the replies",
-    "no_scenario": "are of runs without a scenario, which nothing can be compared with",
-    "alone": "have no other reviewed run of the scenario, or call of its node, beside them",
-    "all_equal": "are equal to all that they are compared with",
-    "disagreement": "are such that the reviewers disagree",
-    "incomplete": "lack one of the criteria",
-    "taken_back": "were taken back",
-    "superseded": "are of calls that the graph discarded",
-    "other_model": "are of replies of another model",
-    "untrainable": "are of calls whose tokens cannot be trained: `langchain-art audit` says why",
-    "gone": "are of runs or calls that the server does not have",
-    "no_reply": "are of calls that the graph got no reply from",
-    "unchanged": "say what was sampled",
-    "revised": "are of a call that a later one corrects",
-}
 ScoreName = Annotated[str, typer.Option(help="The score that people give.")]
 
 
@@ -122,7 +100,7 @@ def train(
         correction_steps=correction_steps,
     )
     with client_of(base_url) as client:
-        held_out = _held_out(client, policy, rollout, scenarios, samples, root)
+        evaluate = _evaluation(client, policy, rollout, scenarios, samples, root)
         plan = client.plan_reviews(asked)
         for line in plan_lines(plan):
             say(line)
@@ -131,7 +109,7 @@ def train(
             raise typer.Exit(1)
         if dry_run:
             return
-        before = None if held_out is None else held_out.evaluate()
+        before = None if evaluate is None else evaluate()
         jobs = client.train_reviews(asked.model_copy(update={"plan": plan.digest}))
         results = [client.wait(job) for job in jobs]
         steps = results[1:] if plan.groups else results
@@ -140,8 +118,8 @@ def train(
                 say(f"  excluded: {count} {reason}")
         _say_moved(steps)
         say(f"{policy}@{results[-1].version} serves")
-        if held_out is not None and before is not None:
-            held_out.compare(before)
+        if evaluate is not None and before is not None:
+            _say_change(before, evaluate())
         _show_answers(client, plan, policy)
 
 
@@ -169,14 +147,15 @@ def _left_out(plan: ReviewPlan, kind: Literal["reward", "correction"]) -> Iterat
             yield f"  left out: {count} {kind}s: {FATES[fate]}{saw}"
 
 
-def _held_out(
+def _evaluation(
     client: ArtClient,
     policy: str,
     rollout: str | None,
     scenarios: str | None,
     samples: int | None,
     root: Path | None,
-) -> HeldOut | None:
+) -> Callable[[], EvalResult] | None:
+    """Evaluates the version that serves on held-out scenarios; None: it is not asked for."""
     if rollout is None or scenarios is None:
         given = {"rollout": rollout, "scenarios": scenarios, "samples": samples, "root": root}
         if alone := [f"--{name} {value}" for name, value in given.items() if value is not None]:
@@ -185,16 +164,24 @@ def _held_out(
                 "evaluated before and after, and on what"
             )
         return None
-    from langchain_art.cli.held_out import HeldOut
+    from langchain_art.cli.load_rollout import load_scenarios, rollout_of
+    from langchain_art.training.trainer import Trainer
 
-    return HeldOut(
-        rollout,
-        scenarios,
-        policy,
-        client=client,
-        samples=samples or 1,
-        root=root or Path("out"),
-    )
+    loaded = rollout_of(rollout, policy, client.base_url, root or Path("out"))
+    held_out, trainer = load_scenarios(scenarios), Trainer(policy, client=client, console=stderr)
+    return lambda: asyncio.run(trainer.evaluate(loaded, held_out, samples=samples or 1))
+
+
+def _say_change(before: EvalResult, after: EvalResult) -> None:
+    from langchain_art.training.records import compared
+
+    say(f"held-out reward before: {before.version}: {before}")
+    say(f"held-out reward after:  {after.version}: {after}")
+    if not before.scenarios or not after.scenarios:
+        raise ConfigError("got no rewards to compare; let the rollout give each run a reward")
+    found = compared(before, after)
+    spread = "" if found.ci95 is None else f" ± {found.ci95:.3f}"
+    say(f"held-out change: {found.difference:+.3f}{spread} (p = {found.p_value:.4f})")
 
 
 def _say_moved(steps: Sequence[TrainResult]) -> None:

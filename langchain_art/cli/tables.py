@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group
@@ -13,22 +14,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from langchain_art.diagnostics.canary_checks import CanaryReport
+from langchain_art import wire
 from langchain_art.evaluators.transcript import tool_calls
 from langchain_art.training.records import tokens
-from langchain_art.wire import (
-    ApiKey,
-    Checkpoint,
-    LoggedAction,
-    Message,
-    ServerStatus,
-    Trajectory,
-    TrajectoryAudit,
-    Turn,
-    TurnAudit,
-)
 from langchain_art.wire.training import meaning
 from langchain_art.wire.trajectories import EVALUATION
+
+if TYPE_CHECKING:
+    from langchain_art.diagnostics.canary import CanaryReport
 
 #: Characters of a message that a run's view shows; all of it is in ``--json``.
 _EXCERPT = 600
@@ -38,7 +31,7 @@ _SHORT_ID = 8
 _LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", ".0f"))
 
 
-def status_table(status: ServerStatus) -> Table:
+def status_table(status: wire.ServerStatus) -> Table:
     """The server's status."""
     title = f"langchain-art server {status.version}"
     table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
@@ -84,7 +77,7 @@ def status_table(status: ServerStatus) -> Table:
     return table
 
 
-def checkpoints_table(checkpoints: Sequence[Checkpoint]) -> Table:
+def checkpoints_table(checkpoints: Sequence[wire.Checkpoint]) -> Table:
     """Versions of a policy; all their metrics are in ``--json`` and in the exported card."""
     names = ("version", "from", "made (UTC)", "size", "reward", "runs", "tokens", "state")
     table = _plain(names, cut="version")
@@ -104,7 +97,7 @@ def _or_dash(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def runs_table(runs: Sequence[Trajectory]) -> Table:
+def runs_table(runs: Sequence[wire.Trajectory]) -> Table:
     """One line per run, with as much of its id as tells it from the others."""
     names = ("id", "scenario", "status", "reward", "turns", "tokens", "versions")
     table = _plain(names, cut="scenario")
@@ -124,7 +117,12 @@ def runs_table(runs: Sequence[Trajectory]) -> Table:
     return table
 
 
-def run_view(run: Trajectory) -> Group:
+def group_view(group: wire.TrajectoryGroup) -> Table:
+    """One line per run of a group."""
+    return runs_table(group.trajectories)
+
+
+def run_view(run: wire.Trajectory) -> Group:
     """One run: for each turn the messages that its prompt added, and what was said."""
     scores = "".join(f", {name} {value:.3f}" for name, value in run.scores.items())
     lines = [Text(f"{run.id}  {run.scenario or ''}  {_outcome(run)}{scores}", style="bold")]
@@ -139,7 +137,7 @@ def run_view(run: Trajectory) -> Group:
     return Group(*lines)
 
 
-def _about(index: int, turn: Turn) -> str:
+def _about(index: int, turn: wire.Turn) -> str:
     """Turn 1, after turn 0: node, version, tokens, seconds."""
     parts = [f"turn {index}" + ("" if turn.extends is None else f", after turn {turn.extends}")]
     parts += [_node(turn), turn.model or "-"]
@@ -158,7 +156,7 @@ def _line(who: str, text: str) -> Text:
     return Text.assemble((f"  {who}: ", "dim"), shown)
 
 
-def _status(run: Trajectory) -> str:
+def _status(run: wire.Trajectory) -> str:
     """The status in a word; of an evaluation's run, that it is one."""
     if EVALUATION not in run.metadata:
         return run.status
@@ -178,12 +176,12 @@ def _telling(ids: Collection[str]) -> int:
     return next((n for n in lengths if len({one[:n] for one in ids}) == len(ids)), most)
 
 
-def _outcome(run: Trajectory | TrajectoryAudit) -> str:
-    worth = run.total_return if isinstance(run, Trajectory) else run.reward
+def _outcome(run: wire.Trajectory | wire.TrajectoryAudit) -> str:
+    worth = run.total_return if isinstance(run, wire.Trajectory) else run.reward
     return f"{run.status}, " + ("not scored" if worth is None else f"reward {worth:.3f}")
 
 
-def audit_table(audit: TrajectoryAudit) -> Table:
+def audit_table(audit: wire.TrajectoryAudit) -> Table:
     """Table of which of a run's tokens are trained: a line per turn, and the totals."""
     names = ("#", "node", "version", "prompt", "sampled", "trained", "prefix", "why not")
     numbers = {"#", "prompt", "sampled", "trained"}
@@ -227,12 +225,12 @@ def canary_table(report: CanaryReport) -> Table:
     return table
 
 
-def _reasons(audit: TrajectoryAudit) -> list[str]:
+def _reasons(audit: wire.TrajectoryAudit) -> list[str]:
     found = {turn.excluded_because for turn in audit.turns if turn.excluded_because}
     return [f"{reason}: {meaning(reason)}" for reason in sorted(found)]
 
 
-def _prefix(turn: TurnAudit) -> str:
+def _prefix(turn: wire.TurnAudit) -> str:
     if turn.prefix is None:
         return "-"
     if turn.prefix_turn is None:
@@ -240,7 +238,7 @@ def _prefix(turn: TurnAudit) -> str:
     return f"{turn.prefix} {turn.prefix_turn} after {turn.prefix_tokens}"
 
 
-def _totals(audit: TrajectoryAudit) -> str:
+def _totals(audit: wire.TrajectoryAudit) -> str:
     done = ", ".join(f"{policy} (job {job})" for policy, job in audit.trained_by.items())
     return (
         f"{audit.trained_tokens} of {audit.sampled_tokens} sampled tokens learn, in {audit.rows} "
@@ -249,13 +247,13 @@ def _totals(audit: TrajectoryAudit) -> str:
     )
 
 
-def _node(turn: Turn) -> str:
+def _node(turn: wire.Turn) -> str:
     attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
     excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""
     return f"{turn.label}{attempt}{excluded}"
 
 
-def _spoken(message: Message | None) -> str:
+def _spoken(message: wire.Message | None) -> str:
     """A message in a line: its text, and the tools that it calls."""
     parts: list[str] = []
     if content := (message or {}).get("content"):
@@ -264,7 +262,7 @@ def _spoken(message: Message | None) -> str:
     return " ".join(" ".join(parts).split())
 
 
-def keys_table(keys: Sequence[ApiKey]) -> Table:
+def keys_table(keys: Sequence[wire.ApiKey]) -> Table:
     """Keys with their state and limits."""
     names = ("tenant", "name", "scopes", "limits", "state")
     table = Table(Column("id", no_wrap=True), *(Column(name, overflow="fold") for name in names))
@@ -275,7 +273,7 @@ def keys_table(keys: Sequence[ApiKey]) -> Table:
     return table
 
 
-def _state(key: ApiKey) -> str:
+def _state(key: wire.ApiKey) -> str:
     if key.revoked_at is not None:
         return f"revoked {_when(key.revoked_at)}"
     if key.expires_at is None:
@@ -283,7 +281,7 @@ def _state(key: ApiKey) -> str:
     return f"{'valid until' if time.time() < key.expires_at else 'expired'} {_when(key.expires_at)}"
 
 
-def log_table(actions: Sequence[LoggedAction]) -> Table:
+def log_table(actions: Sequence[wire.LoggedAction]) -> Table:
     """Entries of the log."""
     table = Table("when", "tenant", "key", "action", Column("what", overflow="fold"))
     for one in actions:

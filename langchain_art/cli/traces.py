@@ -13,7 +13,7 @@ import typer
 
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, say
 from langchain_art.errors import ConfigError
-from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.export.ids import HUMAN_REWARD
 
 if TYPE_CHECKING:
     from langchain_art.traces.stored import Read

@@ -16,12 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from langchain_art.client.endpoint import endpoint
+from langchain_art import wire
 from langchain_art.client.http_request import (
     Flow,
     HasId,
     Request,
     deleted,
+    endpoint,
     many,
     pages,
     path_of,
@@ -33,27 +34,6 @@ from langchain_art.client.http_request import (
 )
 from langchain_art.client.job_endpoints import JobEndpoints
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire import (
-    ApiKey,
-    Checkpoint,
-    KeyLimits,
-    KeySpec,
-    LoggedAction,
-    LoraConfig,
-    NewApiKey,
-    PolicySpec,
-    PolicyStatus,
-    Review,
-    ReviewsKept,
-    Reward,
-    RunsToReview,
-    Scope,
-    ServerStatus,
-    Trajectory,
-    TrajectoryAudit,
-    TrajectoryGroup,
-    VerdictFate,
-)
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 
 
@@ -75,9 +55,9 @@ class Endpoints(JobEndpoints):
         return Request("GET", "/readyz", lambda _: None, patience=timeout, quick=True)
 
     @endpoint
-    def status(self) -> Request[ServerStatus]:
+    def status(self) -> Request[wire.ServerStatus]:
         """The server's model, policies, engines and counts."""
-        return Request("GET", "/status", ServerStatus.model_validate_json)
+        return Request("GET", "/status", wire.ServerStatus.model_validate_json)
 
     @endpoint
     def models(self) -> Request[list[str]]:
@@ -85,20 +65,22 @@ class Endpoints(JobEndpoints):
         return Request("GET", "/v1/models", lambda b: [one["id"] for one in json.loads(b)["data"]])
 
     @endpoint
-    def create_policy(self, name: str, lora: LoraConfig | None = None) -> Request[PolicyStatus]:
+    def create_policy(
+        self, name: str, lora: wire.LoraConfig | None = None
+    ) -> Request[wire.PolicyStatus]:
         """Make a policy. The same call again changes nothing; another `lora` raises Conflict."""
-        spec = PolicySpec(name=name, lora=lora or LoraConfig())
-        return Request("POST", "/v1/policies", PolicyStatus.model_validate_json, body=spec)
+        spec = wire.PolicySpec(name=name, lora=lora or wire.LoraConfig())
+        return Request("POST", "/v1/policies", wire.PolicyStatus.model_validate_json, body=spec)
 
     @endpoint
-    def policies(self) -> Request[list[PolicyStatus]]:
+    def policies(self) -> Request[list[wire.PolicyStatus]]:
         """All policies."""
-        return Request("GET", "/v1/policies", many(PolicyStatus))
+        return Request("GET", "/v1/policies", many(wire.PolicyStatus))
 
     @endpoint
-    def policy(self, name: str) -> Request[PolicyStatus]:
+    def policy(self, name: str) -> Request[wire.PolicyStatus]:
         """One policy. Raises NotFound."""
-        return Request("GET", path_of("policies", name), PolicyStatus.model_validate_json)
+        return Request("GET", path_of("policies", name), wire.PolicyStatus.model_validate_json)
 
     @endpoint
     def delete_policy(self, name: str) -> Request[str]:
@@ -109,30 +91,32 @@ class Endpoints(JobEndpoints):
         return Request("DELETE", path_of("policies", name), deleted)
 
     @endpoint
-    def checkpoints(self, policy: str) -> Request[list[Checkpoint]]:
+    def checkpoints(self, policy: str) -> Request[list[wire.Checkpoint]]:
         """The versions of a policy that the server keeps."""
-        return Request("GET", path_of("policies", policy, "checkpoints"), many(Checkpoint))
+        return Request("GET", path_of("policies", policy, "checkpoints"), many(wire.Checkpoint))
 
     @endpoint
-    def pin(self, policy: str, version: int) -> Request[Checkpoint]:
+    def pin(self, policy: str, version: int) -> Request[wire.Checkpoint]:
         """Keep a version from being pruned."""
-        return Request("PUT", version_path(policy, version, "pin"), Checkpoint.model_validate_json)
-
-    @endpoint
-    def unpin(self, policy: str, version: int) -> Request[Checkpoint]:
-        """Allow a version to be pruned again."""
         return Request(
-            "DELETE", version_path(policy, version, "pin"), Checkpoint.model_validate_json
+            "PUT", version_path(policy, version, "pin"), wire.Checkpoint.model_validate_json
         )
 
     @endpoint
-    def rollback(self, policy: str, version: int, why: str = "") -> Request[PolicyStatus]:
+    def unpin(self, policy: str, version: int) -> Request[wire.Checkpoint]:
+        """Allow a version to be pruned again."""
+        return Request(
+            "DELETE", version_path(policy, version, "pin"), wire.Checkpoint.model_validate_json
+        )
+
+    @endpoint
+    def rollback(self, policy: str, version: int, why: str = "") -> Request[wire.PolicyStatus]:
         """Route the policy's name to an earlier version.
 
         What that takes out of service is shown with `why` (`Checkpoint.rolled_back`).
         """
         path, body = path_of("policies", policy, "rollback"), {"version": version, "why": why}
-        return Request("POST", path, PolicyStatus.model_validate_json, body=body)
+        return Request("POST", path, wire.PolicyStatus.model_validate_json, body=body)
 
     @endpoint
     def delete_checkpoint(self, policy: str, version: int) -> Request[str]:
@@ -145,12 +129,12 @@ class Endpoints(JobEndpoints):
         return downloading(version_path(policy, version, "adapter"), Path(dest))
 
     @endpoint
-    def post_trajectory(self, trajectory: Trajectory) -> Request[bool]:
+    def post_trajectory(self, trajectory: wire.Trajectory) -> Request[bool]:
         """Store a trajectory; False if it was stored before. Raises Conflict if it differs."""
         return Request("POST", "/v1/trajectories", lambda b: bool(stored_of(b)), body=trajectory)
 
     @endpoint
-    def post_groups(self, groups: Sequence[TrajectoryGroup]) -> Flow[int]:
+    def post_groups(self, groups: Sequence[wire.TrajectoryGroup]) -> Flow[int]:
         """Store groups; returns how many of their trajectories were new."""
         stored = 0
         for group in groups:
@@ -160,7 +144,7 @@ class Endpoints(JobEndpoints):
     @endpoint
     def trajectories(
         self, limit: int = 100, scenario: str | None = None, *, prefix: str | None = None
-    ) -> Flow[list[Trajectory]]:
+    ) -> Flow[list[wire.Trajectory]]:
         """Stored trajectories, newest first; as many pages as `limit` takes.
 
         Args:
@@ -169,12 +153,12 @@ class Endpoints(JobEndpoints):
             prefix: only those whose id begins so.
         """
         params = {"scenario": scenario, "prefix": prefix}
-        return pages("/v1/trajectories", Trajectory, params, limit)
+        return pages("/v1/trajectories", wire.Trajectory, params, limit)
 
     @endpoint
-    def trajectory(self, run: HasId | str) -> Request[Trajectory]:
+    def trajectory(self, run: HasId | str) -> Request[wire.Trajectory]:
         """One stored trajectory, by a run or its id. Raises NotFound."""
-        return Request("GET", run_path(run), Trajectory.model_validate_json)
+        return Request("GET", run_path(run), wire.Trajectory.model_validate_json)
 
     @endpoint
     def delete_trajectory(self, run: HasId | str) -> Request[str]:
@@ -188,9 +172,9 @@ class Endpoints(JobEndpoints):
     def reward(
         self,
         run: HasId | str,
-        reward: float | Reward | None = None,
+        reward: float | wire.Reward | None = None,
         turns: Mapping[str, float] | None = None,
-    ) -> Request[Trajectory]:
+    ) -> Request[wire.Trajectory]:
         """Score a trajectory, or the calls that were tagged with its id.
 
         Args:
@@ -203,16 +187,18 @@ class Endpoints(JobEndpoints):
             RequestRefused: the trajectory is not known (`NotFound`), has no such call
                 (`InvalidRequest`), or was trained on with another reward (`Conflict`).
         """
-        given = reward.model_dump(exclude_unset=True) if isinstance(reward, Reward) else {}
-        if reward is not None and not isinstance(reward, Reward):
+        given = reward.model_dump(exclude_unset=True) if isinstance(reward, wire.Reward) else {}
+        if reward is not None and not isinstance(reward, wire.Reward):
             given["reward"] = reward
         if turns:
             given["turns"] = dict(turns)
         try:
-            body = Reward(**given)
+            body = wire.Reward(**given)
         except ValidationError as error:
             raise ConfigError(f"This is no reward: {error}") from error
-        return Request("PUT", run_path(run, "reward"), Trajectory.model_validate_json, body=body)
+        return Request(
+            "PUT", run_path(run, "reward"), wire.Trajectory.model_validate_json, body=body
+        )
 
     @endpoint
     def audit(
@@ -222,7 +208,7 @@ class Endpoints(JobEndpoints):
         trainable: Mapping[str, bool] | None = None,
         *,
         sft: bool = False,
-    ) -> Request[TrajectoryAudit]:
+    ) -> Request[wire.TrajectoryAudit]:
         """Show which of a run's tokens are trained, turn by turn, and why others are excluded.
 
         Args:
@@ -236,7 +222,9 @@ class Endpoints(JobEndpoints):
         """
         chosen = [f"{name}:{str(learns).lower()}" for name, learns in (trainable or {}).items()]
         params = {"policy": policy, "trainable": chosen, "sft": "true" if sft else None}
-        return Request("GET", run_path(run, "audit"), TrajectoryAudit.model_validate_json, params)
+        return Request(
+            "GET", run_path(run, "audit"), wire.TrajectoryAudit.model_validate_json, params
+        )
 
     @endpoint
     def call(self, call_id: str) -> Request[dict[str, Any]]:
@@ -244,7 +232,7 @@ class Endpoints(JobEndpoints):
         return Request("GET", path_of("calls", call_id), json.loads)
 
     @endpoint
-    def put_reviews(self, reviews: Sequence[Review]) -> Flow[ReviewsKept]:
+    def put_reviews(self, reviews: Sequence[wire.Review]) -> Flow[wire.ReviewsKept]:
         """Keep what people said of runs and calls; any number of reviews, each id once.
 
         Idempotent by source and id: of two revisions the later one holds (`Review.at`). Those of a
@@ -259,7 +247,7 @@ class Endpoints(JobEndpoints):
         policy: str | None = None,
         run: HasId | str | None = None,
         source: str | None = None,
-    ) -> Flow[list[Review]]:
+    ) -> Flow[list[wire.Review]]:
         """List reviews in the order in which they first came; as many pages as it takes.
 
         Args:
@@ -269,18 +257,18 @@ class Endpoints(JobEndpoints):
         """
         trajectory = run if run is None or isinstance(run, str) else run.id
         params = {"policy": policy, "trajectory": trajectory, "source": source}
-        return pages("/v1/reviews", Review, params)
+        return pages("/v1/reviews", wire.Review, params)
 
     @endpoint
-    def foresee_reviews(self, runs: Sequence[str]) -> Flow[dict[str, VerdictFate]]:
+    def foresee_reviews(self, runs: Sequence[str]) -> Flow[dict[str, wire.VerdictFate]]:
         """Foresee, by run's id, what a verdict on it would do: ``trains``, or what prevents it.
 
         Args:
             runs: ids of any number of runs; those that are not stored are not in the answer.
         """
-        found: dict[str, VerdictFate] = {}
+        found: dict[str, wire.VerdictFate] = {}
         for start in range(0, len(runs), 1000):
-            body = RunsToReview(runs=tuple(runs[start : start + 1000]))
+            body = wire.RunsToReview(runs=tuple(runs[start : start + 1000]))
             found |= yield Request("POST", "/v1/reviews/foresee", json.loads, body=body)
         return found
 
@@ -290,10 +278,10 @@ class Endpoints(JobEndpoints):
         name: str,
         *,
         tenant: str = DEFAULT_TENANT,
-        scopes: Sequence[Scope] = ("infer", "submit", "review"),
-        limits: KeyLimits | None = None,
+        scopes: Sequence[wire.Scope] = ("infer", "submit", "review"),
+        limits: wire.KeyLimits | None = None,
         expires_at: float | None = None,
-    ) -> Request[NewApiKey]:
+    ) -> Request[wire.NewApiKey]:
         """Make a key; the answer alone has the key itself.
 
         Args:
@@ -307,33 +295,33 @@ class Endpoints(JobEndpoints):
             ConfigError: a value is not valid.
             PermissionDenied: this client's key is not the administrator's.
         """
-        spec = KeySpec(
+        spec = wire.KeySpec(
             name=name,
             tenant=tenant,
             scopes=tuple(scopes),
-            limits=limits or KeyLimits(),
+            limits=limits or wire.KeyLimits(),
             expires_at=expires_at,
         )
-        return Request("POST", "/v1/keys", NewApiKey.model_validate_json, body=spec)
+        return Request("POST", "/v1/keys", wire.NewApiKey.model_validate_json, body=spec)
 
     @endpoint
-    def api_keys(self) -> Request[list[ApiKey]]:
+    def api_keys(self) -> Request[list[wire.ApiKey]]:
         """All keys that were ever made, oldest first, without the keys themselves."""
-        return Request("GET", "/v1/keys", many(ApiKey))
+        return Request("GET", "/v1/keys", many(wire.ApiKey))
 
     @endpoint
-    def revoke_key(self, key_id: str) -> Request[ApiKey]:
+    def revoke_key(self, key_id: str) -> Request[wire.ApiKey]:
         """Revoke a key from now on. Raises NotFound."""
-        return Request("DELETE", path_of("keys", key_id), ApiKey.model_validate_json)
+        return Request("DELETE", path_of("keys", key_id), wire.ApiKey.model_validate_json)
 
     @endpoint
-    def actions(self, limit: int | None = 100) -> Flow[list[LoggedAction]]:
+    def actions(self, limit: int | None = 100) -> Flow[list[wire.LoggedAction]]:
         """List who trained, rolled back, deleted, reviewed, made and revoked keys: newest first.
 
         Args:
             limit: the most that are wanted. None: all.
         """
-        return pages("/v1/log", LoggedAction, {}, limit)
+        return pages("/v1/log", wire.LoggedAction, {}, limit)
 
 
 def downloading(path: str, dest: Path) -> Flow[Path]:

@@ -1,4 +1,7 @@
-"""One HTTP request as a value: arguments, answer, paths, when to retry it, what is said. No I/O."""
+"""One HTTP request as a value: arguments, answer, paths, when to retry it, what is said. No I/O.
+
+Also the base of both clients, and how a method is made of an operation.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,41 @@ import json
 import logging
 import os
 import random
+import ssl
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from langchain_art.errors import (
-    REFUSALS,
-    ArtError,
-    AuthenticationFailed,
-    BodyTooLarge,
-    ConfigError,
-    Damaged,
-    EngineUnavailable,
-    InvalidRequest,
-    Overloaded,
-    RequestRefused,
-    RequestTimeout,
-    ServerUnreachable,
-)
-from langchain_art.wire import (
-    MAX_REVIEWS,
-    RefusedReview,
-    Review,
-    Reviews,
-    ReviewsKept,
-    TrajectoryGroup,
-)
-from langchain_art.wire.base_urls import foreign_answer, no_answer
+from langchain_art import errors, wire
+from langchain_art.wire.base_urls import DEFAULT_BASE_URL, foreign_answer, no_answer, split_base_url
 from langchain_art.wire.identifiers import unwritable
+
+if TYPE_CHECKING:
+    from langchain_art.client.async_client import AsyncArtClient
+    from langchain_art.client.sync_client import ArtClient
+
 
 log = logging.getLogger(__name__)
 #: Seconds after which a server that never answered is taken for one that is not there. One that
@@ -63,7 +63,6 @@ class Waiting:
     def __init__(self, base_url: str, say: Callable[[str], None] | None = None) -> None:
         self.base_url = base_url
         self.answered = False
-        """True if the server ever answered."""
         self._say = say or log.warning
         self._lock = Lock()
         self._since: float | None = None
@@ -98,7 +97,7 @@ class Waiting:
 
 def reason(failure: BaseException) -> str:
     """Reason why there was no answer, in a few words: ``connection refused``."""
-    if isinstance(failure, RequestRefused):
+    if isinstance(failure, errors.RequestRefused):
         return str(failure)
     if isinstance(failure, httpx.ConnectTimeout):
         return "no connection: the machine does not answer"
@@ -122,15 +121,19 @@ Param: TypeAlias = "str | float | Sequence[str] | None"
 #: Failures after which the same request may be sent again.
 RETRYABLE = (
     httpx.TransportError,
-    ServerUnreachable,
-    Overloaded,
-    EngineUnavailable,
-    RequestTimeout,
+    errors.ServerUnreachable,
+    errors.Overloaded,
+    errors.EngineUnavailable,
+    errors.RequestTimeout,
 )
-_BY_STATUS: dict[int, type[RequestRefused]] = {
-    403: AuthenticationFailed,
-    422: InvalidRequest,
-    **{kind.status: kind for kind in RequestRefused.__subclasses__() if kind is not Damaged},
+_BY_STATUS: dict[int, type[errors.RequestRefused]] = {
+    403: errors.AuthenticationFailed,
+    422: errors.InvalidRequest,
+    **{
+        kind.status: kind
+        for kind in errors.RequestRefused.__subclasses__()
+        if kind is not errors.Damaged
+    },
 }
 
 
@@ -165,7 +168,7 @@ class Request(Generic[T]):
                 try:
                     content = self.body.model_dump_json(exclude_unset=True, fallback=str)
                 except PydanticSerializationError as error:
-                    raise ConfigError(
+                    raise errors.ConfigError(
                         f"{self.method} {self.path}: got what JSON does not have in "
                         f"{unwritable(self.body)}"
                     ) from error
@@ -196,8 +199,8 @@ class Request(Generic[T]):
             if not kind.startswith("application/json"):
                 text = content[:1000].decode(errors="replace")
                 words = foreign_answer(response.url, response.status_code, kind, text)
-                raise ArtError(words) from error
-            raise ArtError(
+                raise errors.ArtError(words) from error
+            raise errors.ArtError(
                 f"{self.method} {response.url} was answered in a shape that this client does not "
                 f"know. Use the same release of langchain-art on both sides.\n{error}"
             ) from error
@@ -206,9 +209,9 @@ class Request(Generic[T]):
 Flow: TypeAlias = Generator[Request[Any], Any, T]
 
 
-def _refusal(response: httpx.Response, content: bytes) -> ArtError:
+def _refusal(response: httpx.Response, content: bytes) -> errors.ArtError:
     if response.status_code in (502, 504):  # from a proxy, not from the server
-        return ServerUnreachable(f"{response.url}: HTTP {response.status_code} from a proxy")
+        return errors.ServerUnreachable(f"{response.url}: HTTP {response.status_code} from a proxy")
     error: dict[str, Any] = {}
     try:
         error = json.loads(content)["error"]
@@ -217,9 +220,9 @@ def _refusal(response: httpx.Response, content: bytes) -> ArtError:
         content_type = response.headers.get("content-type")
         text = content[:1000].decode(errors="replace")
         message = foreign_answer(response.url, response.status_code, content_type, text)
-    kind = REFUSALS.get(str(error.get("code")))
+    kind = errors.REFUSALS.get(str(error.get("code")))
     if kind is None:
-        kind = _BY_STATUS.get(response.status_code, RequestRefused)
+        kind = _BY_STATUS.get(response.status_code, errors.RequestRefused)
     return kind(message, param=error.get("param"), retry_after=_seconds(response))
 
 
@@ -246,7 +249,7 @@ class Backoff:
 
     def after(self, failure: Exception) -> float:
         """Seconds to sleep after a retryable `failure`, with jitter. Raises it out of patience."""
-        asked = failure.retry_after if isinstance(failure, RequestRefused) else None
+        asked = failure.retry_after if isinstance(failure, errors.RequestRefused) else None
         pause = asked if asked is not None else self._pause * random.uniform(0.5, 1.0)
         self._pause = min(self._pause * 2, 5.0)
         passed = time.monotonic() - self._begun
@@ -256,7 +259,7 @@ class Backoff:
         if left <= 0 or (asked is not None and asked > left):
             if isinstance(failure, httpx.TransportError):
                 where = f"{self._waiting.base_url} in {passed:.0f} s"
-                raise ServerUnreachable(no_answer(where, reason(failure))) from None
+                raise errors.ServerUnreachable(no_answer(where, reason(failure))) from None
             raise failure
         if isinstance(failure, httpx.TransportError) or passed + pause >= SILENCE:
             self._waiting.because(reason(failure))
@@ -281,7 +284,7 @@ def run_path(run: HasId | str, *parts: str) -> str:
     """The path of a run, given itself or its id. Raises ConfigError."""
     id_: Any = run if isinstance(run, str) else getattr(run, "id", None)
     if not isinstance(id_, str) or not id_:
-        raise ConfigError(f"got the run {run!r:.200}, expected a run of capture() or its id")
+        raise errors.ConfigError(f"got the run {run!r:.200}, expected a run of capture() or its id")
     return path_of("trajectories", id_, *parts)
 
 
@@ -341,11 +344,11 @@ def stored_of(content: bytes) -> int:
     return int(json.loads(content)["stored"])
 
 
-def post_group(group: TrajectoryGroup) -> Flow[int]:
+def post_group(group: wire.TrajectoryGroup) -> Flow[int]:
     """Store a group, in parts if it is too large for one request; how many runs were new."""
     try:
         return (yield Request("POST", "/v1/groups", stored_of, body=group))
-    except BodyTooLarge:
+    except errors.BodyTooLarge:
         runs = group.trajectories
         if len(runs) == 1:
             raise
@@ -355,15 +358,95 @@ def post_group(group: TrajectoryGroup) -> Flow[int]:
         return stored
 
 
-def put_all(reviews: Sequence[Review]) -> Flow[ReviewsKept]:
+def put_all(reviews: Sequence[wire.Review]) -> Flow[wire.ReviewsKept]:
     """Keep any number of reviews; what became of them all."""
     counts: Counter[str] = Counter()
-    refused: list[RefusedReview] = []
+    refused: list[wire.RefusedReview] = []
     trained: dict[str, tuple[str, ...]] = {}
-    for start in range(0, len(reviews), MAX_REVIEWS):
-        some = Reviews(reviews=tuple(reviews[start : start + MAX_REVIEWS]))
-        kept = yield Request("PUT", "/v1/reviews", ReviewsKept.model_validate_json, body=some)
+    for start in range(0, len(reviews), wire.MAX_REVIEWS):
+        some = wire.Reviews(reviews=tuple(reviews[start : start + wire.MAX_REVIEWS]))
+        kept = yield Request("PUT", "/v1/reviews", wire.ReviewsKept.model_validate_json, body=some)
         counts.update(kept.model_dump(exclude={"refused", "trained"}))
         refused += kept.refused
         trained |= kept.trained
-    return ReviewsKept(**counts, refused=tuple(refused), trained=trained)
+    return wire.ReviewsKept(**counts, refused=tuple(refused), trained=trained)
+
+
+P = ParamSpec("P")
+AnswerT = TypeVar("AnswerT", covariant=True)
+
+
+@cache
+def _tls(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """TLS context of all clients with these certificates: to read them takes 27 ms of CPU."""
+    return httpx.create_ssl_context()
+
+
+class Address(ABC):
+    """Base of both clients: the server's address and key, and how long to retry."""
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        patience: float = 60.0,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        url = base_url or os.environ.get("ART_BASE_URL") or DEFAULT_BASE_URL
+        self.base_url, self._root = split_base_url(url)
+        self.api_key = api_key or os.environ.get("ART_API_KEY")
+        self.timeout = timeout
+        self.patience = patience
+        self._waiting = Waiting(self.base_url, on_wait)
+        self._open()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the HTTP client."""
+
+    @abstractmethod
+    def _perform(self, made: Request[Any] | Flow[Any]) -> Any:
+        """Send what an operation made, and give its answer or a coroutine of it."""
+
+    def _options(self) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        tls = _tls(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        return {"base_url": self._root, "headers": headers, "verify": tls}
+
+    def _backoff(self, request: Request[Any]) -> Backoff:
+        if request.patience is None:
+            return Backoff(self._waiting, self.patience)
+        return Backoff(self._waiting, request.patience, asked=True)
+
+    def _no_answer_yet(self, request: Request[Any]) -> tuple[float, Callable[[], None]]:
+        """Seconds after which to speak of a request without an answer, and how."""
+        words = f"no answer yet to {request.method} {request.path}"
+        return SILENCE + request.hold, lambda: self._waiting.because(words)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.base_url!r})"
+
+
+class Endpoint(Protocol[P, AnswerT]):
+    """An operation as a type checker sees it: a method of each of the two clients."""
+
+    @overload
+    def __get__(self, client: ArtClient, kind: Any, /) -> Callable[P, AnswerT]: ...
+    @overload
+    def __get__(
+        self, client: AsyncArtClient, kind: Any, /
+    ) -> Callable[P, Coroutine[Any, Any, AnswerT]]: ...
+    @overload
+    def __get__(self, client: None, kind: Any, /) -> Callable[Concatenate[Any, P], Any]: ...
+
+
+def endpoint(make: Callable[Concatenate[Any, P], Request[T] | Flow[T]]) -> Endpoint[P, T]:
+    """Let the client send what `make` makes, and return the answer or a coroutine of it."""
+
+    @wraps(make)
+    def method(client: Address, *args: P.args, **kwargs: P.kwargs) -> Any:
+        made = make(client, *args, **kwargs)
+        return client._perform(made)  # pyright: ignore[reportPrivateUsage]
+
+    return cast("Endpoint[P, T]", method)

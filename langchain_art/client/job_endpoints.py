@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from langchain_art import wire
 from langchain_art.client.conversations import (
     Conversation,
     Conversations,
@@ -15,38 +16,21 @@ from langchain_art.client.conversations import (
     sft_config,
     to_post,
 )
-from langchain_art.client.endpoint import Address, endpoint
-from langchain_art.client.http_request import Flow, Request, deleted, pages, path_of, post_group
-from langchain_art.errors import ConfigError, JobFailed
-from langchain_art.wire import (
-    AttemptOutcome,
-    BatchStatus,
-    JobEvent,
-    LeaseRequest,
-    Leases,
-    LeasesHeld,
-    LeasesLost,
-    LeasesReturned,
-    PreferenceConfig,
-    QueuedRollout,
-    ReviewJobs,
-    ReviewPlan,
-    ReviewTraining,
-    RolloutBatch,
-    SFTConfig,
-    StepSeconds,
-    TakenRollouts,
-    TakeRequest,
-    TrainConfig,
-    TrainJob,
-    TrainRequest,
-    TrainResult,
-    TrajectoryGroup,
+from langchain_art.client.http_request import (
+    Address,
+    Flow,
+    Request,
+    deleted,
+    endpoint,
+    pages,
+    path_of,
+    post_group,
 )
+from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.wire.rollouts import MAX_ROLLOUTS
 from langchain_art.wire.training import CallAdvantage
 
-Groups: TypeAlias = Sequence[TrajectoryGroup] | Sequence[Sequence[str]]
+Groups: TypeAlias = Sequence[wire.TrajectoryGroup] | Sequence[Sequence[str]]
 """Trajectory groups, or the ids of trajectories that the server has."""
 
 
@@ -58,16 +42,16 @@ class JobEndpoints(Address):
         self,
         groups: Groups,
         policy: str,
-        config: TrainConfig | None = None,
+        config: wire.TrainConfig | None = None,
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
         retrain: bool = False,
         rewards: Mapping[str, float] | None = None,
         turns: Mapping[str, float] | None = None,
         advantages: Mapping[str, Sequence[CallAdvantage | None]] | None = None,
-        seconds: StepSeconds | None = None,
+        seconds: wire.StepSeconds | None = None,
         schedule_step: int | None = None,
-    ) -> Flow[TrainJob]:
+    ) -> Flow[wire.TrainJob]:
         """Order one training step, and return at once.
 
         Args:
@@ -92,12 +76,12 @@ class JobEndpoints(Address):
         """
         ids: list[tuple[str, ...]] = []
         for group in groups:
-            if isinstance(group, TrajectoryGroup):
+            if isinstance(group, wire.TrajectoryGroup):
                 yield from post_group(group)
                 ids.append(tuple(run.id for run in group.trajectories))
             else:
                 ids.append(tuple(group))
-        what = {"policy": policy, "groups": tuple(ids), "config": config or TrainConfig()}
+        what = {"policy": policy, "groups": tuple(ids), "config": config or wire.TrainConfig()}
         what |= {"rewards": dict(rewards or {}), "turns": dict(turns or {}), "seconds": seconds}
         what |= {"advantages": None if advantages is None else dict(advantages)}
         return (yield _order(key, trainable, **what, retrain=retrain, schedule_step=schedule_step))
@@ -107,11 +91,11 @@ class JobEndpoints(Address):
         self,
         conversations: Conversations,
         policy: str,
-        config: SFTConfig | None = None,
+        config: wire.SFTConfig | None = None,
         key: str | None = None,
         trainable: Mapping[str, bool] | None = None,
         schedule_step: int | None = None,
-    ) -> Flow[TrainJob]:
+    ) -> Flow[wire.TrainJob]:
         """Order one supervised step: the policy learns to say what the assistant says here.
 
         The loss is the mean negative log-likelihood of the assistant's tokens, in nats
@@ -144,9 +128,9 @@ class JobEndpoints(Address):
         self,
         pairs: Sequence[tuple[Conversation, Conversation]],
         policy: str,
-        config: PreferenceConfig | None = None,
+        config: wire.PreferenceConfig | None = None,
         key: str | None = None,
-    ) -> Flow[TrainJob]:
+    ) -> Flow[wire.TrainJob]:
         """Order one preference step (DPO): the policy learns to say rather the first of each pair.
 
         ``preference_loss``, ``preference_margin``, ``preference_accuracy`` and ``chosen_logprob``
@@ -173,23 +157,23 @@ class JobEndpoints(Address):
         for group in to_post([one for pair in read for one in pair]):
             yield from post_group(group)
         ids = tuple(tuple(one if isinstance(one, str) else one.id for one in pair) for pair in read)
-        config = config or PreferenceConfig()
+        config = config or wire.PreferenceConfig()
         return (yield _order(key, None, policy=policy, groups=ids, config=config))
 
     @endpoint
-    def plan_reviews(self, asked: ReviewTraining | str) -> Request[ReviewPlan]:
+    def plan_reviews(self, asked: wire.ReviewTraining | str) -> Request[wire.ReviewPlan]:
         """Plan a step by reviews: what it would train now, and why it leaves other verdicts out.
 
         Args:
             asked: the step, or the policy that learns by the defaults of `ReviewTraining`.
         """
-        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
-        return Request("POST", "/v1/reviews/plan", ReviewPlan.model_validate_json, body=body)
+        body = wire.ReviewTraining(policy=asked) if isinstance(asked, str) else asked
+        return Request("POST", "/v1/reviews/plan", wire.ReviewPlan.model_validate_json, body=body)
 
     @endpoint
     def train_reviews(
-        self, asked: ReviewTraining | str, key: str | None = None
-    ) -> Request[list[TrainJob]]:
+        self, asked: wire.ReviewTraining | str, key: str | None = None
+    ) -> Request[list[wire.TrainJob]]:
         """Order a step by reviews: a job by rewards, and jobs on corrected replies.
 
         Each verdict is trained once with each of its values, however often this is called. Its
@@ -202,14 +186,14 @@ class JobEndpoints(Address):
         Raises:
             Conflict: the plan is another one by now.
         """
-        body = ReviewTraining(policy=asked) if isinstance(asked, str) else asked
+        body = wire.ReviewTraining(policy=asked) if isinstance(asked, str) else asked
         headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
         return Request("POST", "/v1/reviews/train", _jobs_of, body=body, headers=headers)
 
     @endpoint
     def wait(
-        self, job: TrainJob | str, on_event: Callable[[JobEvent], None] | None = None
-    ) -> Flow[TrainResult]:
+        self, job: wire.TrainJob | str, on_event: Callable[[wire.JobEvent], None] | None = None
+    ) -> Flow[wire.TrainResult]:
         """Wait until a job ends, without a time limit.
 
         Args:
@@ -222,11 +206,13 @@ class JobEndpoints(Address):
         path, seen = path_of("jobs", job if isinstance(job, str) else job.id), 0
         # With `on_event` the long poll is short, so that events arrive within a second.
         hold = 1.0 if on_event else 25.0
-        poll = Request("GET", path, TrainJob.model_validate_json, {"wait": hold}, hold=hold)
+        poll = Request("GET", path, wire.TrainJob.model_validate_json, {"wait": hold}, hold=hold)
         while True:
-            state: TrainJob = yield poll
+            state: wire.TrainJob = yield poll
             if on_event:
-                for event in (yield from pages(f"{path}/events", JobEvent, {}, after=str(seen))):
+                for event in (
+                    yield from pages(f"{path}/events", wire.JobEvent, {}, after=str(seen))
+                ):
                     seen = max(seen, event.seq)
                     on_event(event)
             if state.state == "failed":
@@ -240,27 +226,31 @@ class JobEndpoints(Address):
                 return state.result
 
     @endpoint
-    def job(self, job_id: str) -> Request[TrainJob]:
+    def job(self, job_id: str) -> Request[wire.TrainJob]:
         """One job."""
-        return Request("GET", path_of("jobs", job_id), TrainJob.model_validate_json)
+        return Request("GET", path_of("jobs", job_id), wire.TrainJob.model_validate_json)
 
     @endpoint
-    def jobs(self, policy: str | None = None) -> Flow[list[TrainJob]]:
+    def jobs(self, policy: str | None = None) -> Flow[list[wire.TrainJob]]:
         """Jobs, of one policy or of all, oldest first."""
-        return pages("/v1/jobs", TrainJob, {"policy": policy})
+        return pages("/v1/jobs", wire.TrainJob, {"policy": policy})
 
     @endpoint
-    def cancel(self, job: TrainJob | str) -> Request[TrainJob]:
+    def cancel(self, job: wire.TrainJob | str) -> Request[wire.TrainJob]:
         """Cancel a job that waits or runs: its step is stopped, and nothing is published.
 
         Raises Conflict if it has ended, or publishes its version just now.
         """
         path = path_of("jobs", job if isinstance(job, str) else job.id, "cancel")
-        return Request("POST", path, TrainJob.model_validate_json, hold=30.0)
+        return Request("POST", path, wire.TrainJob.model_validate_json, hold=30.0)
 
     @endpoint
     def put_rollouts(
-        self, batch: str, rollout: str, rollouts: Sequence[QueuedRollout], max_attempts: int = 3
+        self,
+        batch: str,
+        rollout: str,
+        rollouts: Sequence[wire.QueuedRollout],
+        max_attempts: int = 3,
     ) -> Flow[None]:
         """Put rollouts up, for workers to lease. The same again changes nothing.
 
@@ -274,7 +264,7 @@ class JobEndpoints(Address):
             Conflict: an id was used for another rollout, or the batch has others.
         """
         for start in range(0, len(rollouts), MAX_ROLLOUTS):
-            some = RolloutBatch(
+            some = wire.RolloutBatch(
                 batch=batch,
                 rollout=rollout,
                 rollouts=tuple(rollouts[start : start + MAX_ROLLOUTS]),
@@ -283,16 +273,16 @@ class JobEndpoints(Address):
             yield Request("POST", "/v1/rollouts", lambda _: None, body=some)
 
     @endpoint
-    def rollouts(self, batch: str) -> Request[BatchStatus]:
+    def rollouts(self, batch: str) -> Request[wire.BatchStatus]:
         """Progress of a batch of rollouts. Raises NotFound."""
         return Request(
-            "GET", path_of("rollouts", "batches", batch), BatchStatus.model_validate_json
+            "GET", path_of("rollouts", "batches", batch), wire.BatchStatus.model_validate_json
         )
 
     @endpoint
     def take_rollouts(
         self, batch: str, done: Sequence[str] = (), *, limit: int = 100, wait: float = 0.0
-    ) -> Request[TakenRollouts]:
+    ) -> Request[wire.TakenRollouts]:
         """Take finished rollouts of a batch. Raises NotFound.
 
         Args:
@@ -302,8 +292,8 @@ class JobEndpoints(Address):
             wait: seconds, up to 30, to wait for one.
         """
         path = path_of("rollouts", "batches", batch, "take")
-        body = TakeRequest(done=tuple(done), limit=limit, wait=wait)
-        return Request("POST", path, TakenRollouts.model_validate_json, body=body, hold=wait)
+        body = wire.TakeRequest(done=tuple(done), limit=limit, wait=wait)
+        return Request("POST", path, wire.TakenRollouts.model_validate_json, body=body, hold=wait)
 
     @endpoint
     def cancel_rollouts(self, batch: str) -> Request[str]:
@@ -314,23 +304,25 @@ class JobEndpoints(Address):
         return Request("DELETE", path_of("rollouts", "batches", batch), deleted)
 
     @endpoint
-    def lease_rollouts(self, asked: LeaseRequest) -> Request[Leases]:
+    def lease_rollouts(self, asked: wire.LeaseRequest) -> Request[wire.Leases]:
         """Lease rollouts to a worker."""
         path = "/v1/rollouts/lease"
-        return Request("POST", path, Leases.model_validate_json, body=asked, hold=asked.wait)
+        return Request("POST", path, wire.Leases.model_validate_json, body=asked, hold=asked.wait)
 
     @endpoint
-    def renew_leases(self, held: LeasesHeld) -> Request[LeasesLost]:
+    def renew_leases(self, held: wire.LeasesHeld) -> Request[wire.LeasesLost]:
         """Renew a worker's leases; the answer names those that have ended."""
-        return Request("POST", "/v1/rollouts/heartbeat", LeasesLost.model_validate_json, body=held)
+        return Request(
+            "POST", "/v1/rollouts/heartbeat", wire.LeasesLost.model_validate_json, body=held
+        )
 
     @endpoint
-    def return_leases(self, returned: LeasesReturned) -> Request[None]:
+    def return_leases(self, returned: wire.LeasesReturned) -> Request[None]:
         """Hand leases back, for other workers."""
         return Request("POST", "/v1/rollouts/return", lambda _: None, body=returned)
 
     @endpoint
-    def complete_rollout(self, rollout: str, outcome: AttemptOutcome) -> Request[None]:
+    def complete_rollout(self, rollout: str, outcome: wire.AttemptOutcome) -> Request[None]:
         """End an attempt. The same again changes nothing.
 
         Args:
@@ -346,15 +338,19 @@ class JobEndpoints(Address):
         )
 
 
-def _jobs_of(content: bytes) -> list[TrainJob]:
-    return list(ReviewJobs.model_validate_json(content).jobs)
+def _jobs_of(content: bytes) -> list[wire.TrainJob]:
+    return list(wire.ReviewJobs.model_validate_json(content).jobs)
 
 
-def _order(key: str | None, names: Mapping[str, bool] | None, **fields: Any) -> Request[TrainJob]:
+def _order(
+    key: str | None, names: Mapping[str, bool] | None, **fields: Any
+) -> Request[wire.TrainJob]:
     """The request for a job on posted trajectories; `fields` are those of `TrainRequest`."""
     try:
-        body = TrainRequest(trainable=dict(names or {}), **fields)
+        body = wire.TrainRequest(trainable=dict(names or {}), **fields)
     except ValidationError as error:
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
-    return Request("POST", "/v1/train", TrainJob.model_validate_json, body=body, headers=headers)
+    return Request(
+        "POST", "/v1/train", wire.TrainJob.model_validate_json, body=body, headers=headers
+    )

@@ -26,6 +26,8 @@ _POLL = 0.1
 class LocalServer:
     """``langchain-art serve`` as a child process on a free loopback port. A context manager.
 
+    Where a ``with`` cannot hold it, over a notebook's cells, it is started and stopped.
+
     If the server ends, it is restarted on the same port with the same data, and clients that retry
     (as `Trainer` does) continue. If this program ends, killed or not, the server ends, too. Its
     output goes to ``<data_dir>.log``.
@@ -76,7 +78,7 @@ class LocalServer:
         """The server's process id, while it runs."""
         return self._process.pid if self._process else None
 
-    def __enter__(self) -> LocalServer:
+    def start(self) -> LocalServer:
         """Start the server and wait until it is ready, however long it loads its model."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._spawn()
@@ -88,7 +90,15 @@ class LocalServer:
         self._watcher.start()
         return self
 
+    def __enter__(self) -> LocalServer:
+        """Start the server."""
+        return self.start()
+
     def __exit__(self, *exc: object) -> None:
+        """Stop the server."""
+        self.stop()
+
+    def stop(self) -> None:
         """Let running requests finish, then stop the server."""
         self._stopping.set()
         self._end()
@@ -101,6 +111,7 @@ class LocalServer:
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"ART_ENDS_WITH_STDIN": "1"},
+                start_new_session=True,  # Ctrl-C stops the fit: a notebook sends it to the group
             )
 
     def _await_ready(self) -> None:

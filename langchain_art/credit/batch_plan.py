@@ -15,23 +15,9 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from langchain_art import wire
+from langchain_art.credit import credit_assignment
 from langchain_art.credit.candidates import CallDecision, CandidateCall, CandidateRun
-from langchain_art.credit.credit_assignment import (
-    GroupAdvantages,
-    beside_teacher,
-    equal_credit,
-    given_credit,
-    group_credit,
-    over_batch_deviation,
-    score_credits,
-)
-from langchain_art.wire import (
-    Aggregation,
-    ConstantAggregation,
-    OverlongPenalty,
-    SFTConfig,
-    StepConfig,
-)
 
 #: Reasons of calls that cannot be learned from because of how they were sampled.
 SAMPLING = frozenset({"greedy_decoding", "no_choice", "truncated_sampling", "grammar"})
@@ -63,7 +49,7 @@ class _PlannedGroup:
 
 def plan(
     groups: Sequence[Sequence[CandidateRun]],
-    config: StepConfig,
+    config: wire.StepConfig,
     *,
     given: bool = False,
     compared: Sequence[Mapping[str, Sequence[float]]] = (),
@@ -81,33 +67,39 @@ def plan(
         InvalidRequest: rewards from which no advantage can be computed.
     """
     found = [_group(runs, config, given) for runs in groups]
-    overlong = None if isinstance(config, SFTConfig) else config.overlong
-    teacher = None if isinstance(config, SFTConfig) else config.distillation
+    overlong = None if isinstance(config, wire.SFTConfig) else config.overlong
+    teacher = None if isinstance(config, wire.SFTConfig) else config.distillation
     baselines = [
         []
         if group.excluded_because
         else [_penalized(group.runs[i], overlong) for i in group.counted]
         for group in found
     ]
-    if isinstance(config, SFTConfig):
-        credits_, average = [equal_credit(runs) for runs in baselines], config.aggregation
+    if isinstance(config, wire.SFTConfig):
+        credits_, average = (
+            [credit_assignment.equal_credit(runs) for runs in baselines],
+            config.aggregation,
+        )
     elif not config.reads_rewards:
-        credits_ = [GroupAdvantages({}, {}, None) for _ in baselines]
+        credits_ = [credit_assignment.GroupAdvantages({}, {}, None) for _ in baselines]
         average = config.loss.aggregation
     elif given:
         tolerance, average = config.zero_variance_tolerance, config.loss.aggregation
-        credits_ = [given_credit(runs, tolerance) for runs in baselines]
+        credits_ = [credit_assignment.given_credit(runs, tolerance) for runs in baselines]
     elif config.scores:
-        credits_, average = score_credits(baselines, config), config.loss.aggregation
+        credits_, average = (
+            credit_assignment.score_credits(baselines, config),
+            config.loss.aggregation,
+        )
     else:
         beside = zip(baselines, compared or [{}] * len(baselines), strict=True)
-        credits_ = [group_credit(runs, config, others) for runs, others in beside]
+        credits_ = [credit_assignment.group_credit(runs, config, others) for runs, others in beside]
         if config.advantage.kind == "batch_standardized":
-            credits_ = over_batch_deviation(credits_)
+            credits_ = credit_assignment.over_batch_deviation(credits_)
         average = config.loss.aggregation
     if teacher:
         pairs = zip(baselines, credits_, strict=True)
-        credits_ = [beside_teacher(runs, credit) for runs, credit in pairs]
+        credits_ = [credit_assignment.beside_teacher(runs, credit) for runs, credit in pairs]
     excluded: Counter[str] = Counter()
     decisions = [
         _decisions(group, credit, config, excluded)
@@ -130,7 +122,7 @@ def plan(
         "staleness_mean": statistics.fmean(lags) if lags else 0.0,
         "staleness_max": float(max(lags, default=0)),
     }
-    if not isinstance(config, SFTConfig):  # a supervised step reads no reward
+    if not isinstance(config, wire.SFTConfig):  # a supervised step reads no reward
         counted = [group.runs[i] for group in found for i in group.counted]
         rewards = [run.total for run in counted if run.rewarded]
         metrics["reward_mean"] = statistics.fmean(rewards) if rewards else 0.0
@@ -201,8 +193,8 @@ def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
     return min(0.0, max(-1.0, (limit - buffer - tokens) / buffer))
 
 
-def _group(runs: Sequence[CandidateRun], config: StepConfig, given: bool) -> _PlannedGroup:
-    if isinstance(config, SFTConfig):
+def _group(runs: Sequence[CandidateRun], config: wire.StepConfig, given: bool) -> _PlannedGroup:
+    if isinstance(config, wire.SFTConfig):
         why, max_staleness = [None] * len(runs), None
     elif not config.reads_rewards:
         why, max_staleness = [None] * len(runs), config.max_staleness
@@ -214,7 +206,7 @@ def _group(runs: Sequence[CandidateRun], config: StepConfig, given: bool) -> _Pl
     return _PlannedGroup(runs, why, counted, reason)
 
 
-def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> CandidateRun:
+def _penalized(run: CandidateRun, overlong: wire.OverlongPenalty | None) -> CandidateRun:
     if overlong is None:
         return run
     tokens = sum(call.tokens for call in run.calls if call.steps)
@@ -223,7 +215,10 @@ def _penalized(run: CandidateRun, overlong: OverlongPenalty | None) -> Candidate
 
 
 def _decisions(
-    group: _PlannedGroup, credit: GroupAdvantages, config: StepConfig, excluded: Counter[str]
+    group: _PlannedGroup,
+    credit: credit_assignment.GroupAdvantages,
+    config: wire.StepConfig,
+    excluded: Counter[str],
 ) -> list[list[CallDecision]]:
     """Decisions on one group's calls, still without weights; counts what is excluded."""
     group_reason = group.excluded_because or credit.whole
@@ -259,7 +254,7 @@ def _reasons(decisions: Sequence[CallDecision]) -> Counter[str]:
 
 
 def call_weights(
-    calls: Sequence[tuple[Hashable, int]], aggregation: Aggregation = "token"
+    calls: Sequence[tuple[Hashable, int]], aggregation: wire.Aggregation = "token"
 ) -> list[float]:
     """The weight of each token of each call.
 
@@ -283,7 +278,7 @@ def call_weights(
     Returns:
         One weight per call. Times the calls' tokens they sum to 1 (but for ``constant``).
     """
-    if isinstance(aggregation, ConstantAggregation):
+    if isinstance(aggregation, wire.ConstantAggregation):
         return [1.0 / aggregation.value for _ in calls]
     if aggregation == "token":
         total = sum(tokens for _, tokens in calls)

@@ -103,12 +103,9 @@ def why_excluded(
 ) -> str | None:
     """Reason for which the graph, its sampler or `trainable` exclude a call; None: they do not.
 
-    Args:
-        turn: the call.
-        sampled_by: the policy that sampled it, empty for the base model; None: not known.
-        policy: the one that is trained; None: whichever sampled the turn.
-        trainable: `TrainRequest.trainable`.
-        imitates: a supervised step, for which it does not matter who sampled the call.
+    `sampled_by` is the policy that sampled it (empty: the base model; None: not known), `policy`
+    the one that is trained (None: whichever sampled it). For a supervised step, which `imitates`,
+    it does not matter who sampled the call.
     """
     if turn.excluded_because is not None:
         return f"superseded_{turn.excluded_because}"

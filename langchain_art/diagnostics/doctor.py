@@ -19,33 +19,27 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from langchain_art import gpu_memory
 from langchain_art.errors import ConfigError
-from langchain_art.gpu_memory import (
-    CPU_HEAP,
-    PROCESS_BYTES,
-    VLLM_BYTES,
-    MemoryNeeds,
-    Placement,
-    Shape,
-    gpus,
-    vllm_share,
-)
 from langchain_art.wire import Wire
 from langchain_art.wire.api_keys import key_problem
 
 #: Sizes of published models (their config.json), shown if no model is given.
 KNOWN = {
-    "Qwen2.5-0.5B": Shape(24, 896, 4864, 896, 128, 151936, tied=True),
-    "Qwen3-1.7B": Shape(28, 2048, 6144, 2048, 1024, 151936, tied=True),
-    "Qwen3-4B": Shape(36, 2560, 9728, 4096, 1024, 151936, tied=True),
-    "Qwen3-8B": Shape(36, 4096, 12288, 4096, 1024, 151936),
-    "Qwen3-14B": Shape(40, 5120, 17408, 5120, 1024, 151936),
-    "Qwen3-32B": Shape(64, 5120, 25600, 8192, 1024, 151936),
+    "SmolLM2-135M": gpu_memory.Shape(30, 576, 1536, 576, 192, 49152, tied=True),
+    "Qwen2.5-0.5B": gpu_memory.Shape(24, 896, 4864, 896, 128, 151936, tied=True),
+    "Qwen3-1.7B": gpu_memory.Shape(28, 2048, 6144, 2048, 1024, 151936, tied=True),
+    "Qwen3-4B": gpu_memory.Shape(36, 2560, 9728, 4096, 1024, 151936, tied=True),
+    "Qwen3-8B": gpu_memory.Shape(36, 4096, 12288, 4096, 1024, 151936),
+    "Qwen3-14B": gpu_memory.Shape(40, 5120, 17408, 5120, 1024, 151936),
+    "Qwen3-32B": gpu_memory.Shape(64, 5120, 25600, 8192, 1024, 151936),
 }
 REQUIRED = ("torch", "transformers", "peft", "fastapi", "sqlalchemy")
 OPTIONAL = ("vllm", "unsloth", "trl")
 #: NVIDIA's oldest driver for CUDA 13.
 LEAST_DRIVER = 580
+#: The oldest compute capability of CUDA 13 (Turing).
+LEAST_CAPABILITY = 7.5
 #: Bytes of free disk for adapter versions, records and a model's download.
 LEAST_DISK = 10 * 10**9
 _TORCH = (
@@ -56,7 +50,7 @@ _CPU_BUILD = (
     "It works, but its CUDA packages are gigabytes that nothing here uses. For the CPU build: pip "
     "install --force-reinstall --no-deps torch=={} --index-url https://download.pytorch.org/whl/cpu"
 )
-_ADVICE: dict[Placement | None, str] = {
+_ADVICE: dict[gpu_memory.Placement | None, str] = {
     "together": "",
     "in turns": "They fit if vLLM sleeps during a step: [sampler] and take_turns = true in the "
     "server's TOML file (docs/gpu.md).",
@@ -89,7 +83,7 @@ class MemoryFit(Wire):
     """Bytes with a cache for one call; calls for which it has no room wait."""
     learner_bytes: int
     """Needed by a step with one row of the asked context and gradient checkpointing."""
-    placement: Placement | None
+    placement: gpu_memory.Placement | None
     """The first that fits, None if none does."""
 
 
@@ -125,11 +119,13 @@ def examine(
     Raises ConfigError if its ``config.json`` is not here, or lacks one of its sizes.
     """
     shapes = KNOWN if model is None else {model: read_shape(model)}
-    cards = gpus()
+    cards = gpu_memory.gpus()
     memory = min(card["free"] for card in cards) if cards else _free_memory()
     total = min((card["total"] for card in cards), default=memory)
+    half = gpu_memory.half_precision(cards)
     fits = [
-        fit(name, shape, len(cards), total, memory, context, rank) for name, shape in shapes.items()
+        fit(name, shape, len(cards), total, memory, context, rank, half)
+        for name, shape in shapes.items()
     ]
     findings = [_gpu(cards), _packages(), _torch(cards), *_learner(cards), _disk(data_dir)]
     findings += [_port(host, port), _key(host)]
@@ -144,14 +140,14 @@ def examine(
     )
 
 
-def read_shape(model: str) -> Shape:
+def read_shape(model: str) -> gpu_memory.Shape:
     """The sizes of a model on this machine, from its ``config.json``; a `ConfigError` without."""
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     cached = home / "hub" / f"models--{model.replace('/', '--')}" / "snapshots"
     for place in [Path(model, "config.json"), *sorted(cached.glob("*/config.json"))]:
         if place.is_file():
             try:
-                return Shape.of_config(json.loads(place.read_text()))
+                return gpu_memory.Shape.of_config(json.loads(place.read_text()))
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(f"{place} does not say the model's sizes: {error!r}") from error
     raise ConfigError(
@@ -173,7 +169,12 @@ def _gpu(cards: list[dict[str, Any]]) -> Finding:
         f"{c['name']}, {c['free'] / 1e9:.0f} of {c['total'] / 1e9:.0f} GB free" for c in cards
     )
     found += f"; driver {cards[0]['driver']}"
-    if int(cards[0]["driver"].partition(".")[0]) < LEAST_DRIVER:
+    if gpu_memory.half_precision(cards) == "float16":
+        found += "; no bfloat16, so models are served and trained in float16"
+    if any(card["capability"] < LEAST_CAPABILITY for card in cards):
+        problem = "CUDA 13, which requirements/gpu.txt is for, has no kernels for GPUs older than "
+        problem += f"capability {LEAST_CAPABILITY}: install torch built for CUDA 12."
+    elif int(cards[0]["driver"].partition(".")[0]) < LEAST_DRIVER:
         problem = (
             f"CUDA 13, which requirements/gpu.txt is for, needs driver {LEAST_DRIVER} or newer."
         )
@@ -276,19 +277,31 @@ def _key(host: str) -> Finding:
 
 
 def fit(
-    name: str, shape: Shape, cards: int, total: int, free: int, context: int, rank: int
+    name: str,
+    shape: gpu_memory.Shape,
+    cards: int,
+    total: int,
+    free: int,
+    context: int,
+    rank: int,
+    half: str = "bfloat16",
 ) -> MemoryFit:
-    """The first placement that fits into so many GPUs with `free` bytes each, or into a CPU's."""
-    dtype, heap = ("bfloat16", 1.0) if cards else ("float32", CPU_HEAP)
-    plain = needs = MemoryNeeds(shape, dtype, rank, heap=heap)
-    chosen: Placement | None = None
+    """The first placement that fits into so many GPUs with `free` bytes each, or into a CPU's.
+
+    `half` is the GPUs' dtype.
+    """
+    dtype = half if cards else "float32"
+    plain = needs = gpu_memory.MemoryNeeds(shape, dtype, rank, cpu=not cards)
+    chosen: gpu_memory.Placement | None = None
     if not cards:
-        needed = needs.sampler(context) + needs.step(context) + 2 * PROCESS_BYTES
+        needed = needs.sampler(context) + needs.step(context) + 2 * gpu_memory.PROCESS_BYTES
         chosen = "together" if needed <= free else None
-    placements: tuple[Placement, ...] = ("together", "in turns", "separate")
+    placements: tuple[gpu_memory.Placement, ...] = ("together", "in turns", "separate")
     ways = (plain, replace(plain, four_bits=True)) if shape.experts == 1 else (plain,)
     for way, placement in product(ways, placements[: min(cards, 2) + 1] if cards else ()):
-        if vllm_share(way, placement, total=total, free=free, context=context, exact=True):
+        if gpu_memory.vllm_share(
+            way, placement, total=total, free=free, context=context, exact=True
+        ):
             needs, chosen = way, placement
             break
     return MemoryFit(
@@ -303,12 +316,13 @@ def fit(
 
 
 def _memory(fit: MemoryFit, free: int, cards: int) -> Finding:
-    program = VLLM_BYTES if cards else PROCESS_BYTES
-    needed = [fit.sampler_bytes + program, fit.learner_bytes + PROCESS_BYTES]
+    program = gpu_memory.VLLM_BYTES if cards else gpu_memory.PROCESS_BYTES
+    needed = [fit.sampler_bytes + program, fit.learner_bytes + gpu_memory.PROCESS_BYTES]
     sizes = " and ".join(f"{size / 1e9:.1f} GB" for size in needed)
     advice = _ADVICE[fit.placement]
     if fit.quantization:
-        advice = f'With quantization = "nf4" it fits (docs/gpu.md). {advice}'.strip()
+        where = " with the embedded sampler" if fit.dtype == "float16" else ""
+        advice = f'With quantization = "nf4" it fits{where} (docs/gpu.md). {advice}'.strip()
     return Finding(
         name="memory",
         found=f"{sizes} needed by sampler and learner, {free / 1e9:.1f} GB free"

@@ -152,7 +152,10 @@ class FallbackEvaluator(GroupEvaluator):
             found, errors = await _ask({name: evaluator}, group)
             failed |= errors
             for scores in found.values():
-                marked = [None if s is None else _marked(name, s) for s in scores]
+                marked = [
+                    s and Score(s.value, f"{name}: {s.explanation}".rstrip(": "), s.named(name))
+                    for s in scores
+                ]
                 if None not in marked:
                     return marked
                 if partial is None and any(marked):
@@ -261,10 +264,6 @@ def _merged(
         total = value(by)
         merged.append(None if total is None else Score(total, " | ".join(words), parts))
     return merged
-
-
-def _marked(name: str, score: Score) -> Score:
-    return Score(score.value, f"{name}: {score.explanation}".rstrip(": "), score.named(name))
 
 
 def _reasons(failed: Mapping[str, Exception]) -> str:

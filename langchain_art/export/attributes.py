@@ -1,7 +1,7 @@
-"""The attributes of a run's spans: `gen_ai.*` for all, and Langfuse's own or the messages' beside.
+"""The attributes of a run's spans, and its scores as Langfuse's SDK 5 posts them.
 
-Sources: OpenTelemetry's semantic conventions for generative AI
-(https://opentelemetry.io/docs/specs/semconv/gen-ai/), and the attributes that Langfuse reads
+`gen_ai.*` is for all, and beside it Langfuse's own or the messages'. Sources: OpenTelemetry's
+semantic conventions (https://opentelemetry.io/docs/specs/semconv/gen-ai/), and what Langfuse reads
 (https://langfuse.com/integrations/native/opentelemetry, `LangfuseOtelSpanAttributes` of its SDK 5).
 Langfuse is given the texts once, under its own names; another backend under `gen_ai.*`.
 """
@@ -9,13 +9,13 @@ Langfuse is given the texts once, under its own names; another backend under `ge
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from langchain_art.export import ids, names
+from langchain_art.export import ids
 from langchain_art.export.brief import brief, last_message
-from langchain_art.export.records import ExportedRun, SpanRecord
+from langchain_art.export.records import ExportBatch, ExportedRun, SpanRecord
 from langchain_art.wire import Message, Trajectory, Turn
 from langchain_art.wire.redaction import Redactor
 
@@ -23,13 +23,7 @@ dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 class MessageTexts:
-    """Prompts, replies and tools of a run's turns.
-
-    Args:
-        run: whose.
-        redactor: counts what it takes out.
-        form: of a message where it is sent; None: OpenAI's, as turns have it.
-    """
+    """Prompts, replies and tools of a run's turns; `form` is of a sent message, if not OpenAI's."""
 
     def __init__(
         self,
@@ -98,20 +92,16 @@ PARAMETERS = {
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
 }
+#: Key in `Trajectory.metadata` of an evaluator's explanations (`evaluators.base.JUDGED`).
+_JUDGED = "judged"
 #: Keys of a run's metadata that other attributes give.
-_OWN = ("judged", names.EXPORTED)
+_OWN = (_JUDGED, ids.EXPORTED)
 #: Longest session and user that Langfuse keeps.
 _NAME = 200
 
 
 class RunAttributes:
-    """The attributes of one run's spans.
-
-    Args:
-        run: whose.
-        redactor: counts what is taken out of texts and metadata.
-        langfuse: whether it is Langfuse that is sent to.
-    """
+    """The attributes of one run's spans."""
 
     def __init__(self, run: ExportedRun, redactor: Redactor, *, langfuse: bool) -> None:
         self._run = run
@@ -144,7 +134,8 @@ class RunAttributes:
                 f"{_OBSERVATION}input": given,
                 f"{_OBSERVATION}output": gave,
                 f"{_OBSERVATION}level": "ERROR" if failed else None,
-                f"{_OBSERVATION}status_message": self._clean(run.error) or _unless_ok(run.status),
+                f"{_OBSERVATION}status_message": self._clean(run.error)
+                or (run.status if run.status != "completed" else None),
                 **self._metadata(metadata),
             }
         )
@@ -184,11 +175,11 @@ class RunAttributes:
             why = self._run.excluded[index]
         metadata = {
             **_where(span),
-            names.CALL: turn.call_id,
+            ids.CALL: turn.call_id,
             "call_index": index,
             "langgraph_node": turn.node,
             "langgraph_step": turn.step,
-            names.EXCLUDED: why,
+            ids.EXCLUDED: why,
             "reward": turn.reward,
             "tags": list(turn.tags) or None,
         }
@@ -271,8 +262,8 @@ class RunAttributes:
         """A span's metadata, with what is read back of each span."""
         run = self._run.trajectory
         return {
-            names.TRAJECTORY: run.id,
-            **_given({names.SCENARIO: run.scenario}),
+            ids.TRAJECTORY: run.id,
+            **_given({ids.SCENARIO: run.scenario}),
             **self._redactor.value(_given(metadata)),
         }
 
@@ -341,13 +332,68 @@ def _with_tools(prompt: str, tools: str | None) -> str:
     return prompt if tools is None else f'{{"messages":{prompt},"tools":{tools}}}'
 
 
-def _unless_ok(status: str) -> str | None:
-    return None if status == "completed" else status
-
-
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: one for name, one in values.items() if one is not None}
 
 
 def _flat(value: Any) -> Any:
     return value if isinstance(value, str | bool | int | float) else dumps(value)
+
+
+TRAINED = "trained_tokens"
+
+
+def scores_of(batch: ExportBatch, redactor: Redactor) -> list[dict[str, Any]]:
+    """All scores of a batch.
+
+    On the trace: ``reward``; each entry of `Trajectory.scores` (a judge's with its explanation as
+    the comment); ``trained_tokens``. On a call's observation: ``reward``, where it has one of its
+    own. On an experiment: its means. The same score has the same id and time when it is sent again.
+    """
+    found = [one for run in batch.runs for one in _of_run(run, redactor)]
+    for experiment, values in batch.experiments.items():
+        at = max((run.ended_at for run in batch.runs), default=0.0)
+        for name, value in values.items():
+            subject = {"datasetRunId": experiment, "environment": "eval"}
+            found.append(_score(experiment, name, value, at) | subject)
+    return found
+
+
+def explained(run: Trajectory, redactor: Redactor) -> dict[str, tuple[float, str | None]]:
+    """A run's scores and its reward by name, each with its judge's explanation, if there is one."""
+    values = dict(run.scores)
+    if run.reward is not None:
+        values[ids.REWARD] = run.reward
+    judged = run.metadata.get(_JUDGED)
+    said: dict[str, Any] = judged if isinstance(judged, dict) else {}
+    return {
+        name: (value, redactor.text(str(why)) if (why := said.get(name)) else None)
+        for name, value in values.items()
+    }
+
+
+def _of_run(run: ExportedRun, redactor: Redactor) -> Iterator[dict[str, Any]]:
+    trajectory, at = run.trajectory, run.ended_at
+    trace = ids.trace_id(trajectory.id)
+    said = explained(trajectory, redactor)
+    if run.trained_tokens is not None:
+        said[TRAINED] = float(run.trained_tokens), None
+    subject = {"traceId": trace, "environment": run.labels.environment}
+    for name, (value, why) in said.items():
+        comment = {} if why is None else {"comment": why}
+        yield _score(trace, name, value, at) | subject | comment
+    for index, turn in enumerate(trajectory.turns):
+        if turn.reward is not None:
+            observation = ids.turn_observation_id(trajectory.id, turn, index)
+            score = _score(observation, ids.REWARD, turn.reward, at)
+            yield score | subject | {"observationId": observation}
+
+
+def _score(subject: str, name: str, value: float, at: float) -> dict[str, Any]:
+    return {
+        "id": ids.score_id(subject, name),
+        "name": name,
+        "value": value,
+        "dataType": "NUMERIC",
+        "timestamp": iso(at),
+    }

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import httpx
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.export.attributes import scores_of
 from langchain_art.export.langfuse_api import address, keys
 from langchain_art.export.records import ExportBatch
-from langchain_art.export.scores import scores_of
 from langchain_art.wire.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -75,11 +75,8 @@ class Destination:
     """A backend for OpenTelemetry's traces: Phoenix, MLflow, LangSmith, a collector.
 
     Sends batches, one call at a time, by OpenTelemetry's exporter. Its methods raise `NotSent`,
-    `Closed` and `Refused`, with the reason why a request failed.
-
-    Args:
-        endpoint: where spans go. None: as the variables say, as for `headers`.
-        headers: of each request.
+    `Closed` and `Refused`, with the reason why a request failed. Without an `endpoint` the
+    variables say where spans go.
     """
 
     name = "OTLP"

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_art.errors import ConfigError
 from langchain_art.export.destinations import Destination, Where, destination
-from langchain_art.export.names import EXPORTED
+from langchain_art.export.ids import EXPORTED
 from langchain_art.export.records import ExportedRun, Labels
 from langchain_art.export.run_spans import recorded_spans, spans_of_turns
 from langchain_art.export.spool import ExportOutcome, Sender, Spool
@@ -106,13 +106,7 @@ class Exporter:
 
     def mark(self, group: TrajectoryGroup) -> TrajectoryGroup:
         """A `Trainer`'s group as the server is to have it: its runs say that they are exported."""
-        if not self.chosen(group.id):
-            return group
-        runs = [
-            run.model_copy(update={"metadata": run.metadata | {EXPORTED: True}})
-            for run in group.trajectories
-        ]
-        return group.model_copy(update={"trajectories": tuple(runs)})
+        return group.marked({EXPORTED: True}) if self.chosen(group.id) else group
 
     def outbox(
         self, folder: Path | None = None, warn: Callable[[str], None] = _log.warning
@@ -162,7 +156,6 @@ class Outbox:
         self._writer: threading.Timer | None = None
         self.closed = False
         self.waited = waited
-        """Seconds for which the program waited here."""
         self._sender.wake()  # what an earlier program has left
         atexit.register(self.close)
 

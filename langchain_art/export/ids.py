@@ -1,4 +1,4 @@
-"""The ids of what is exported: computed from a run's id, so that none has to be looked up.
+"""The ids of what is exported, computed from a run's id; names that are read back with a trace.
 
 =============  ==================================================================
 id             formula (hexadecimal digits)
@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import quote
 
+from langchain_art.wire import HUMAN_REWARD as HUMAN_REWARD
 from langchain_art.wire import Turn
 
 
@@ -69,3 +70,18 @@ def trace_url(base_url: str, project: str, run: str) -> str:
 
 def _hash(seed: str) -> str:
     return hashlib.sha256(seed.encode()).hexdigest()
+
+
+#: In the metadata of every observation: the id of the run (`Trajectory.id`).
+TRAJECTORY = "trajectory_id"
+#: In the metadata of a generation: the id of the call (`Turn.call_id`).
+CALL = "call_id"
+#: In the metadata of every observation: the scenario's name (`Trajectory.scenario`), if it has one.
+SCENARIO = "scenario"
+#: In the metadata of a generation: why it is not trained; of these, why the graph discarded it.
+EXCLUDED = "excluded_because"
+DISCARDED = ("retried", "interrupted", "error", "unchosen")
+#: In `Trajectory.metadata`: a fit or an evaluation has exported the run.
+EXPORTED = "exported"
+#: The score of a run's reward.
+REWARD = "reward"

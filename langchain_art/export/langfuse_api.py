@@ -14,7 +14,7 @@ import httpx
 from pydantic import ValidationError
 
 from langchain_art.errors import ArtError, ConfigError, ServerUnreachable
-from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.export.ids import HUMAN_REWARD
 
 if TYPE_CHECKING:
     from langfuse.api import LangfuseAPI, ObservationV2, ScoreV3
@@ -115,14 +115,9 @@ def scores(
     environment: str | None = None,
     since: datetime | None = None,
 ) -> Iterator[ScoreV3]:
-    """All scores of a source (``ANNOTATION``, ``API``), newest first, each once.
+    """All scores of a `source` (``ANNOTATION``: people's, ``API``: programs'), newest first.
 
-    Args:
-        api: from `connect`.
-        source: who gave them: people in the interface, or programs.
-        name: only of this name.
-        environment: only of this one.
-        since: only those whose timestamp is not earlier. A revision keeps its score's timestamp.
+    With `since` only those whose timestamp is not earlier. A revision keeps its score's timestamp.
     """
     asked = {"source": source, "name": name, "environment": environment, "from_timestamp": since}
     asked |= {"fields": "details,subject,annotation", "limit": _SCORES}
@@ -164,14 +159,9 @@ def observations(
 ) -> Iterator[ObservationV2]:
     """The observations of traces, each once, as it was sent last.
 
-    Until ClickHouse merges them, Langfuse lists all rows of one that was sent again.
-
-    Args:
-        api: from `connect`.
-        traces: their ids.
-        fields: groups of fields; ``core`` is always given, and ``time``.
-        expand: keys of metadata that are not cut at 200 characters, by commas.
-        roots_alone: the root observations, and no others.
+    Until ClickHouse merges them, Langfuse lists all rows of one that was sent again. Of the groups
+    `fields`, ``core`` and ``time`` are always given; `expand` are keys of metadata that are not cut
+    at 200 characters, by commas.
     """
     root = {"type": "boolean", "column": "isRootObservation", "operator": "=", "value": True}
     wanted = list(dict.fromkeys(traces))
@@ -188,14 +178,7 @@ def observations(
 def roots(
     api: LangfuseAPI, since: datetime | None, environment: str | None, limit: int
 ) -> Iterator[ObservationV2]:
-    """The root observations of the newest traces, each trace's once.
-
-    Args:
-        api: from `connect`.
-        since: only traces that began then or later.
-        environment: only of this one.
-        limit: the most.
-    """
+    """The root observations of the newest traces, of an `environment`, begun `since`, each once."""
     asked = {"from_start_time": since, "environment": environment, "is_root_observation": True}
     asked |= {"fields": "core", "limit": min(limit, _OBSERVATIONS)}
     with in_words("read traces"):

@@ -12,9 +12,8 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from langchain_art._version import __version__
 from langchain_art.export import ids
-from langchain_art.export.attributes import RunAttributes
+from langchain_art.export.attributes import RunAttributes, explained
 from langchain_art.export.records import ExportedRun, SpanRecord
-from langchain_art.export.scores import explained
 from langchain_art.wire import Trajectory
 from langchain_art.wire.redaction import Redactor
 

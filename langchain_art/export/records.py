@@ -29,9 +29,7 @@ class SpanRecord(_Part):
     ended_at: float | None = None
     """None: it had not ended when the run did."""
     first_token_at: float | None = None
-    """Time of a streamed model call's first token."""
     turn: int | None = None
-    """Index of a model call's turn."""
     parameters: dict[str, Any] = Field(default_factory=dict)
     """Sampling parameters of a model call (`attributes.PARAMETERS`)."""
     path: tuple[str, ...] = ()
@@ -64,7 +62,6 @@ class Labels(_Part):
     user: str | None = None
     tags: tuple[str, ...] = ()
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """The root's metadata, beside the run's own."""
     experiment: Experiment | None = None
 
 

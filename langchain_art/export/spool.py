@@ -9,11 +9,10 @@ then has its name, so that a step which a resumed fit repeats is not sent twice.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -23,6 +22,7 @@ from pydantic import ValidationError
 from langchain_art.errors import ConfigError
 from langchain_art.export.destinations import LANGFUSE, Closed, Destination, NotSent, Refused
 from langchain_art.export.records import ExportBatch, ExportedRun
+from langchain_art.packages import locked, replace_file
 from langchain_art.wire.identifiers import unwritable
 from langchain_art.wire.redaction import Redactor
 from langchain_art.wire.trajectories import storable
@@ -47,11 +47,8 @@ class Spool:
     ) -> list[Path]:
         """Put runs on disk, in as many files as they need; nothing that was sent before.
 
-        Args:
-            name: of the batch, unique; the files are ``NAME-000-32.runs`` and so on; the
-                last number is of the runs in it.
-            runs: of the batch.
-            experiments: of the batch, with its last file.
+        The batch's `name` is unique; its files are ``NAME-000-32.runs`` and so on, the last number
+        that of the runs in it. The last file has the `experiments`.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sent, files = self._sent(), list[Path]()
@@ -62,7 +59,8 @@ class Spool:
             path = self.folder / f"{name}-{number:03}-{len(part)}{_UNSENT}"
             if path.stem in sent or path.with_suffix(_SCORES).exists():
                 continue
-            _write(path, batch.model_dump_json(exclude_defaults=True, fallback=str).encode())
+            content = batch.model_dump_json(exclude_defaults=True, fallback=str).encode()
+            replace_file(path, content, 0o600)  # what agents said is in it
             files.append(path)
         return files
 
@@ -113,17 +111,10 @@ class Spool:
         """Runs that are not sent yet, as the files' names tell."""
         return sum(int(path.stem.rpartition("-")[2]) for path in self.files())
 
-    @contextmanager
-    def alone(self) -> Generator[bool, None, None]:
+    def alone(self) -> AbstractContextManager[bool]:
         """Lock the folder for its only sender while the scope lasts; False if another has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        return locked(self.folder / "lock")
 
     def _sent(self) -> set[str]:
         path = self.folder / "sent"
@@ -161,17 +152,6 @@ def _parts(runs: Sequence[ExportedRun]) -> Iterator[list[ExportedRun]]:
         yield part
 
 
-def _write(path: Path, content: bytes) -> None:
-    """A file that appears whole, readable for its owner alone: what agents said is in it."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-
-
 #: Seconds that a thread that is asked to end may take for it.
 _GIVES_UP = 0.2
 #: Seconds until a destination that did not take a batch is asked again; doubles up to the second.
@@ -191,13 +171,11 @@ class ExportOutcome:
     refused: int = 0
     """Files that the destination would never take, put aside."""
     trouble: str | None = None
-    """The first thing that went wrong."""
     left: int = 0
-    """Runs that are still in the spool."""
 
     def __str__(self) -> str:
         """One line: what is sent, what is not, where that is, and how it is sent."""
-        said = [f"{self.to}: {_runs(self.sent)} sent"]
+        said = [f"{self.to}: {self.sent} run{'' if self.sent == 1 else 's'} sent"]
         command = f"langchain-art review push --spool {self.spool}"
         command += "" if self.to == LANGFUSE else " --to otlp"
         if self.left:
@@ -212,18 +190,8 @@ class ExportOutcome:
         return "; ".join(said) + "."
 
 
-def _runs(count: int) -> str:
-    return f"{count} run" + ("" if count == 1 else "s")
-
-
 class Sender:
-    """Sends a spool's files, one after the other.
-
-    Args:
-        spool: what to send.
-        to: where.
-        warn: called, once, with the first problem.
-    """
+    """Sends a spool's files, one after the other; `warn` is called once, with the first problem."""
 
     def __init__(self, spool: Spool, to: Destination, warn: Callable[[str], None]) -> None:
         self._spool = spool

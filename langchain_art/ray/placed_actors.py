@@ -20,14 +20,9 @@ from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 
 
 def connect(address: str = "auto") -> None:
-    """Join a cluster, unless this process is in one.
+    """Join the cluster at `address` (``auto``: this machine's, or RAY_ADDRESS), unless in one.
 
-    Args:
-        address: of the head, ``10.0.0.1:6379``; ``auto``: of the one that this machine is a node
-            of, or what RAY_ADDRESS says.
-
-    Raises:
-        ConfigError: there is none at the address, or this machine is no node of it.
+    Raises ConfigError if there is none at the address, or this machine is no node of it.
     """
     if ray.is_initialized():
         return
@@ -43,12 +38,7 @@ def connect(address: str = "auto") -> None:
 
 
 def shortage(needs: Mapping[str, float], actors: int = 1) -> str:
-    """Resources that actors need and the cluster lacks, in words, without addresses.
-
-    Args:
-        needs: Ray's resources that each takes of one node: ``{"CPU": 1, "GPU": 2}``.
-        actors: how many there are to be.
-    """
+    """Resources that actors need (each of one node) and the cluster lacks, in words."""
     nodes = ray.nodes()
     alive: list[dict[str, float]] = [node["Resources"] for node in nodes if node["Alive"]]
     free = ray.available_resources()
@@ -85,14 +75,9 @@ class ActorsUnavailable(EngineUnavailable):
 class PlacedActors:
     """One actor, or several of a kind, on a placement group with a bundle for each.
 
-    Blocks: for threads. No method waits longer than its `seconds`.
-
-    Args:
-        what: what it is, for messages: ``Replica 1``.
-        actor: its class, which the nodes import by its path.
-        needs: what each takes of one node, in Ray's resources: ``{"CPU": 1, "GPU": 1}``.
-        arguments: of `actor`.
-        actors: how many. They are on as few nodes as there is room on, and lost as a whole.
+    Blocks: for threads. No method waits longer than its `seconds`. Each actor takes `needs` of one
+    node, in Ray's resources (``{"CPU": 1, "GPU": 1}``), whose nodes import its class by its path.
+    Several are on as few nodes as there is room on, and lost as a whole.
     """
 
     def __init__(

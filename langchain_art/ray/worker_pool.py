@@ -30,14 +30,7 @@ LEASE_SECONDS = 20.0
 
 
 class RolloutActor:
-    """Works as soon as it is there, so that Ray's restart of it is enough.
-
-    Args:
-        name: of the rollout, ``module:function``, which this node imports.
-        server: its address, with ``/v1``, as this node reaches it.
-        key: the server's; None: it has none.
-        concurrency: most rollouts at once.
-    """
+    """Works on the rollout `name` as soon as it is there, so that Ray's restart of it is enough."""
 
     def __init__(self, name: str, server: str, key: str | None, concurrency: int) -> None:
         os.environ["ART_BASE_URL"] = server  # of the rollout's own ChatART

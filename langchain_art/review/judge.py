@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from langchain_art.errors import ConfigError
-from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.review.queue import AMONG, has_calls_of
 from langchain_art.review.report import scores_of
 from langchain_art.statistics.agreement import JUDGE, verdicts
@@ -45,7 +45,6 @@ class Calibrated:
 
     bands: Sequence[Band]
     kept: int = 0
-    """Scores that count as verdicts now."""
     taken_back: int = 0
     """Scores that did, in bands that are not trusted any more."""
 
@@ -58,14 +57,10 @@ def bands_of(
     good: float = 0.5,
     at_least: float = 0.5,
 ) -> list[Band]:
-    """Bands of as many runs each, as far as equal scores allow.
+    """Bands of as many runs each, `count` at most, as far as equal scores allow.
 
-    Args:
-        judged: run's id -> the judge's score.
-        human: run's id -> people's verdict; None: they disagree.
-        count: the most bands.
-        good: from this value on a run is good, by the judge and by people.
-        at_least: the rate of agreement that a trusted band's interval lies above.
+    `judged` and `human` are by run's id, the latter None where people disagree. From `good` on a
+    run is good, by the judge and by people; the interval of a trusted band lies above `at_least`.
     """
     ordered = sorted(judged.values())
     inner = (

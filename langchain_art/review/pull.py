@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import ConfigError
-from langchain_art.export.ids import trace_id
+from langchain_art.export.ids import CALL, TRAJECTORY, trace_id
 from langchain_art.export.langfuse_api import address, connect, observations, scores
-from langchain_art.export.names import CALL, TRAJECTORY
+from langchain_art.packages import replace_file
 from langchain_art.review.scores import (
     SOURCE,
     LeftOut,
@@ -32,7 +32,7 @@ from langchain_art.review.scores import (
     traces_of,
 )
 from langchain_art.traces.from_langfuse import read_traces
-from langchain_art.traces.provenance import Recorder, keep_run
+from langchain_art.traces.stored import Recorder, keep_run
 from langchain_art.wire import Review, ReviewsKept
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ class Pulled:
     """Result of a pull: what it read, what was kept, and what is ``gone``."""
 
     read: int
-    """Scores of Langfuse."""
     kept: ReviewsKept
-    """Answer of the server on those that are reviews."""
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Scores that are no review, by reason (`scores.REASONS`)."""
     labels: tuple[str, ...] = ()
@@ -67,7 +65,7 @@ def pull(
     client: ArtClient,
     reading: Reading | None = None,
     *,
-    root: Path = Path("out"),
+    root: str | Path = "out",
     everything: bool = False,
     api: LangfuseAPI | None = None,
 ) -> Pulled:
@@ -91,7 +89,7 @@ def pull(
         ServerUnreachable: Langfuse or the server gives no answer. Nothing is noted then.
     """
     api, reading = api or connect(), reading or Reading()
-    note = _Note.of(root, reading)
+    note = _Note.of(Path(root), reading)
     since = None if everything or note.read_to is None else note.read_to - OVERLAP
     name = reading.name if reading.source == "API" else None
     found = list(scores(api, source=reading.source, name=name, since=since))
@@ -140,13 +138,7 @@ def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> I
 
 
 def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) -> None:
-    """Store those of the runs whose calls the server has, and which it does not have itself.
-
-    Args:
-        client: of the server.
-        api: Langfuse's.
-        shown: run's id -> trace's.
-    """
+    """Store those runs (id -> trace's) of which the server has the calls alone."""
     stored = client.foresee_reviews(list(shown))
     if not (missing := [trace for run, trace in shown.items() if run not in stored]):
         return
@@ -206,6 +198,4 @@ class _Note:
         assert self.read_to is not None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         whole = {"read_to": self.read_to.astimezone(UTC).isoformat()}
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(whole), encoding="utf-8")
-        temporary.replace(self.path)
+        replace_file(self.path, json.dumps(whole).encode())

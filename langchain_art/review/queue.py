@@ -8,18 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from langchain_art.errors import ConfigError
-from langchain_art.export.ids import trace_id
-from langchain_art.export.langfuse_api import (
-    add_trace,
-    connect,
-    in_words,
-    make_score,
-    numbered,
-    observations,
-    roots,
-    scores,
-)
-from langchain_art.export.names import HUMAN_REWARD, REWARD, SCENARIO, TRAJECTORY
+from langchain_art.export import langfuse_api
+from langchain_art.export.ids import HUMAN_REWARD, REWARD, SCENARIO, TRAJECTORY, trace_id
 from langchain_art.export.stored_messages import decoded
 from langchain_art.statistics.agreement import verdicts
 from langchain_art.wire import Trajectory, Turn, VerdictFate
@@ -50,9 +40,7 @@ class Pushed:
 
     queue: str
     queued: tuple[str, ...]
-    """Ids of the runs, those first that come first."""
     left_out: Counter[str]
-    """Runs by reason (`REASONS`)."""
     foreseen: Counter[VerdictFate]
     """The effect of a review on each of the queued runs."""
 
@@ -87,7 +75,7 @@ def queue_runs(
     """
     if count < 1:
         raise ConfigError(f"got {count=}, expected at least 1")
-    api = connect()
+    api = langfuse_api.connect()
     left_out: Counter[str] = Counter()
     stored = client.trajectories(AMONG)
     runs = [*stored, *_production(api, {trace_id(run.id) for run in stored})]
@@ -95,9 +83,9 @@ def queue_runs(
     said = verdicts(client.reviews(), name).all
     disputed = {one.trajectory for one in said if one.abstains}
     reviewed = {one.trajectory for one in said} - disputed
-    with in_words("prepare the annotation queue"):
+    with langfuse_api.in_words("prepare the annotation queue"):
         queue_id = _queue(api, queue, _config(api, name))
-        items = numbered(api.annotation_queues.list_queue_items, queue_id=queue_id)
+        items = langfuse_api.numbered(api.annotation_queues.list_queue_items, queue_id=queue_id)
     there = {item.object_id for item in items}
     open_runs: list[Trajectory] = []
     for run in runs:
@@ -117,8 +105,8 @@ def queue_runs(
         if not exported:
             left_out["no_trace"] += 1
             continue
-        with in_words("queue a run"):
-            add_trace(api, queue_id, trace_id(run.id))
+        with langfuse_api.in_words("queue a run"):
+            langfuse_api.add_trace(api, queue_id, trace_id(run.id))
         queued.append(run.id)
     foreseen = Counter(client.foresee_reviews(queued).values())
     return Pushed(queue, tuple(queued), +left_out, foreseen)
@@ -130,23 +118,20 @@ def has_calls_of(run: Trajectory, policy: str) -> bool:
 
 
 def _production(api: LangfuseAPI, known: set[str]) -> list[Trajectory]:
-    """Runs of production, as far as a pick reads them: the server may have their calls alone.
-
-    Args:
-        api: Langfuse's.
-        known: traces of other runs.
-    """
-    newest = list(roots(api, None, "production", AMONG))
+    """Runs of production but for the traces `known`, as far as a pick reads them."""
+    newest = list(langfuse_api.roots(api, None, "production", AMONG))
     if not newest:
         return []
     calls: dict[str, list[ObservationV2]] = {
         one.trace_id: [] for one in newest if one.trace_id and one.trace_id not in known
     }
-    for one in observations(api, calls, fields="core,basic,metadata,model", expand=_EXPANDED):
+    for one in langfuse_api.observations(
+        api, calls, fields="core,basic,metadata,model", expand=_EXPANDED
+    ):
         calls[str(one.trace_id)].append(one)
     values: dict[str, dict[str, float]] = {trace: {} for trace in calls}
     since = min(one.start_time for one in newest)
-    for score in scores(api, source="API", environment="production", since=since):
+    for score in langfuse_api.scores(api, source="API", environment="production", since=since):
         if score.subject is not None and score.data_type == "NUMERIC":
             values.get(score.subject.id, {}).setdefault(score.name, float(score.value))
     found: list[Trajectory] = []
@@ -169,22 +154,22 @@ def _exported(api: LangfuseAPI, runs: Sequence[Trajectory]) -> Iterator[tuple[Tr
     for start in range(0, len(runs), _AT_ONCE):
         some = runs[start : start + _AT_ONCE]
         traces = [trace_id(run.id) for run in some]
-        there = {one.trace_id for one in observations(api, traces, fields="core")}
+        there = {one.trace_id for one in langfuse_api.observations(api, traces, fields="core")}
         yield from ((run, trace_id(run.id) in there) for run in some)
 
 
 def _config(api: LangfuseAPI, name: str) -> str:
     """The id of the score's configuration; made if there is none."""
-    for one in numbered(api.score_configs.get):
+    for one in langfuse_api.numbered(api.score_configs.get):
         if one.name == name and not one.is_archived:
             return one.id
     about = "How good the run is: 0 is useless, 1 could not be better."
-    return make_score(api, name, 0, 1, about)
+    return langfuse_api.make_score(api, name, 0, 1, about)
 
 
 def _queue(api: LangfuseAPI, name: str, config: str) -> str:
     """The id of the queue, which asks for the score; made if there is none."""
-    for one in numbered(api.annotation_queues.list_queues):
+    for one in langfuse_api.numbered(api.annotation_queues.list_queues):
         if one.name != name:
             continue
         if config not in one.score_config_ids:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from langchain_art.errors import NotFound
 from langchain_art.evaluators.calibration import Agreement, agreement
-from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.statistics.agreement import JUDGE, Verdicts, verdicts
-from langchain_art.wire import Review, Trajectory
+from langchain_art.wire import Trajectory
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
@@ -55,7 +55,8 @@ def review_report(
     human = {one.trajectory: one.value for one in said.used if one.call_id is None}
     runs = list(filter(None, (_run(client, id_) for id_ in human)))
     judges, across, missing = judge_agreement(runs, human, but=name)
-    return ReviewReport(len(reviews), _corrections(reviews), said, judges, across, missing)
+    corrections = sum(one.correction is not None for one in reviews)
+    return ReviewReport(len(reviews), corrections, said, judges, across, missing)
 
 
 def judge_agreement(
@@ -63,11 +64,8 @@ def judge_agreement(
 ) -> tuple[dict[str, Agreement], bool, list[str]]:
     """Agreement of each score of runs with people's verdicts (by run's id), within scenarios.
 
-    The score `but` is people's own, and is not compared with them.
-
-    Returns:
-        The agreements; whether runs of different scenarios were compared; and the scores that could
-        not be compared.
+    The score `but` is people's own, and is not compared with them. Also gives whether runs of
+    different scenarios were compared, and the scores that could not be compared.
     """
     scenarios: dict[str, list[Trajectory]] = {}
     for run in runs:
@@ -114,7 +112,3 @@ def _run(client: ArtClient, run: str) -> Trajectory | None:
         return client.trajectory(run)
     except NotFound:  # its calls are tagged with its id, and it has no reward yet
         return None
-
-
-def _corrections(reviews: Sequence[Review]) -> int:
-    return sum(one.correction is not None for one in reviews)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import ConfigError
+from langchain_art.export.ids import CALL, HUMAN_REWARD, REWARD, TRAJECTORY
 from langchain_art.export.langfuse_api import is_prefilled
-from langchain_art.export.names import CALL, HUMAN_REWARD, REWARD, TRAJECTORY
 from langchain_art.export.stored_messages import reply_of, text_in
 from langchain_art.wire import ID, Review
 from langchain_art.wire.identifiers import MAX_REWARD
@@ -109,7 +109,9 @@ def subject_of(score: ScoreV3) -> tuple[str, str | None]:
 
 def id_of(score: ScoreV3) -> str:
     """The id of the review that a score is."""
-    return score.id if ID.fullmatch(score.id) else _digest(score.id)
+    if ID.fullmatch(score.id):
+        return score.id
+    return hashlib.sha256(score.id.encode()).hexdigest()[:32]
 
 
 def is_empty(score: ScoreV3) -> bool:
@@ -177,7 +179,3 @@ def _value(score: ScoreV3, values: Mapping[str, float]) -> float:
     if not math.isfinite(value) or abs(value) > MAX_REWARD:
         raise LeftOut("out_of_range")
     return value
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

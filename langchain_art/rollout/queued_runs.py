@@ -28,14 +28,8 @@ _CANCEL_SECONDS = 10.0
 class QueuedRuns(RunSource):
     """Runs of one batch; `run` puts a scenario up and waits for its end.
 
-    Args:
-        client: of the server on which workers lease.
-        rollout: its name (`scenarios.rollout_name`).
-        batch: id of the batch. What an earlier process put up under it is cancelled.
-        max_failed: as of `gather`.
-        on_done: as of `gather`.
-        warn: called with the message that no worker is there, and what to do.
-        advice: what to do then; None: start workers.
+    What an earlier process put up under the id `batch` is cancelled. `warn` is called with the
+    message that no worker is there, and `advice`: what to do then (None: start workers).
     """
 
     concurrency = _MOST

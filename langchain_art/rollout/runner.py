@@ -15,16 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeAlias, cast
 from urllib.parse import urlsplit
 
+from langchain_art import errors
 from langchain_art._callables import call, let_all_nodes_run
 from langchain_art.call_seeds import run_seed
-from langchain_art.errors import (
-    OF_OUR_CALL,
-    ConfigError,
-    EngineUnavailable,
-    Overloaded,
-    RolloutFailed,
-    ServerUnreachable,
-)
 from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
 from langchain_art.wire import Trajectory
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL
@@ -37,14 +30,9 @@ if TYPE_CHECKING:
 
 
 class RunSource(ABC):
-    """Makes runs of scenarios, and counts those that failed.
-
-    Args:
-        max_failed: fraction of the expected runs that may fail.
-    """
+    """Makes runs of scenarios, of which the fraction `max_failed` may fail."""
 
     concurrency: int
-    """Most runs at once."""
 
     def __init__(self, max_failed: float) -> None:
         self._max_failed = max_failed
@@ -73,7 +61,7 @@ class RunSource(ABC):
         self._failed += 1
         self.first_error = self.first_error or f"{words} (scenario {name!r})"
         if self._failed > self._allowed_failures:
-            raise RolloutFailed(
+            raise errors.RolloutFailed(
                 f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "
                 f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
                 "scenario to see the traceback."
@@ -88,7 +76,7 @@ runs on `graph_rollout.graph_input` of the scenario and returns no reward. Model
 `RemoteGraph` are not recorded here but on the server, tagged with the run's id."""
 
 
-class StopsAll(ConfigError):
+class StopsAll(errors.ConfigError):
     """An error of the program in a run, which more runs would only hide: it is raised on."""
 
 
@@ -196,7 +184,7 @@ class RolloutWorker(RunSource):
                 try:
                     return within, _trajectory(await self._outcome(scenario, name, run), name), None
                 except StopsAll as error:
-                    raise ConfigError(str(error)) from None
+                    raise errors.ConfigError(str(error)) from None
                 except Exception as error:  # noqa: BLE001 - user code may raise anything
                     failed = run if self._is_graph else within.unfinished()
                     return within, _failure(error, failed, name), error
@@ -211,7 +199,7 @@ def _function(rollout: Rollout) -> Callable[..., Any]:
     if callable(rollout):
         return rollout
     compiled = " Compile it first: graph.compile()." if hasattr(rollout, "compile") else ""
-    raise ConfigError(
+    raise errors.ConfigError(
         f"got the rollout {rollout!r:.200}, expected a function of one scenario, or a graph with "
         f"ainvoke or invoke.{compiled}"
     )
@@ -267,7 +255,7 @@ def is_server_away(error: BaseException, server: str) -> bool:
 
 
 def _is_away(error: BaseException, server: str) -> bool:
-    if isinstance(error, ServerUnreachable | EngineUnavailable | Overloaded):
+    if isinstance(error, errors.ServerUnreachable | errors.EngineUnavailable | errors.Overloaded):
         return True
     # By name, so that OpenAI's SDK (and its import time) is not needed here, nor its HTTP library.
     kinds = {k.__name__ for k in type(error).__mro__ if k.__module__.split(".")[0] in _CLIENTS}
@@ -282,7 +270,7 @@ def _is_away(error: BaseException, server: str) -> bool:
         )
     if not unserved and kinds.isdisjoint(("APIConnectionError", "TransportError")):
         return False
-    return getattr(error, OF_OUR_CALL, False) or _origin(_url(error)) == _origin(server)
+    return getattr(error, errors.OF_OUR_CALL, False) or _origin(_url(error)) == _origin(server)
 
 
 #: Libraries with whose errors a call of another client than ours to our server ends.

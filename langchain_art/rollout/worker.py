@@ -16,26 +16,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from langchain_art import errors, wire
 from langchain_art.call_seeds import RunSeed, run_seed
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import (
-    ArtError,
-    AuthenticationFailed,
-    ConfigError,
-    Conflict,
-    NotFound,
-    PermissionDenied,
-    RequestRefused,
-)
 from langchain_art.rollout.graph_rollout import is_remote
 from langchain_art.rollout.runner import Rollout, RolloutWorker, words_of
-from langchain_art.wire import (
-    AttemptOutcome,
-    LeaseRequest,
-    LeasesHeld,
-    LeasesReturned,
-    RolloutLease,
-)
 from langchain_art.wire.identifiers import scenario_id
 
 #: Seconds of a request that waits for work.
@@ -94,11 +79,13 @@ class LeaseWorker:
         say: Callable[[str], None] | None = None,
     ) -> None:
         if not 1 <= concurrency <= MAX_CONCURRENCY:
-            raise ConfigError(f"got {concurrency=}, expected a number from 1 to {MAX_CONCURRENCY}")
+            raise errors.ConfigError(
+                f"got {concurrency=}, expected a number from 1 to {MAX_CONCURRENCY}"
+            )
         if not 1 <= lease_seconds <= 3600:
-            raise ConfigError(f"got {lease_seconds=}, expected seconds from 1 to 3600")
+            raise errors.ConfigError(f"got {lease_seconds=}, expected seconds from 1 to 3600")
         if is_remote(rollout):
-            raise ConfigError(
+            raise errors.ConfigError(
                 "got a RemoteGraph for a worker, expected a rollout that runs in this process; "
                 "pass it to `fit` without workers"
             )
@@ -182,7 +169,7 @@ class LeaseWorker:
         await self._changed.wait()
 
     async def _lease(self) -> None:
-        asked = LeaseRequest(
+        asked = wire.LeaseRequest(
             worker=self.id,
             name=f"{platform.node()}:{os.getpid()}",
             rollout=self._name,
@@ -203,15 +190,15 @@ class LeaseWorker:
             self._say(f"Rollouts of {', '.join(sorted(others))} wait; this runs {self._name}.")
         self._others |= others
 
-    async def _run(self, lease: RolloutLease) -> None:
+    async def _run(self, lease: wire.RolloutLease) -> None:
         """Run a lease; it is completed by a task of its own, so that its slot is free at once."""
         try:
             name = lease.name if lease.name is not None else scenario_id(lease.scenario)
             run_seed.set(None if lease.seed is None else RunSeed.of(lease.seed))
             run = await self._worker.run(lease.scenario, name)
-            outcome = AttemptOutcome(trajectory_id=lease.trajectory_id, trajectory=run)
+            outcome = wire.AttemptOutcome(trajectory_id=lease.trajectory_id, trajectory=run)
         except Exception as error:  # noqa: BLE001 - what a run raises is in its trajectory
-            outcome = _error(lease, error, fatal=isinstance(error, ConfigError))
+            outcome = _error(lease, error, fatal=isinstance(error, errors.ConfigError))
             self._counts["failed"] += 1
         except asyncio.CancelledError:
             self._held.discard(lease.trajectory_id)
@@ -223,18 +210,23 @@ class LeaseWorker:
         self._completing.add(task)
         task.add_done_callback(self._completing.discard)
 
-    async def _complete(self, lease: RolloutLease, outcome: AttemptOutcome) -> None:
+    async def _complete(self, lease: wire.RolloutLease, outcome: wire.AttemptOutcome) -> None:
         try:
             try:
                 await self._client.complete_rollout(lease.id, outcome)
-            except (Conflict, NotFound, AuthenticationFailed, PermissionDenied):
+            except (
+                errors.Conflict,
+                errors.NotFound,
+                errors.AuthenticationFailed,
+                errors.PermissionDenied,
+            ):
                 raise
-            except RequestRefused as error:  # a body that the server does not take, say
+            except errors.RequestRefused as error:  # a body that the server does not take, say
                 await self._client.complete_rollout(lease.id, _error(lease, error))
                 self._counts["failed"] += 1
-        except ArtError as error:
+        except errors.ArtError as error:
             self._counts["discarded"] += 1
-            if not isinstance(error, Conflict | NotFound):
+            if not isinstance(error, errors.Conflict | errors.NotFound):
                 self._say(f"A run of scenario {lease.name!r} is lost: {error}")
         else:
             self._counts["finished"] += outcome.trajectory is not None
@@ -248,10 +240,10 @@ class LeaseWorker:
             await asyncio.sleep(self._seconds / _BEATS)
             if not self._held:
                 continue
-            held = LeasesHeld(worker=self.id, holds=tuple(self._held), seconds=self._seconds)
+            held = wire.LeasesHeld(worker=self.id, holds=tuple(self._held), seconds=self._seconds)
             try:
                 self._drop((await self._client.renew_leases(held)).lost)
-            except ArtError as error:
+            except errors.ArtError as error:
                 self._say(f"The leases could not be renewed: {error}")
 
     def _drop(self, lost: tuple[str, ...]) -> None:
@@ -281,8 +273,8 @@ class LeaseWorker:
         try:
             async with asyncio.timeout(5):
                 await asyncio.gather(*self._completing)
-                await self._client.return_leases(LeasesReturned(worker=self.id, leaving=True))
-        except (ArtError, TimeoutError) as error:
+                await self._client.return_leases(wire.LeasesReturned(worker=self.id, leaving=True))
+        except (errors.ArtError, TimeoutError) as error:
             self._say(f"The leases could not be handed back; they end by themselves: {error}")
 
     def _note(self, run: object) -> None:
@@ -292,5 +284,9 @@ class LeaseWorker:
                 self._say(f"The first failed run: {self._worker.first_error}")
 
 
-def _error(lease: RolloutLease, error: Exception, *, fatal: bool = False) -> AttemptOutcome:
-    return AttemptOutcome(trajectory_id=lease.trajectory_id, error=words_of(error), fatal=fatal)
+def _error(
+    lease: wire.RolloutLease, error: Exception, *, fatal: bool = False
+) -> wire.AttemptOutcome:
+    return wire.AttemptOutcome(
+        trajectory_id=lease.trajectory_id, error=words_of(error), fatal=fatal
+    )

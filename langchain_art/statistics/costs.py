@@ -109,12 +109,7 @@ class NodeFigures(BaseModel):
 
 
 def node_figures(turns: Sequence[Turn], costs: Sequence[float | None]) -> tuple[NodeFigures, ...]:
-    """Figures of the calls of each node, for each of its models.
-
-    Args:
-        turns: of any runs.
-        costs: US dollars of each (`costs.prices`); None: not known.
-    """
+    """Figures of the calls of each node, for each of its models; `costs` as of `prices`."""
     grouped = defaultdict[tuple[str, str], list[tuple[Turn, float | None]]](list)
     for turn, cost in zip(turns, costs, strict=True):
         grouped[turn.label, turn.model or "-"].append((turn, cost))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import random
 import statistics
@@ -84,11 +85,7 @@ def best_of_scenarios(rewards: Iterable[Sequence[float]]) -> dict[int, float]:
 
 
 def mean_of_scenarios(rewards: Iterable[Sequence[float]]) -> MeanOfScenarios:
-    """The mean of rewards, and its interval over scenarios: runs of one scenario vary together.
-
-    Args:
-        rewards: of each scenario its runs' rewards; those without any are left out.
-    """
+    """The mean of rewards, and its interval over scenarios: runs of one vary together."""
     known = [some for some in rewards if some]
     every = [reward for some in known for reward in some]
     means = [statistics.fmean(some) for some in known]
@@ -125,13 +122,9 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 def welch(before: tuple[float, float, int], after: tuple[float, float, int]) -> float:
-    """Standard errors by which a mean rose (Welch's statistic).
+    """Standard errors by which a mean rose (Welch's statistic), of samples' (mean, variance, size).
 
     Without variance it is 0.0 for equal means, else infinite.
-
-    Args:
-        before: mean, variance and size of a sample.
-        after: of the other.
     """
     rise = after[0] - before[0]
     if error := sum(variance / n for _, variance, n in (before, after)):
@@ -216,9 +209,6 @@ def sign_flip_tail(differences: Sequence[float]) -> float:
     Differences of 0 have no sign and say nothing. Of up to 14 others all 2^n signs are counted;
     of more, the sum is taken as normal, with the variance Σd², which differs from the exact
     probability by a factor of at most 3.18 (Bentkus and Dzindzalieta 2015, Bernoulli 21).
-
-    Args:
-        differences: after minus before, or the other way round. None at all: the probability is 1.
     """
     signed = [one for one in differences if one]
     total = math.fsum(signed)
@@ -299,12 +289,14 @@ class Comparison(BaseModel):
     ci95: float | None
     p_value: float
     test: str
-    """Name of the test."""
 
     @property
     def significant(self) -> bool:
         """True if chance alone would give such a difference in less than 5 % of cases."""
         return self.p_value < 0.05
+
+    def _repr_html_(self) -> str:
+        return f"<div>{html.escape(str(self))}</div>"
 
     def __str__(self) -> str:
         spread = "" if self.ci95 is None else f" ± {self.ci95:.3f}"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
+from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.export.langfuse_api import latest, observation_of
-from langchain_art.export.names import HUMAN_REWARD
 from langchain_art.export.stored_messages import prompt_of
-from langchain_art.traces.from_langfuse import trace_of
+from langchain_art.traces.from_langfuse import traces_of
 from langchain_art.traces.from_langsmith import traces_of_runs
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 
@@ -29,16 +29,11 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
     ==================  ==========================================================================
     ``messages``        a conversation in OpenAI's format; ``tools``, ``score``, ``scenario``,
                         ``call_id`` and ``id`` may be there. Its last message is the reply
-    ``run_type``        a run of LangSmith (`traces_of_runs`)
+    ``run_type``        a run of LangSmith (`traces_of_runs`), scored by the feedback `name`
     ``traceId``         an observation of Langfuse, as its API and its exports write them
     ==================  ==========================================================================
 
-    Args:
-        path: of the file.
-        name: of the feedback whose mean is a run's score, for LangSmith.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line has none of these shapes.
+    Raises ConfigError if the file cannot be read, or a line has none of these shapes.
     """
     lines: list[Mapping[str, Any]] = []
     for number, line in enumerate(read_jsonl(path), 1):
@@ -74,13 +69,7 @@ def _of_observations(lines: list[Mapping[str, Any]]) -> Read:
     for line in lines:
         one = observation_of(line)
         by_trace.setdefault(str(one.trace_id), []).append(one)
-    found = Read()
-    for trace, parts in by_trace.items():
-        try:
-            found.traces.append(trace_of(trace, latest(parts), {}))
-        except Unreadable as reason:
-            found.leave_out(str(reason))
-    return found
+    return traces_of({trace: latest(parts) for trace, parts in by_trace.items()})
 
 
 def _conversation(line: Mapping[str, Any]) -> StoredTrace:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from langchain_art.evaluators.transcript import text_of
+from langchain_art.export.ids import CALL, DISCARDED, EXCLUDED, HUMAN_REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.langfuse_api import connect, observations, roots, values
-from langchain_art.export.names import CALL, DISCARDED, EXCLUDED, HUMAN_REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of, text_in
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
+from langchain_art.wire import Message, Usage
 
 if TYPE_CHECKING:
     from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
@@ -26,16 +29,10 @@ def read_langfuse(
     name: str = HUMAN_REWARD,
     limit: int = 1000,
 ) -> Read:
-    """The newest traces of a project, with the scores that people gave them.
+    """The newest traces of a project, with the scores `name` that people gave them.
 
-    Args:
-        since: only traces that began then or later.
-        environment: only of this one: ``production``.
-        name: of the score; numbers and booleans count, of a trace or its root.
-        limit: the most traces.
-
-    Raises:
-        ConfigError, ServerUnreachable: as `langfuse_api.connect` and ``in_words``.
+    Numbers and booleans count, of a trace or its root. Raises as `langfuse_api.connect` and
+    ``in_words``.
     """
     api = connect()
     begun = [one.trace_id for one in roots(api, since, environment, limit) if one.trace_id]
@@ -43,49 +40,67 @@ def read_langfuse(
 
 
 def read_traces(
-    api: LangfuseAPI, wanted: Iterable[str], given: Mapping[str, list[float]] | None = None
+    api: LangfuseAPI,
+    wanted: Iterable[str],
+    given: Mapping[str, list[float]] | None = None,
+    *,
+    all_calls: bool = False,
 ) -> Read:
-    """The traces of these ids; `given` are scores by the id of what they are about."""
+    """The traces of these ids; `given` are scores by the id of what they are about.
+
+    `all_calls`: with those that failed or are no chat, and with usage and times, for figures.
+    """
     by_trace: dict[str, list[ObservationV2]] = {trace: [] for trace in wanted}
-    for one in observations(api, by_trace, fields=_FIELDS, expand=_EXPANDED):
+    fields = f"{_FIELDS},usage" if all_calls else _FIELDS
+    for one in observations(api, by_trace, fields=fields, expand=_EXPANDED):
         if one.trace_id in by_trace:
             by_trace[one.trace_id].append(one)
+    return traces_of(by_trace, given, all_calls=all_calls)
+
+
+def traces_of(
+    by_trace: Mapping[str, Sequence[ObservationV2]],
+    given: Mapping[str, list[float]] | None = None,
+    *,
+    all_calls: bool = False,
+) -> Read:
+    """The traces of these observations; see `read_traces`."""
     found = Read()
     for trace, parts in by_trace.items():
         try:
-            found.traces.append(trace_of(trace, parts, given or {}))
+            found.traces.append(_trace(trace, parts, given or {}, all_calls))
         except Unreadable as reason:
             found.leave_out(str(reason))
     return found
 
 
-def trace_of(
-    trace: str, parts: Sequence[ObservationV2], values: Mapping[str, list[float]]
+def _trace(
+    trace: str,
+    parts: Sequence[ObservationV2],
+    values: Mapping[str, list[float]],
+    all_calls: bool,
 ) -> StoredTrace:
-    """One trace of its observations; `values` are scores by the id of what they are about.
-
-    Raises Unreadable.
-    """
     ordered = sorted(parts, key=lambda one: (one.start_time, _index(one)))
     root = next((one for one in ordered if one.is_root_observation), None)
     if root is None:
         raise Unreadable("no_root")
-    calls = [_call(one) for one in ordered if one.type == "GENERATION" and not _unanswered(one)]
-    if not calls:
+    calls = [_call(one, all_calls) for one in ordered if one.type == "GENERATION"]
+    if not any(calls) and not all_calls:
         raise Unreadable("no_calls")
     known: dict[str, Any] = {}
     for one in ordered:
         known |= {key: value for key, value in (one.metadata or {}).items() if key in _OURS}
-    given = [*values.get(trace, ()), *values.get(root.id, ())]
+    failed = root.level == "ERROR"
     return StoredTrace(
         id=trace,
         input=decoded(root.input),
         output=decoded(root.output),
-        calls=calls,
+        calls=[call for call in calls if call is not None],
         run=text_in(known.get(TRAJECTORY)),
         scenario=text_in(known.get(SCENARIO)),
-        score=score_of(given),
-        failed=str(root.level) == "ERROR",
+        score=score_of([*values.get(trace, ()), *values.get(root.id, ())]),
+        failed=failed,
+        error=(root.status_message or "failed") if failed else None,
     )
 
 
@@ -98,26 +113,39 @@ def _index(one: ObservationV2) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _unanswered(one: ObservationV2) -> bool:
-    """True if a call failed, so that the graph had no reply of it."""
-    return one.output is None and str(one.level) == "ERROR"
-
-
-def _call(one: ObservationV2) -> StoredCall:
-    metadata = one.metadata or {}
+def _call(one: ObservationV2, any_call: bool) -> StoredCall | None:
+    """A call; None: it failed, so that the graph had no reply of it."""
+    metadata, failed = one.metadata or {}, one.level == "ERROR"
+    if one.output is None and failed and not any_call:
+        return None
+    messages, tools, reply = list[Message](), list[dict[str, Any]](), Message()
+    is_chat = True
     try:
-        messages, tools = prompt_of(one.input)
-        reply = reply_of(one.output) if one.output is not None else None
+        if one.input is not None or not any_call:
+            messages, tools = prompt_of(one.input)
+        reply = reply_of(one.output) if one.output is not None else reply
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable("unknown_shape") from error
-    if reply is None:
+        if not any_call:
+            raise Unreadable("unknown_shape") from error
+        is_chat = False
+    if not reply and not any_call:
         raise Unreadable("unknown_shape")
+    usage = None
+    with suppress(KeyError, TypeError):  # not known
+        used: Mapping[str, Any] = one.usage_details or {}
+        usage = Usage(prompt_tokens=used["input"], completion_tokens=used["output"])
+    seconds = (one.end_time - one.start_time).total_seconds() if one.end_time else None
     return StoredCall(
         messages=messages,
         tools=tools,
         reply=reply,
+        is_chat=is_chat,
         call_id=text_in(metadata.get(CALL)),
         model=one.model,
         node=text_in(metadata.get("langgraph_node")) or one.name,
         excluded_because=why if (why := text_in(metadata.get(EXCLUDED))) in DISCARDED else None,
+        usage=usage,
+        started_at=one.start_time.timestamp(),
+        latency=None if seconds is None else max(0.0, seconds),
+        error=(one.status_message or text_of(one.output)) if failed else None,
     )

@@ -11,7 +11,7 @@ from langsmith import APIConnectionError, Client, LangsmithError
 from langsmith.utils import LangSmithConnectionError, LangSmithError
 
 from langchain_art.errors import ConfigError, ServerUnreachable
-from langchain_art.export.names import HUMAN_REWARD
+from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.export.stored_messages import message_of
 from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
 from langchain_art.wire import Message
@@ -36,13 +36,8 @@ def read_langsmith(
     """The newest traces of a project of LangSmith, with the feedback that they got.
 
     By its newer API (LangSmith's cloud, or self-hosted 0.16 and later), with the address and the
-    key of the environment (``LANGSMITH_ENDPOINT``, ``LANGSMITH_API_KEY``).
-
-    Args:
-        project: its name.
-        since: only traces that began then or later.
-        name: of the feedback (its key) whose mean is the score.
-        limit: the most traces.
+    key of the environment (``LANGSMITH_ENDPOINT``, ``LANGSMITH_API_KEY``). The mean of the feedback
+    `name` is the score.
 
     Raises:
         ConfigError: LangSmith refuses the request: no such project, a wrong key, too old a server.
@@ -89,13 +84,11 @@ _SELECTED = [
 
 
 def traces_of_runs(runs: Iterable[Mapping[str, Any]], name: str = HUMAN_REWARD) -> Read:
-    """Traces from the runs of LangSmith, in any order.
+    """Traces from the runs of LangSmith, in any order, with the mean of the feedback `name`.
 
-    Args:
-        runs: as either of its APIs writes them: ``id``, ``trace_id``, ``parent_run_id`` (or
-            ``parent_run_ids``), ``run_type``, ``inputs``, ``outputs``, ``extra``, ``start_time``,
-            ``feedback_stats``.
-        name: of the feedback (its key) whose mean is the score.
+    Runs are as either of its APIs writes them: ``id``, ``trace_id``, ``parent_run_id`` (or
+    ``parent_run_ids``), ``run_type``, ``inputs``, ``outputs``, ``extra``, ``start_time``,
+    ``feedback_stats``.
     """
     by_trace: dict[str, list[Mapping[str, Any]]] = {}
     for run in runs:

@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_art.export.brief import was_cut
-from langchain_art.export.names import HUMAN_REWARD
-from langchain_art.traces.provenance import Provenance, Recorder, is_redacted, keep_run, safe_id
+from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.traces.stored import REASONS as UNREADABLE
-from langchain_art.traces.stored import Read, StoredTrace
+from langchain_art.traces.stored import (
+    Provenance,
+    Read,
+    Recorder,
+    StoredTrace,
+    is_redacted,
+    keep_run,
+    safe_id,
+)
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.wire import Review, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import Review, Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import scenario_id
 
 if TYPE_CHECKING:
@@ -190,22 +197,11 @@ def _demonstration(trace: StoredTrace, about: Provenance, good: float) -> list[A
 def _rated(trace: StoredTrace) -> list[Any] | str:
     if trace.score is None:
         return "not_scored"
-    turns = tuple(
-        Turn(
-            node=call.node,
-            model=call.model,
-            messages=tuple(call.messages),
-            tools=tuple(call.tools),
-            reply=call.reply,
-            ours=False,
-        )
-        for call in trace.calls
-    )
     return [
         Trajectory(
             id=safe_id(trace.id),
             scenario=trace.scenario or scenario_id({"input": jsonable(trace.input)}),
-            turns=turns,
+            turns=tuple(call.turn() for call in trace.calls),
             input=jsonable(trace.input),
             output=jsonable(trace.output),
             scores={"human": trace.score},

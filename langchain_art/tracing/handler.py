@@ -24,16 +24,7 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 
-from langchain_art.call_tags import (
-    PendingTags,
-    Surroundings,
-    enclosing_call,
-    node_execution,
-    prepend_outer_path,
-    publish_tags,
-    surroundings,
-    tags_from_metadata,
-)
+from langchain_art import call_tags
 from langchain_art.tracing.recorder import ModelCall
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.spans import Span
@@ -99,14 +90,14 @@ class CaptureHandler(GraphCallbackHandler):
         self.run = run if run is not None else Run()
         self._serial = next(_serials)
         self._process = os.getpid()
-        self._open: dict[UUID, tuple[ModelCall, PendingTags]] = {}
+        self._open: dict[UUID, tuple[ModelCall, call_tags.PendingTags]] = {}
 
-    def _around(self, parent: UUID | None) -> Surroundings | None:
+    def _around(self, parent: UUID | None) -> call_tags.Surroundings | None:
         """Surroundings of a run that LangChain does not give of it, or of the chain around it."""
         spans = self.run.recorder.spans
         if spans.has(parent):
             return spans[parent].around
-        around = surroundings()
+        around = call_tags.surroundings()
         if around is None or parent is None or spans.has(around.run_id):
             return around
         return None
@@ -117,7 +108,7 @@ class CaptureHandler(GraphCallbackHandler):
         LangChain does not say so, unless the model passes its callbacks on. Between the chunks of a
         stream its reader runs, not the model.
         """
-        call, spans = enclosing_call(run_id), self.run.recorder.spans
+        call, spans = call_tags.enclosing_call(run_id), self.run.recorder.spans
         if not spans.has(call) or spans[call].first_token_at is not None:
             return parent
         return call if spans[call].parent == parent and spans[call].alone else parent
@@ -149,15 +140,15 @@ class CaptureHandler(GraphCallbackHandler):
         span.alone = kwargs.get("batch_size", 1) == 1
         recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
-        attempt = max(node_execution()[0], span.attempt_number)
-        where = tags_from_metadata(metadata, attempt, tags or ())
+        attempt = max(call_tags.node_execution()[0], span.attempt_number)
+        where = call_tags.tags_from_metadata(metadata, attempt, tags or ())
         outer = recorder.spans.enclosing_namespaces(parent_run_id, where.get("namespace", ""))
-        prepend_outer_path(where, outer)
+        call_tags.prepend_outer_path(where, outer)
         sent = {**where, "trajectory_id": self.run.id}
         if self.run.scenario is not None:
             sent["scenario"] = self.run.scenario
-        pending = PendingTags(run_id, self._serial, sent)
-        publish_tags(pending)
+        pending = call_tags.PendingTags(run_id, self._serial, sent)
+        call_tags.publish_tags(pending)
         call = ModelCall(
             span=span,
             tags=where,

@@ -27,7 +27,6 @@ class ModelCall:
     tags: dict[str, Any]
     """Fields of `wire.CallTags`."""
     params: Mapping[str, Any]
-    """LangChain's invocation parameters."""
     ours: bool
     """True if the model is a `ChatART`."""
     model: str | None

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage
 from langgraph.errors import GraphRecursionError
 from pydantic import ValidationError
 
+from langchain_art._notebook import view_html
 from langchain_art.call_seeds import run_seed
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.message_log import jsonable
@@ -181,6 +182,9 @@ class Run:
     def __repr__(self) -> str:
         scored = "not scored" if self.reward is None else f"reward {self.reward:g}"
         return f"<Run {self.id} of {self.scenario!r}: {self.status}, {scored}>"
+
+    def _repr_html_(self) -> str:
+        return view_html("cli.tables:run_view", self.trajectory())
 
     def complete(self) -> None:
         """Record that a graph of the run ended without an error."""

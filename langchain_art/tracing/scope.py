@@ -18,7 +18,6 @@ from langchain_core.tracers.context import register_configure_hook
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.handler import CaptureHandler
 from langchain_art.tracing.run import NO_CALLS, Run
-from langchain_art.wire import Turn
 
 _log = logging.getLogger(__name__)
 
@@ -49,16 +48,14 @@ class OpenedRuns:
         first, chain = self.runs[0], [self.runs[-1]]
         while chain[0] is not first and (outer := self._around(chain[0])) is not first:
             chain.insert(0, outer)
-        rewarded = (run for run in chain if any(map(_has_reward, (run, *run.turns))))
+        rewarded = (
+            run for run in chain if any(one.reward is not None for one in (run, *run.turns))
+        )
         return next(rewarded, chain[0])
 
     def _around(self, run: Run) -> Run:
         found = (outer for one, outer in zip(self.runs, self.around, strict=True) if one is run)
         return next(found) or self.runs[0]
-
-
-def _has_reward(scored: Run | Turn) -> bool:
-    return scored.reward is not None
 
 
 #: The scopes that were opened in this context, the innermost last.

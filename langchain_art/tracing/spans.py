@@ -50,7 +50,6 @@ class Span:
     begun_at: float = field(default_factory=perf_counter)
     """Seconds of the monotonic clock, as `first_token_at` and `ended_at`."""
     first_token_at: float | None = None
-    """Time of a streamed model call's first token."""
     ended_at: float | None = None
     """None while it runs."""
     error: str | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from langchain_art._lazy_names import lazy_names
 
 if TYPE_CHECKING:  # `lazy_names` reads these imports too
-    from langchain_art.trackers.base import (
+    from langchain_art.trackers.tracker_thread import (
         AdapterFiles as AdapterFiles,
         FitCard as FitCard,
         TrackedRecord as TrackedRecord,

@@ -1,16 +1,103 @@
-"""One tracker in a thread of its own: it may be slow, hang or raise, and the fit goes on."""
+"""Interface of a tracker, and one in a thread of its own: it may hang or raise, the fit goes on."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any, Protocol, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from langchain_art.trackers.base import AdapterFiles, FitCard, TrackedRecord, Tracker, TrackerRun
+from langchain_art.packages import replace_file
+
+#: Cells of a table: texts are cut and redacted before they get here.
+TableRow: TypeAlias = "Mapping[str, str | float | int | None]"
+
+
+@dataclass(frozen=True)
+class FitCard:
+    """Facts of a fit that a tracker gets before its first record."""
+
+    fit_id: str
+    """Twelve hexadecimal digits, the same for a resumed fit and another for a fresh one."""
+    name: str
+    """Name of the fit's folder."""
+    folder: Path
+    config: Mapping[str, str | float | int | bool | None]
+    """Config and settings, flat: ``{"config.learning_rate": 2e-5, "seed": 0}``."""
+
+
+@dataclass(frozen=True)
+class TrackerRun:
+    """Progress of a tracker's own run."""
+
+    id: str | None
+    """Id by which the tracker finds its run again; None: it cannot, and begins another one."""
+    sent: int = 0
+    """Records of the fit's history that the run has."""
+    words: str = ""
+    """Place where it can be seen, for a line."""
+
+
+@dataclass(frozen=True)
+class TrackedRecord:
+    """One line of a fit's ``history.jsonl``, a step or an evaluation, as trackers get it."""
+
+    number: int
+    """Number of the line, from 0: rises by one with every record, also after a resume."""
+    step: int
+    """The training step, the x axis. An evaluation has the step after which it was made."""
+    metrics: Mapping[str, float]
+    tables: Mapping[str, Sequence[TableRow]] = field(default_factory=dict[str, Sequence[TableRow]])
+    """``runs`` and ``actions`` of a step, capped; empty where a record is sent late."""
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter in PEFT's format, of the best version or of the last."""
+
+    name: str
+    """Name of the policy."""
+    folder: Path
+    """Deleted when the fit has ended."""
+    aliases: tuple[str, ...]
+    """``best``, ``last`` or both, and ``v12``."""
+    metadata: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+    """Shows a fit somewhere. Whatever it raises is said once, and never ends the fit.
+
+    All methods are called from one thread, which is not the trainer's, in the order `start`, `log`
+    for each record, `keep` for at most two adapters a policy, `finish`. What `log` raised for is
+    sent again with the next record, and by the resumed fit.
+    """
+
+    name: str
+    settles: float
+    """Seconds after `log` until what was logged would survive a crash of this process."""
+
+    def start(self, fit: FitCard, former: TrackerRun | None) -> TrackerRun:
+        """Begin the tracker's run, or go on with the `former` one; says how far it is."""
+        ...
+
+    def log(self, record: TrackedRecord) -> None:
+        """Show one record."""
+        ...
+
+    def keep(self, adapter: AdapterFiles) -> bool:
+        """Store an adapter; False if this tracker keeps none."""
+        ...
+
+    def finish(self) -> str:
+        """End the run; returns where it can be seen, in words."""
+        ...
+
 
 #: Folder of a fit in which its trackers' progress is kept, a file for each.
 FOLDER = "trackers"
@@ -30,13 +117,8 @@ class TrackerThread:
     """Gives records to one tracker, in order, each until it was taken.
 
     Nothing that the tracker does reaches the caller: what it raises is said once through `say`, and
-    what it could not take is kept and offered again with the next record.
-
-    Args:
-        tracker: its methods are called in this thread alone.
-        fit: facts of the fit that it gets.
-        history: the records that the fit has already; those that the tracker's run lacks are sent.
-        say: prints one line.
+    what it could not take is kept and offered again with the next record. Of `history` it is sent
+    what its own run lacks.
     """
 
     def __init__(
@@ -58,13 +140,9 @@ class TrackerThread:
         self._thread = Thread(target=self._work, name=f"tracker {tracker.name}", daemon=True)
         self._thread.start()
 
-    def put(self, what: TrackedRecord | AdapterFiles) -> None:
-        """Hand over a record or an adapter; returns at once."""
+    def put(self, what: TrackedRecord | AdapterFiles | None) -> None:
+        """Hand over a record or an adapter (None: no more will come); returns at once."""
         self._orders.put(what)
-
-    def end(self) -> None:
-        """No more will come; returns at once."""
-        self._orders.put(None)
 
     def outcome(self, seconds: float) -> str:
         """Wait for the end, at most so long; the line says what did not arrive, if anything."""
@@ -173,9 +251,7 @@ class TrackerThread:
         run = self._begun.id if self._begun else None
         progress = TrackerProgress(fit_id=self._fit.fit_id, run=run, sent=self._sent)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".new")
-        temporary.write_text(progress.model_dump_json())
-        temporary.replace(self._path)
+        replace_file(self._path, progress.model_dump_json().encode())
         self._saved = self._sent
 
 
@@ -184,14 +260,7 @@ PATIENCE = 60.0
 
 
 class FitTrackers:
-    """Hands records to each tracker; none of them can stop the fit or hold it up.
-
-    Args:
-        trackers: where to send.
-        fit: facts of the fit that they get.
-        history: the records that the fit has already.
-        say: prints one line.
-    """
+    """Hands records to each tracker; none of them can stop the fit or hold it up."""
 
     def __init__(
         self,
@@ -203,20 +272,14 @@ class FitTrackers:
         self._say = say
         self._threads = [TrackerThread(one, fit, history, say) for one in trackers]
 
-    def record(self, record: TrackedRecord) -> None:
-        """Show a record."""
+    def put(self, what: TrackedRecord | AdapterFiles | None) -> None:
+        """Show a record, or store an adapter."""
         for thread in self._threads:
-            thread.put(record)
-
-    def keep(self, adapter: AdapterFiles) -> None:
-        """Store an adapter."""
-        for thread in self._threads:
-            thread.put(adapter)
+            thread.put(what)
 
     def finish(self) -> None:
         """End all runs, and say of each where it is or what it lacks."""
-        for thread in self._threads:
-            thread.end()
+        self.put(None)
         until = time.monotonic() + PATIENCE
         for thread in self._threads:
             self._say(thread.outcome(until - time.monotonic()))

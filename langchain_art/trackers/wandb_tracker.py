@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ConfigError
-from langchain_art.trackers.base import AdapterFiles, FitCard, TrackedRecord, TrackerRun
+from langchain_art.trackers.tracker_thread import AdapterFiles, FitCard, TrackedRecord, TrackerRun
 
 MODES = ("online", "offline", "disabled")
 #: Seconds after which an online run that gets no answer becomes an offline one.

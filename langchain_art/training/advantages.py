@@ -13,13 +13,8 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from langchain_art._callables import call
+from langchain_art.credit import candidates
 from langchain_art.credit.batch_plan import BatchPlan, plan, unscored
-from langchain_art.credit.candidates import (
-    CandidateCall,
-    candidate_call,
-    candidate_run,
-    why_excluded,
-)
 from langchain_art.errors import ConfigError
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.training import CallAdvantage, settings_of_rewards
@@ -32,7 +27,6 @@ entry for each of the run's `turns`: a number, None (not trained), or a list wit
 sampled token of the call. NumPy's arrays are lists.
 """
 RunAdvantages: TypeAlias = tuple[CallAdvantage | None, ...]
-"""Advantages of each turn of a run."""
 
 _CALL: TypeAdapter[CallAdvantage | None] = TypeAdapter(CallAdvantage | None)
 
@@ -132,7 +126,9 @@ def expected_plan(
     so no group is excluded that the server would train.
     """
     runs = [
-        candidate_run(run, (_call(turn, policy, trainable) for turn in run.turns), advantages)
+        candidates.candidate_run(
+            run, (_call(turn, policy, trainable) for turn in run.turns), advantages
+        )
         for run in group.trajectories
     ]
     return plan([runs], config, given=advantages is not None)
@@ -152,16 +148,16 @@ def group_has_zero_variance(
 
 def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:
     """True if a run has what is learned from: a reward, a call's reward, or all chosen scores."""
-    calls = (candidate_call(turn, True, {}) for turn in run.turns)
-    return unscored(candidate_run(run, calls), config.scores) is None
+    calls = (candidates.candidate_call(turn, True, {}) for turn in run.turns)
+    return unscored(candidates.candidate_run(run, calls), config.scores) is None
 
 
-def _call(turn: Turn, policy: str, trainable: Mapping[str, bool]) -> CandidateCall:
+def _call(turn: Turn, policy: str, trainable: Mapping[str, bool]) -> candidates.CandidateCall:
     """A call whose model or usage is not known counts as one of the policy with one token."""
     sampled_by = ((turn.model or "").partition("@")[0] or policy) if turn.ours else None
     return replace(
-        candidate_call(turn, sampled_by == policy, trainable),
+        candidates.candidate_call(turn, sampled_by == policy, trainable),
         tokens=1 if turn.usage is None else turn.usage.completion_tokens,
-        excluded_because=why_excluded(turn, sampled_by, policy, trainable),
+        excluded_because=candidates.why_excluded(turn, sampled_by, policy, trainable),
         prompt=(),
     )

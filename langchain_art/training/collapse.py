@@ -42,15 +42,8 @@ from typing import TypeAlias, cast
 
 from langchain_art._callables import call
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.intervals import (
-    Z95,
-    clear_of_chance,
-    compare_rewards,
-    sign_flip_tail,
-    student_tail,
-    welch,
-)
-from langchain_art.training.records import EvalResult, StepRecord, best_of_evals
+from langchain_art.statistics import intervals
+from langchain_art.training.records import EvalResult, StepRecord, best_of_evals, compared
 from langchain_art.wire import TrainConfig
 
 #: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
@@ -88,10 +81,8 @@ def new_signs(
 ) -> list[Sign]:
     """Signs that the last step shows and the one before did not; empty: nothing, or no step.
 
-    Args:
-        history: the steps that were not rolled back, oldest first.
-        ahead: `Trainer(max_steps_ahead=)`: how many versions old the runs of a step may be.
-        configs: of the policies that learn, by name.
+    `history` has the steps that were not rolled back, oldest first. `ahead`
+    (`Trainer(max_steps_ahead=)`) is how many versions old the runs of a step may be.
     """
     before = {(one.kind, one.keep is None) for one in _signs(history[:-1], ahead)}
     found = [one for one in _signs(history, ahead) if (one.kind, one.keep is None) not in before]
@@ -118,7 +109,7 @@ def _of_step(record: StepRecord) -> _Sample | None:
         return None
     n, run_variance = record.groups, (record.reward_std or 0.0) ** 2
     least = run_variance * n / record.runs if record.runs else 0.0
-    return _Sample(n, mean, max(least, n * (ci95 / Z95) ** 2), run_variance)
+    return _Sample(n, mean, max(least, n * (ci95 / intervals.Z95) ** 2), run_variance)
 
 
 def _pool(samples: Sequence[_Sample | None]) -> _Sample | None:
@@ -149,7 +140,7 @@ def _fell(samples: Sequence[_Sample | None], last: int = 1, chosen_of: int = 1) 
     if variance == 0:  # of all orders of as many values, one has these at its end
         return chosen_of / math.comb(before.n + after.n, after.n) < CHANCE
     error = math.sqrt(variance * (1 / before.n + 1 / after.n))
-    return student_tail(fall / error, freedom) < CHANCE / chosen_of
+    return intervals.student_tail(fall / error, freedom) < CHANCE / chosen_of
 
 
 def _peak(history: Sequence[StepRecord], last: int) -> int | None:
@@ -255,7 +246,7 @@ def _rose(history: Sequence[StepRecord]) -> bool:
     before, after = _of_step(history[0]), _pool([_of_step(one) for one in history[1:]])
     if before is None or after is None:
         return False
-    return welch(*((one.mean, one.variance, one.n) for one in (before, after))) > _RISE
+    return intervals.welch(*((one.mean, one.variance, one.n) for one in (before, after))) > _RISE
 
 
 def _flat(history: Sequence[StepRecord], ahead: int) -> Sign | None:
@@ -369,26 +360,20 @@ def not_below(best: EvalResult, new: EvalResult) -> bool:
     The difference of the means and its 95 % interval are of pairs of scenarios where both have at
     least two of them (`statistics.intervals.compare_rewards`). Without a reward it is below.
     """
-    rewards = [{name: [mean] for name, mean in one.scenarios.items()} for one in (best, new)]
-    if not all(rewards):
-        return (new.mean or 0.0) >= (best.mean or 0.0) if new.mean is not None else False
-    found = compare_rewards(best.version, new.version, *rewards)
+    if not best.scenarios or not new.scenarios:
+        return new.mean is not None and new.mean >= (best.mean or 0.0)
+    found = compared(best, new)
     return found.difference >= -(found.ci95 or 0.0)
 
 
 async def gate_sign(
     gate: Gate | None, evals: Sequence[EvalResult], history: Sequence[StepRecord]
 ) -> Sign | None:
-    """Sign of what is wrong with the last evaluated version; None: it is kept.
+    """Sign of what is wrong with the last evaluated version; None: it is kept, as without a gate.
 
-    Args:
-        gate: None keeps all.
-        evals: those of versions that were not rolled back, oldest first. A version that one of them
-            let pass before is kept.
-        history: the steps that were not rolled back, oldest first.
-
-    Raises:
-        ConfigError: the gate says neither True nor False.
+    `evals` and `history` are those that were not rolled back, oldest first. A version that one of
+    the evaluations let pass before is kept. Raises ConfigError if the gate says neither True nor
+    False.
     """
     *earlier, new = evals
     best = best_of_evals(earlier)
@@ -416,10 +401,6 @@ def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
     An evaluation is a gain if its mean is above that of the last gain, at first of the first
     evaluation, by what is clear of chance (`clear_of_chance`). Both are of the same scenarios, so
     that the true interval is narrower; small gains add up until they are one.
-
-    Args:
-        evals: oldest first, of versions that were not rolled back.
-        patience: a positive number.
     """
     scored = [one for one in evals if one.mean is not None and one.ci95 is not None]
     if not scored:
@@ -438,7 +419,7 @@ def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
 
 def _gained(before: EvalResult, after: EvalResult) -> bool:
     gain = (after.mean or 0.0) - (before.mean or 0.0)
-    return clear_of_chance(gain, before.ci95, after.ci95)
+    return intervals.clear_of_chance(gain, before.ci95, after.ci95)
 
 
 #: Of a fall that is taken for one: its probability by chance within a fit, and at its end.
@@ -450,19 +431,14 @@ def held_out_sign(
 ) -> Sign | None:
     """The sign that the last evaluation is below the best one, whose steps it keeps; or None.
 
-    Each held-out scenario is a pair: its mean reward then and now. If the version is no worse, each
-    difference is as likely to have the other sign (`statistics.intervals.sign_flip_tail`); that the
-    best of several earlier evaluations was chosen is corrected for (Bonferroni). Differences of
-    single scenarios vary less than rewards do, so a fall is seen that all steps' rewards hide.
+    Each held-out scenario that both have is a pair: its mean reward then and now. If the version is
+    no worse, each difference is as likely to have the other sign
+    (`statistics.intervals.sign_flip_tail`); that the best of several earlier evaluations was chosen
+    is corrected for (Bonferroni). Differences of single scenarios vary less than rewards do, so a
+    fall is seen that all steps' rewards hide.
 
-    A false alarm within a fit costs steps and learning rate; at its end only that it ends on an
-    earlier version which is as good. So there are two levels.
-
-    Args:
-        evals: those of versions that were not rolled back, oldest first. Only scenarios that two of
-            them share are compared (`EvalResult.scenarios`).
-        history: the steps that were not rolled back, oldest first.
-        at_end: whether the fit ends here: the level is 1e-2 then, else 1e-3.
+    A false alarm within a fit costs steps and learning rate; `at_end` of it only that it ends on an
+    earlier version which is as good. So there are two levels, `WITHIN` and `AT_END`.
     """
     scored = [one for one in evals if one.mean is not None]
     earlier = [one for one in scored if one.versions != scored[-1].versions]
@@ -471,7 +447,7 @@ def held_out_sign(
     last = scored[-1]
     shared = best.scenarios.keys() & last.scenarios.keys()
     changes = [last.scenarios[name] - best.scenarios[name] for name in sorted(shared)]
-    probability = len(earlier) * sign_flip_tail([-change for change in changes])
+    probability = len(earlier) * intervals.sign_flip_tail([-change for change in changes])
     if probability >= (AT_END if at_end else WITHIN):
         return None
     fell, rose = sum(one < 0 for one in changes), sum(one > 0 for one in changes)

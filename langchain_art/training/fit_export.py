@@ -42,14 +42,7 @@ def exporting(
 
 
 class FitExport:
-    """Exports the runs of one fit, or of one evaluation outside of fits.
-
-    Args:
-        exporter: where to.
-        plan: of the fit.
-        folder: of the fit: the spool is in it.
-        display: informed, once, that something is wrong.
-    """
+    """Exports the runs of a fit, or of an evaluation; the spool is in its folder."""
 
     def __init__(
         self, exporter: Exporter, plan: FitSettings, folder: Path, display: Display

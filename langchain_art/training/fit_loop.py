@@ -5,34 +5,28 @@ from __future__ import annotations
 import inspect
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from langchain_art.errors import ConfigError, Conflict, JobFailed
 from langchain_art.rollout.graph_rollout import score_remote
 from langchain_art.statistics.intervals import mean_of_scenarios
-from langchain_art.trackers.base import Tracker
+from langchain_art.trackers.tracker_thread import Tracker
+from langchain_art.training import records
 from langchain_art.training.addresses import check_server, serving_version
 from langchain_art.training.collapse import no_gain
 from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.learning_rates import choose_rates
-from langchain_art.training.records import (
-    BatchFacts,
-    FitResult,
-    StepRecord,
-    best_of_evals,
-    node_rewards,
-    tokens,
-)
 from langchain_art.training.recovery import Recovery
+from langchain_art.training.report import all_alike
 from langchain_art.training.run_setup import Setup
 from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import StepSeconds, TrainResult
 
-OnStep: TypeAlias = "Callable[[StepRecord], object]"
+OnStep: TypeAlias = "Callable[[records.StepRecord], object]"
 """A hook of `Trainer.fit`, plain or async."""
 
 
@@ -52,7 +46,7 @@ class FitLoop:
         self._wanted: set[str] | None = None  # the versions that the latest `_pin` was for
         self._is_full = False  # the server refused a pin, which is said once
 
-    async def run(self, scenarios: Sequence[Any]) -> FitResult:
+    async def run(self, scenarios: Sequence[Any]) -> records.FitResult:
         """Run all steps that are not done yet, and the evaluations."""
         if self.export is not None:
             self.export.begin(self.history.state.fit_id)
@@ -75,8 +69,9 @@ class FitLoop:
     async def _loop(self, scenarios: Sequence[Any]) -> None:
         history, steps, done = self.history, self.schedule.steps, self.history.done
         with self.display.bar("steps", max(steps, done), done) as advance:
+            # As if former evaluations were made now: they tell how long those to come take.
+            begun = time.monotonic() - sum(one.seconds for one in history.evals)
             await self._settle()
-            begun = time.monotonic()
             while self._goes_on:
                 # After a rollback anew: what was under way came from a version that is discarded.
                 batches = StepBatchBuilder(self.setup, history, scenarios, steps)
@@ -86,10 +81,19 @@ class FitLoop:
                         step = history.done + 1
                         # Gathered and judged; a step that was begun before a crash has its batch.
                         batch = history.pending() or await batches.collect(step)
+                        if step == 1 and not self.schedule.eval_scenarios:
+                            worth = [run.total_return for run in batch.trajectories]
+                            rewards = [one for one in worth if one is not None]
+                            self._warn_if_alike(rewards, len(rewards))
                         started = time.monotonic()
                         results = await self._train(batch)
                         record = await self._record(batch, results, time.monotonic() - started)
-                        left = (time.monotonic() - begun) / (step - done) * (steps - step)
+                        left = self.schedule.seconds_left(
+                            step,
+                            step - done,
+                            time.monotonic() - begun,
+                            [one.seconds for one in history.evals],
+                        )
                         self.display.step(record, steps, first=step == done + 1, left=left)
                         await self._report(record)
                         rolled_back = await self._settle()  # evaluated, if that is due
@@ -110,6 +114,10 @@ class FitLoop:
                     f"Which calls learn has changed: trainable={former} until here, "
                     f"trainable={plan.trainable} in every batch that is collected from now on."
                 )
+
+    def _warn_if_alike(self, rewards: Collection[float], runs: int) -> None:
+        if warning := all_alike(rewards, runs):
+            self.display.warn(warning)
 
     @property
     def _goes_on(self) -> bool:
@@ -153,7 +161,7 @@ class FitLoop:
                 f"{history.directory}, that is not noticed."
             )
 
-    async def _report(self, record: StepRecord) -> None:
+    async def _report(self, record: records.StepRecord) -> None:
         """Call the caller's hook; what it raises says that nothing of the training is lost."""
         if self.on_step is None:
             return
@@ -188,15 +196,15 @@ class FitLoop:
 
     async def _record(
         self, pending: PendingStep, results: dict[str, TrainResult], took: float
-    ) -> StepRecord:
+    ) -> records.StepRecord:
         """Store the record of a step whose training took so many seconds."""
-        known = {name: getattr(pending, name) for name in BatchFacts.model_fields}
+        known = {name: getattr(pending, name) for name in records.BatchFacts.model_fields}
         seconds = {**pending.seconds, "train": took}
         worth = [run.total_return for run in pending.trajectories]
         rewards = [one for one in worth if one is not None]
         trained = sum(node.tokens for one in results.values() for node in one.nodes.values())
         known |= {"seconds": {**seconds, "total": sum(seconds.values())}}
-        record = StepRecord(
+        record = records.StepRecord(
             **known,
             results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
@@ -207,13 +215,13 @@ class FitLoop:
                     for group in pending.groups
                 ]
             ).ci95,
-            node_rewards=node_rewards(pending.trajectories),
+            node_rewards=records.node_rewards(pending.trajectories),
             groups=len(pending.groups),
             runs=len(rewards),
             run_ids=tuple(tuple(run.id for run in group.trajectories) for group in pending.groups),
             own_advantages=pending.advantages is not None,
             failed=sum(t.status == "failed" for t in pending.trajectories),
-            tokens=tokens(pending.trajectories) | {"trained": trained},
+            tokens=records.tokens(pending.trajectories) | {"trained": trained},
         )
         if self.export is not None:  # before the step counts as done: its runs are not lost
             await self.export.step(pending, results)
@@ -272,6 +280,8 @@ class FitLoop:
             self.history.append(result)
             self._tracking.record(result)
             self.display.eval(result)
+            if step == 0:
+                self._warn_if_alike(result.scenarios.values(), result.n)
         await self._pin()
         return evaluates
 
@@ -280,7 +290,7 @@ class FitLoop:
 
         So what `langchain-art fits` recommends is kept, whatever is trained after this fit.
         """
-        champion, former = best_of_evals(self.history.evals), self.history.state.pinned
+        champion, former = records.best_of_evals(self.history.evals), self.history.state.pinned
         latest = {f"{name}@{version}" for name, version in self.history.versions.items()}
         wanted = latest.union(champion.versions if champion else ())
         if wanted == self._wanted:
@@ -301,16 +311,17 @@ class FitLoop:
                 self._is_full = True
 
 
-def result_of(history: History, versions: Mapping[str, int]) -> FitResult:
+def result_of(history: History, versions: Mapping[str, int]) -> records.FitResult:
     """Result of a fit, from its files."""
-    return FitResult(
+    return records.FitResult(
         fit_id=history.state.fit_id,
+        name=history.state.name,
         versions=dict(versions),
         before=history.eval_at(0),
         after=history.eval_at(
             history.done if history.state.stopped else max(history.state.steps, history.done)
         ),
-        best=best_of_evals(history.evals),
+        best=records.best_of_evals(history.evals),
         history=tuple(history.steps),
         evals=tuple(history.evals),
         rollbacks=tuple(history.rollbacks),

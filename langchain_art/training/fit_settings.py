@@ -23,12 +23,9 @@ from langchain_art.training.collapse import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 Workers: TypeAlias = Literal["server", "ray"] | RayWorkers
-"""Place of a fit's rollouts, if not in its own process."""
 _WORKERS = ("server", "ray")
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
-"""Reaction of a fit to a collapse of its policy."""
 Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
-"""One config for all policies, or each one's own."""
 _SHOWN = 40
 #: Marks an option by which a fit is another fit (`FitSettings.shaping`).
 _LEARNS = {"learns": True}
@@ -243,3 +240,15 @@ class Schedule:
         """True before the first step, after the last, and every `eval_every` steps."""
         every = self.eval_every or self.steps or 1
         return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)
+
+    def seconds_left(
+        self, step: int, trained: int, elapsed: float, evals: Sequence[float]
+    ) -> float:
+        """Seconds from the end of `step`, which is not evaluated yet, to that of the fit.
+
+        `elapsed` for the `trained` steps until now and the evaluations that took `evals` seconds.
+        """
+        per_step = (elapsed - sum(evals)) / trained
+        to_come = sum(map(self.evaluates, range(step, self.steps + 1)))
+        per_eval = sum(evals) / len(evals) if evals else 0.0
+        return per_step * (self.steps - step) + per_eval * to_come

@@ -12,12 +12,14 @@ import re
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_art.errors import ConfigError
+from langchain_art.packages import locked, replace_file
 from langchain_art.training.advantages import RunAdvantages
 from langchain_art.training.identity import FitIdentity
 from langchain_art.training.learning_rates import next_rate
@@ -52,26 +54,19 @@ def read_state(path: Path, kind: type[M]) -> M | None:
 
 def write_state(path: Path, value: BaseModel) -> None:
     """Replace a file atomically; when this returns, it is on disk."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w") as file:
-        file.write(value.model_dump_json(fallback=str))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(path, value.model_dump_json(fallback=str).encode())
 
 
 @contextmanager
 def alone(directory: Path) -> Generator[None, None, None]:
     """Holds a fit's folder; raises ConfigError if another process runs the fit in it."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with locked(directory / LOCK) as mine:
+        if not mine:
             raise ConfigError(
                 f"Another process runs the fit in {directory} just now. Wait for it or stop it, "
                 "or give this one a folder of its own: Trainer(name=…)."
-            ) from error
+            )
         yield
 
 
@@ -172,7 +167,47 @@ def read_records(path: Path) -> Iterator[Line]:
             ) from error
 
 
-class History:
+@dataclass(kw_only=True)
+class FitRecords:
+    """Records of a fit, sorted."""
+
+    steps: list[StepRecord] = field(default_factory=list[StepRecord])
+    evals: list[EvalResult] = field(default_factory=list[EvalResult])
+    rollbacks: list[Rollback] = field(default_factory=list[Rollback])
+    kept: list[StepRecord] = field(default_factory=list[StepRecord])
+    """The steps that were not rolled back."""
+    kept_evals: list[EvalResult] = field(default_factory=list[EvalResult])
+    """The evaluations of versions that were not rolled back."""
+    last: Line | None = None
+
+    def keep(self, record: Line) -> None:
+        """Add the next record."""
+        self.last = record
+        if isinstance(record, StepRecord):
+            self.steps.append(record)
+            self.kept.append(record)
+        elif isinstance(record, EvalResult):
+            self.evals.append(record)
+            self.kept_evals.append(record)
+        else:
+            self.rollbacks.append(record)
+            self.kept = [one for one in self.kept if one.step <= record.to_step]
+            self.kept_evals = [one for one in self.kept_evals if (one.step or 0) <= record.to_step]
+
+    @property
+    def done(self) -> int:
+        """Steps that are finished."""
+        return self.steps[-1].step if self.steps else 0
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Versions by policy after the last step, or the rollback after it; empty before."""
+        if self.rollbacks and self.rollbacks[-1].step == self.done:
+            return self.rollbacks[-1].versions
+        return self.steps[-1].versions if self.steps else {}
+
+
+class History(FitRecords):
     """The files of one fit under `directory`. If it is `fresh`, those of a former one are moved.
 
     They go to the folder ``earlier/<fit id>``. Raises ConfigError if the directory has another fit,
@@ -180,6 +215,7 @@ class History:
     """
 
     def __init__(self, directory: Path, identity: FitIdentity, *, fresh: bool = False) -> None:
+        super().__init__()
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._lines = directory / HISTORY
@@ -201,14 +237,6 @@ class History:
             identity=identity,
             pinned=pinned,
         )
-        self.steps: list[StepRecord] = []
-        self.evals: list[EvalResult] = []
-        self.rollbacks: list[Rollback] = []
-        self.kept: list[StepRecord] = []
-        """The steps that were not rolled back."""
-        self.kept_evals: list[EvalResult] = []
-        """The evaluations of versions that were not rolled back."""
-        self.last: Line | None = None
         if self._lines.exists():
             self._load()
         if differences := self.state.identity.differences(identity):
@@ -233,20 +261,7 @@ class History:
         if torn:  # an incomplete last line: the client ended while it wrote
             self._lines.write_text(whole + newline)
         for record in read_records(self._lines):
-            self._keep(record)
-
-    def _keep(self, record: Line) -> None:
-        self.last = record
-        if isinstance(record, StepRecord):
-            self.steps.append(record)
-            self.kept.append(record)
-        elif isinstance(record, EvalResult):
-            self.evals.append(record)
-            self.kept_evals.append(record)
-        else:
-            self.rollbacks.append(record)
-            self.kept = [one for one in self.kept if one.step <= record.to_step]
-            self.kept_evals = [one for one in self.kept_evals if (one.step or 0) <= record.to_step]
+            self.keep(record)
 
     def append(self, record: Line) -> None:
         """Add a line; when this returns, it is on disk."""
@@ -254,25 +269,13 @@ class History:
             file.write(record.model_dump_json() + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._keep(record)
+        self.keep(record)
 
     def save(self, **changes: Any) -> None:
         """Change the state, and replace ``fit.json``."""
         state = self.state.model_copy(update=changes)
         write_state(self.directory / FIT, state)
         self.state = state
-
-    @property
-    def done(self) -> int:
-        """Steps that are finished."""
-        return self.steps[-1].step if self.steps else 0
-
-    @property
-    def versions(self) -> dict[str, int]:
-        """Versions by policy after the last step, or the rollback after it; empty before."""
-        if self.rollbacks and self.rollbacks[-1].step == self.done:
-            return self.rollbacks[-1].versions
-        return self.steps[-1].versions if self.steps else {}
 
     def why_finished(self, steps: int) -> str | None:
         """Reason why nothing is left of a fit of so many steps, in words; None: something is."""

@@ -15,49 +15,27 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from langchain_art._notebook import view_html
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
-from langchain_art.training.fit_state import (
-    FIT,
-    HISTORY,
-    FitState,
-    Line,
-    is_running,
-    read_records,
-    read_state,
-)
-from langchain_art.training.records import EvalResult, StepRecord
+from langchain_art.training import fit_state
+from langchain_art.training.records import StepRecord
 from langchain_art.wire import Trajectory, Turn
 
 
-@dataclass(frozen=True)
-class Fit:
+@dataclass(kw_only=True)
+class Fit(fit_state.FitRecords):
     """A fit that runs, was stopped or is finished."""
 
     name: str
     """Name of its folder, below the folder that was searched."""
-    state: FitState
-    lines: list[Line]
-    """Lines of its ``history.jsonl``."""
+    state: fit_state.FitState
     at: float
     """Seconds since the epoch: when its files were last written."""
     running: bool
-    """True if a process runs it just now."""
 
-    @property
-    def steps(self) -> list[StepRecord]:
-        """Steps, those that were rolled back included."""
-        return [one for one in self.lines if isinstance(one, StepRecord)]
-
-    @property
-    def evals(self) -> list[EvalResult]:
-        """Evaluations, those of versions that were rolled back included."""
-        return [one for one in self.lines if isinstance(one, EvalResult)]
-
-    @property
-    def done(self) -> int:
-        """Steps that are finished."""
-        return self.steps[-1].step if self.steps else 0
+    def _repr_html_(self) -> str:
+        return view_html("analytics.history:stored_fit_view", self)
 
     @property
     def words(self) -> str:
@@ -91,19 +69,20 @@ class Fit:
         return max(self.rewards, key=lambda one: (one[1], -one[0]), default=None)
 
     @property
-    def versions(self) -> str:
+    def use(self) -> str:
         """Versions to use: the best, or where it was not evaluated the newest."""
         if self.best is not None and self.held_out:
             return next(e.version for e in self.evals if (e.step or 0, e.mean) == self.best)
-        made = [one for one in self.lines if not isinstance(one, EvalResult)]
-        last = made[-1].versions if made else {}
-        return " + ".join(f"{name}@{last.get(name, 0)}" for name in self.state.identity.policies)
+        policies = self.state.identity.policies
+        return " + ".join(f"{name}@{self.versions.get(name, 0)}" for name in policies)
 
 
 def read_fits(root: Path) -> list[Fit]:
     """The fits below a folder, the latest last; without those that a fresh one moved aside."""
     found = [
-        path.parent for path in root.rglob(FIT) if "earlier" not in path.relative_to(root).parts
+        path.parent
+        for path in root.rglob(fit_state.FIT)
+        if "earlier" not in path.relative_to(root).parts
     ]
     fits = [fit for folder in found if (fit := _read(folder, root)) is not None]
     return sorted(fits, key=lambda fit: fit.at)
@@ -135,17 +114,19 @@ def latest_of(root: Path, policy: str) -> Fit | None:
 
 
 def _read(folder: Path, root: Path) -> Fit | None:
-    state = read_state(folder / FIT, FitState)
+    state = fit_state.read_state(folder / fit_state.FIT, fit_state.FitState)
     if state is None:
         return None
-    lines = folder / HISTORY
-    return Fit(
+    lines = folder / fit_state.HISTORY
+    fit = Fit(
         name=folder.relative_to(root).as_posix(),
         state=state,
-        lines=list(read_records(lines)) if lines.exists() else [],
-        running=is_running(folder),
-        at=max(path.stat().st_mtime for path in (folder / FIT, lines) if path.exists()),
+        running=fit_state.is_running(folder),
+        at=max(path.stat().st_mtime for path in (folder / fit_state.FIT, lines) if path.exists()),
     )
+    for record in fit_state.read_records(lines) if lines.exists() else ():
+        fit.keep(record)
+    return fit
 
 
 #: Ends of the names of metrics that measure the machine.
@@ -198,17 +179,10 @@ class _Side:
 def compare_fits(
     first: Fit, second: Fit, client: ArtClient, others: ArtClient | None = None
 ) -> FitComparison:
-    """Compare two fits step by step: runs with their calls, then metrics, then weights.
+    """Compare two fits with one seed step by step: runs with their calls, metrics, weights.
 
-    Args:
-        first: one fit.
-        second: the other; with the same seed.
-        client: of the server of both.
-        others: of the second fit's server, if that is another one.
-
-    Raises:
-        ConfigError: their seeds differ.
-        NotFound: a run or a call is no longer stored.
+    `others` is of the second fit's server, if that is another one. Raises ConfigError if their
+    seeds differ, NotFound if a run or a call is no longer stored.
     """
     seeds = [one.state.identity.seed for one in (first, second)]
     if seeds[0] != seeds[1]:

@@ -32,15 +32,9 @@ FACTOR, LEAST, MOST = 1.5, 1 / 16, 64.0
 def next_rate(first: float, config: TrainConfig, policy: str, steps: Sequence[StepRecord]) -> float:
     """The learning rate of a policy's next step, without its schedule.
 
-    `first` if the config names a rate, or no bound by which steps are measured. Of a step whose
-    rate `LRSchedule` lowers to a share, that share's square is expected: divergence is quadratic
-    in the rate.
-
-    Args:
-        first: the rate of the first step.
-        config: as it was given, without the rate that was chosen.
-        policy: whose.
-        steps: that were not rolled back, oldest first.
+    `first` if the config names a rate, or no bound by which steps are measured; `steps` are those
+    that were not rolled back, oldest first. Of a step whose rate `LRSchedule` lowers to a share,
+    that share's square is expected: divergence is quadratic in the rate.
     """
     if config.learning_rate is not None or config.max_kl is None:
         return first

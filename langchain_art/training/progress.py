@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from threading import Event, Thread
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -21,15 +23,16 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from langchain_art._notebook import Cell
 from langchain_art.training.records import EvalResult, FitResult, StepRecord
 from langchain_art.training.report import (
-    best_of_runs,
     duration,
+    eval_lines,
     excluded_counts,
-    node_rewards,
     node_table,
     nothing_trained,
-    summary_table,
+    overflowed,
+    summary_view,
 )
 from langchain_art.wire import Trajectory
 
@@ -81,7 +84,8 @@ class _Shown:
 class Display:
     """Prints lines, and progress bars below them, on a console. None: standard output.
 
-    Where the console is no terminal, what takes longer than two seconds is reported in lines.
+    A notebook's cell is redrawn in place. Where the console is neither that nor a terminal, what
+    takes longer than two seconds is reported in lines.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -99,10 +103,23 @@ class Display:
             disable=not self.console.is_terminal,
         )
         self._under_way: list[_Shown] = []
+        self._in_notebook = self.console.is_jupyter and self.console.file is sys.stdout
+        self._cell: Cell | None = None
 
-    def line(self, text: str, style: str | None = None) -> None:
+    def line(self, text: str, style: str = "") -> None:
         """Print one line, above the bars if there are any."""
-        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        self._print(Text(text, style), soft_wrap=True)
+
+    def _print(self, shown: RenderableType, *, soft_wrap: bool = False) -> None:
+        if not self._in_notebook:
+            self.console.print(shown, soft_wrap=soft_wrap)
+            return
+        self._shown_in().add(shown)
+
+    def _shown_in(self) -> Cell:
+        if self._cell is None or (self._cell.over and not self._under_way):
+            self._cell = Cell()
+        return self._cell
 
     def warn(self, text: str) -> None:
         """Print one line in red."""
@@ -138,19 +155,26 @@ class Display:
         ended = Event()
 
         def tell() -> None:
-            while not ended.wait(0.25):
+            while not ended.wait(1.0 if self._in_notebook else 0.25):
                 now = time.monotonic()
+                if self._in_notebook:
+                    self._shown_in().draw(self._bars.get_renderable())
+                    continue
                 for shown in self._under_way[-1:]:
                     if shown.due(now):
                         shown.said_at = now
                         words = f"{shown.description} {shown.done}/{shown.total}  {shown.note}"
                         self.line(f"{words.strip()}  {duration(now - shown.begun)}")
 
-        Thread(target=tell, name="progress", daemon=True).start()
+        teller = Thread(target=tell, name="progress", daemon=True)
+        teller.start()
         try:
             yield
         finally:
             ended.set()
+            teller.join()
+            if self._in_notebook:
+                self._shown_in().draw()  # without bars
 
     def step(
         self, record: StepRecord, steps: int, *, first: bool, left: float | None = None
@@ -170,7 +194,7 @@ class Display:
         if first and record.nodes:
             title, rewards = f"Trained by node, step {record.step}", record.rewards_by_node
             worth = {name: f"{reward:.3f}" for name, reward in rewards.items()}
-            self.console.print(node_table(record.nodes, title, worth))
+            self._print(node_table(record.nodes, title, worth))
         elif record.nodes:
             rewards = record.rewards_by_node
             shown = [
@@ -180,25 +204,38 @@ class Display:
                 if report.tokens
             ]
             self.line(f"  trained: {'; '.join(shown) or 'nothing'}")
+        for result in record.results.values():
+            for line in overflowed(result):
+                self.warn(line)
         for line in nothing_trained(record):
             self.warn(line)
 
     def summary(self, result: FitResult) -> None:
         """Print the end of a fit."""
-        self.console.print(summary_table(result))
-        if result.nodes:
-            rewards = node_rewards(result.history)
-            self.console.print(node_table(result.nodes, "Trained by node, all steps", rewards))
+        self._print(summary_view(result))
+
+    def stopped(self, error: BaseException, why: str) -> None:
+        """Print why a fit was stopped, which is shown in place of the traceback."""
+        self.line(why)
+        if self._in_notebook:
+            interrupted: Any = error
+            interrupted._render_traceback_ = lambda: [why]
+            return
+        show = sys.excepthook
+
+        def show_others(kind: type[BaseException], ended_by: BaseException, trace: Any) -> None:
+            found: BaseException | None = ended_by
+            while found is not None and found is not error:
+                found = found.__context__  # asyncio raises KeyboardInterrupt for a CancelledError
+            if found is None or not isinstance(ended_by, KeyboardInterrupt):
+                show(kind, ended_by, trace)
+
+        sys.excepthook = show_others
 
     def eval(self, result: EvalResult) -> None:
-        """Print the line of an evaluation."""
-        after = "" if result.step is None else f" after step {result.step}"
-        self.line(f"held out{after}: {result}  {result.version}  {result.seconds:.1f}s")
-        if result.best_of:
-            self.line(f"  {best_of_runs(result)}")
-        if by_node := result.node_rewards:
-            worth = ", ".join(f"{node} {reward:.3f}" for node, reward in by_node.items())
-            self.line(f"  by node: {worth}")
+        """Print the lines of an evaluation."""
+        for line in eval_lines(result):
+            self.line(line)
 
 
 class MeanReward:

@@ -10,12 +10,14 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from langchain_art._notebook import view_html
 from langchain_art.errors import ConfigError
-from langchain_art.statistics.intervals import best_of_scenarios, mean_of_scenarios
+from langchain_art.statistics import intervals
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
 
 T = TypeVar("T")
@@ -71,6 +73,9 @@ class EvalResult(Record):
         """`versions` as text: ``email-agent@17``, or ``writer@3 + critic@2``."""
         return " + ".join(self.versions)
 
+    def _repr_html_(self) -> str:
+        return view_html("training.report:eval_view", self)
+
     def __str__(self) -> str:
         mean = "no rewards" if self.mean is None else f"{self.mean:.3f}"
         spread = "" if self.ci95 is None else f" ± {self.ci95:.3f}"
@@ -82,6 +87,15 @@ class EvalResult(Record):
 def best_of_evals(evals: Sequence[EvalResult]) -> EvalResult | None:
     """The evaluation with the highest mean; the earliest of equals, None without a mean."""
     return max((e for e in evals if e.mean is not None), key=lambda e: e.mean or 0.0, default=None)
+
+
+def compared(before: EvalResult, after: EvalResult) -> intervals.Comparison:
+    """Two evaluations by the mean rewards of their scenarios: in pairs, if they share two of them.
+
+    See `statistics.intervals.compare_rewards`. Raises ValueError if one has no scenario's reward.
+    """
+    means = [{name: [mean] for name, mean in one.scenarios.items()} for one in (before, after)]
+    return intervals.compare_rewards(before.version, after.version, *means)
 
 
 class GroupResult(Record):
@@ -127,7 +141,6 @@ class StepRecord(BatchFacts):
     reward_mean: float | None
     """Mean of the runs' total returns: their own rewards and those of their calls."""
     reward_std: float | None
-    """Standard deviation over all runs of the step."""
     reward_ci95: float | None = None
     """Half width of the 95 % interval of `reward_mean`, over groups; None with fewer than two."""
     node_rewards: dict[str, float] = Field(default_factory=dict)
@@ -197,7 +210,6 @@ class Rollback(Record):
     versions: dict[str, int]
     """Version that serves from then on, by policy."""
     learning_rate: Rates
-    """Rates of the steps that follow."""
     why: str
 
 
@@ -250,7 +262,7 @@ def summarize(
     for trajectory in trajectories:
         if (worth := trajectory.total_return) is not None:
             by_scenario[trajectory.scenario].append(worth)
-    found = mean_of_scenarios(by_scenario.values())
+    found = intervals.mean_of_scenarios(by_scenario.values())
     failed = sum(t.status == "failed" and t.total_return is None for t in trajectories)
     return EvalResult(
         step=step,
@@ -261,7 +273,7 @@ def summarize(
         scenarios={
             name: statistics.fmean(rewards) for name, rewards in by_scenario.items() if name
         },
-        best_of=best_of_scenarios(by_scenario.values()),
+        best_of=intervals.best_of_scenarios(by_scenario.values()),
         failed=failed,
         unscored=len(trajectories) - found.rewards - failed,
         node_rewards=node_rewards(trajectories),
@@ -303,6 +315,8 @@ class FitResult(Record):
     """
 
     fit_id: str
+    name: str = ""
+    """The name of its folder, as the page shows it."""
     versions: dict[str, int]
     """Version that serves now, by policy."""
     before: EvalResult | None = None
@@ -322,9 +336,29 @@ class FitResult(Record):
             parts.append(f"held out {self.before} → {self.after}")
         if self.best is not None and self.best.version != " + ".join(self.adapters):
             parts.append(f"best {self.best}  {self.best.version}")
-        return f"<FitResult {self.fit_id}: {', '.join(parts)}>"
+        return f"<FitResult {self.name or self.fit_id}: {', '.join(parts)}>"
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return view_html("training.report:summary_view", self)
+
+    def plot(self, path: str | Path | None = None, title: str = "Reward during training") -> Any:
+        """Draw rewards by step, with held-out evaluations: a figure, which a notebook shows.
+
+        Args:
+            path: where a PNG goes, too. None: nowhere.
+            title: above the figure.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        from langchain_art.training import report  # noqa: PLC0415 - it is made of these records
+
+        figure = report.figure_of([report.Curve("", self.history, self.evals)], title)
+        if path is not None:
+            report.saved(figure, Path(path))
+        return figure
 
     @property
     def policy(self) -> str:

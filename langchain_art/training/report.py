@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import io
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.collapse import names_of
 from langchain_art.training.records import EvalResult, FitResult, StepRecord
-from langchain_art.wire import NodeReport
+from langchain_art.wire import NodeReport, TrainResult
 from langchain_art.wire.training import meaning
+
+#: Runs that are enough to say that all are worth the same.
+_ENOUGH = 8
+
+
+def summary_view(result: FitResult) -> Group:
+    """A fit in a few rows, and what was trained by node."""
+    parts = [summary_table(result)]
+    if result.nodes:
+        rewards = node_rewards(result.history)
+        parts.append(node_table(result.nodes, "Trained by node, all steps", rewards))
+    return Group(*parts)
 
 
 def summary_table(result: FitResult) -> Table:
@@ -117,6 +133,23 @@ def best_of_runs(found: EvalResult) -> str:
     return f"best of {', '.join(known)} (pass@k where rewards are 0 and 1)"
 
 
+def eval_lines(found: EvalResult) -> list[str]:
+    """An evaluation in a line, and below it the best of several runs and the nodes' rewards."""
+    after = "" if found.step is None else f" after step {found.step}"
+    lines = [f"held out{after}: {found}  {found.version}  {found.seconds:.1f}s"]
+    if found.best_of:
+        lines.append(f"  {best_of_runs(found)}")
+    if by_node := found.node_rewards:
+        worth = ", ".join(f"{node} {reward:.3f}" for node, reward in by_node.items())
+        lines.append(f"  by node: {worth}")
+    return lines
+
+
+def eval_view(found: EvalResult) -> Text:
+    """The lines of an evaluation."""
+    return Text("\n".join(eval_lines(found)))
+
+
 def pool_counts(pools: Mapping[str, int]) -> str:
     """``mixed 12, easy 30, hard 8``: scenarios by difficulty pool, without empty pools."""
     return ", ".join(f"{name} {count}" for name, count in pools.items() if count)
@@ -165,6 +198,42 @@ def nothing_trained(record: StepRecord) -> list[str]:
         if record.unjudged:
             lines.append(f"  {record.unjudged} groups.unjudged: {meaning('groups.unjudged')}")
     return lines
+
+
+def overflowed(result: TrainResult) -> list[str]:
+    """A warning if gradients of a step overflowed float16; else empty."""
+    count = result.metrics.get("overflows")
+    if not count:
+        return []
+    return [
+        f"  {result.policy}: {count:.0f} updates overflowed float16 and were skipped, then made "
+        f"again with a smaller loss scale, now {result.metrics['loss_scale']:g}"
+    ]
+
+
+def all_alike(rewards: Collection[float], runs: int) -> str | None:
+    """A warning before the first step, if all of at least 8 `runs` are worth the same; else None.
+
+    `rewards`: of these runs, or the means of their scenarios.
+    """
+    if runs < _ENOUGH or len(set(rewards)) != 1:
+        return None
+    match next(iter(rewards)):
+        case 0:
+            return (
+                f"No run of {runs} was rewarded: warm-start the policy, shape the reward (a part "
+                "of the way is worth a part), or take a larger base."
+            )
+        case 1:
+            return (
+                f"Every run of {runs} has the full reward: take harder scenarios or a stricter "
+                "reward."
+            )
+        case reward:
+            return (
+                f"All {runs} runs have the reward {reward:.3g}: shape the reward, so that it tells "
+                "better runs from worse ones."
+            )
 
 
 #: Colours of a curve: its held-out evaluations, its training batches.
@@ -236,14 +305,13 @@ def reward_plot(
 
 def draw(curves: Sequence[Curve], path: str | Path, title: str) -> Path:
     """Draw curves into one PNG; raises ConfigError if matplotlib is not installed."""
-    try:
-        figures: Any = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigError(
-            "The reward plot needs matplotlib: pip install 'langchain-art[examples]'. Without it, "
-            "`langchain-art curve` draws in the terminal."
-        ) from error
-    figure: Any = figures.Figure(figsize=(7.2, 4.0), dpi=150, facecolor="white")
+    return saved(figure_of(curves, title), Path(path))
+
+
+def figure_of(curves: Sequence[Curve], title: str) -> Any:
+    """The curves in one figure of matplotlib; raises ConfigError if that is not installed."""
+    instead = " Without it, `langchain-art curve` draws in the terminal."
+    figure = blank_figure(7.2, 4.0, "The reward plot", instead)
     axes = figure.add_subplot()
     for number, curve in enumerate(curves):
         dark, light = _COLOURS[number % len(_COLOURS)]
@@ -280,11 +348,37 @@ def draw(curves: Sequence[Curve], path: str | Path, title: str) -> Path:
     axes.xaxis.get_major_locator().set_params(integer=True)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=9, loc="best")
-    figure.tight_layout()
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
-    return target
+    return figure
+
+
+def blank_figure(width: float, height: float, what: str, instead: str = "") -> Any:
+    """A figure of matplotlib, in inches, which a notebook shows. Raises ConfigError without it.
+
+    The error says that `what` needs it, and what there is `instead`.
+    """
+    try:
+        figures: Any = import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ConfigError(
+            f"{what} needs matplotlib: pip install 'langchain-art[examples]'.{instead}"
+        ) from error
+    size: dict[str, Any] = {"figsize": (width, height), "dpi": 150, "layout": "tight"}
+    figure = figures.Figure(**size, facecolor="white")
+    figure._repr_png_ = partial(_png, figure)  # pyplot, which registers figures, is not loaded
+    return figure
+
+
+def _png(figure: Any) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image)
+    return image.getvalue()
+
+
+def saved(figure: Any, path: Path) -> Path:
+    """The path of a figure that is written there; its folder is made if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path
 
 
 def text_plot(curves: Sequence[Curve], width: int) -> str:

@@ -175,18 +175,7 @@ async def _keep(
     client: AsyncArtClient, groups: Sequence[TrajectoryGroup], versions: str, *, remote: bool
 ) -> None:
     """Store the runs on the server, for `langchain-art runs`, marked as an evaluation's."""
-    mark = {EVALUATION: versions}
-    marked = [
-        group.model_copy(
-            update={
-                "trajectories": tuple(
-                    run.model_copy(update={"metadata": run.metadata | mark})
-                    for run in group.trajectories
-                )
-            }
-        )
-        for group in groups
-    ]
+    marked = [group.marked({EVALUATION: versions}) for group in groups]
     if remote:  # the server has the runs already, assembled from their calls
         await score_remote(client, marked)
     else:

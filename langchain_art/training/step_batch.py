@@ -43,12 +43,7 @@ POOLS = ("new", "mixed", "easy", "hard")
 
 
 class DifficultyPools:
-    """Results of the latest groups of each scenario.
-
-    Args:
-        scenarios: of the fit.
-        seed: of the choice to pass over.
-    """
+    """Results of the latest groups of each scenario; `seed` is of the choice to pass over."""
 
     def __init__(self, scenarios: Sequence[Any], seed: int) -> None:
         self._names = [scenario_id(one) for one in scenarios]
@@ -92,11 +87,7 @@ class DifficultyPools:
 class Drawing:
     """The scenarios of the groups to come, in order, from a place of the shuffled epochs on.
 
-    Args:
-        scenarios: of the fit.
-        seed: of the order.
-        begun: the place, from 0, of the first group.
-        pools: None: every place is drawn.
+    Without `pools` every place is drawn.
     """
 
     def __init__(

@@ -19,8 +19,14 @@ from typing import Any
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
 from langchain_art.evaluators.transcript import compact, text_of, tool_calls
-from langchain_art.trackers.base import AdapterFiles, FitCard, TableRow, TrackedRecord, Tracker
-from langchain_art.trackers.tracker_thread import FitTrackers
+from langchain_art.trackers.tracker_thread import (
+    AdapterFiles,
+    FitCard,
+    FitTrackers,
+    TableRow,
+    TrackedRecord,
+    Tracker,
+)
 from langchain_art.training.fit_state import HISTORY, History, Line, read_records
 from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display
@@ -77,7 +83,7 @@ class FitTracking:
     def record(self, record: Line, groups: Sequence[TrajectoryGroup] = ()) -> None:
         """Show a record that is on disk, and the runs of its step."""
         if self._any:
-            self._trackers.record(tracked(record, self._next, groups))
+            self._trackers.put(tracked(record, self._next, groups))
             self._next += 1
 
     async def adapters(self, client: AsyncArtClient, result: FitResult) -> None:
@@ -101,7 +107,7 @@ class FitTracking:
             if "best" in aliases and result.best is not None:
                 about["val/reward"] = result.best.mean
             labels = (*aliases, f"v{version}")
-            self._trackers.keep(AdapterFiles(policy, folder, labels, about))
+            self._trackers.put(AdapterFiles(policy, folder, labels, about))
 
     def finish(self) -> None:
         """End the trackers' runs; each says how it went."""

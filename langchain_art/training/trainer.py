@@ -19,35 +19,13 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
-from langchain_art.trackers.base import Tracker
 from langchain_art.trackers.choice import chosen_trackers
-from langchain_art.training.addresses import (
-    Model,
-    address_of,
-    check_server,
-    folder_of,
-    roll_back,
-    sampling_settings,
-    serving_version,
-    trained_policies,
-)
+from langchain_art.trackers.tracker_thread import Tracker
+from langchain_art.training import addresses, fit_settings
 from langchain_art.training.advantages import AdvantageHook, check_hook
 from langchain_art.training.collapse import Gate, check_gate
 from langchain_art.training.fit_export import exporting
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
-from langchain_art.training.fit_settings import (
-    Configs,
-    FitSettings,
-    OnCollapse,
-    Schedule,
-    Workers,
-    check_configs,
-    check_export,
-    check_reward,
-    check_scope,
-    check_trainable,
-    check_workers,
-)
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
@@ -135,14 +113,14 @@ class Trainer:
 
     def __init__(
         self,
-        model: Model | Sequence[Model],
+        model: addresses.Model | Sequence[addresses.Model],
         *,
         trainable: Mapping[str, bool] | None = None,
         evaluator: Evaluator | None = None,
         group_size: int = 8,
         groups_per_step: int = 4,
         concurrency: int = 64,
-        config: Configs = None,
+        config: fit_settings.Configs = None,
         name: str | None = None,
         out_dir: str | Path | None = None,
         client: ArtClient | AsyncArtClient | None = None,
@@ -153,19 +131,22 @@ class Trainer:
         dynamic_sampling_rounds: int = 0,
         difficulty_pools: bool = False,
         advantages: AdvantageHook | None = None,
-        on_collapse: OnCollapse = "rollback",
+        on_collapse: fit_settings.OnCollapse = "rollback",
         gate: Gate | bool = False,
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
-        workers: Workers | None = None,
+        workers: fit_settings.Workers | None = None,
         console: Console | None = None,
     ) -> None:
-        self.policies, self._base_url, self._api_key = address_of(model, client)
-        self._models = sampling_settings(model)
-        self.out_dir, configs = folder_of(name, out_dir), check_configs(config, self.policies)
-        self._plan = FitSettings(
+        self.policies, self._base_url, self._api_key = addresses.address_of(model, client)
+        self._models = addresses.sampling_settings(model)
+        self.out_dir, configs = (
+            addresses.folder_of(name, out_dir),
+            fit_settings.check_configs(config, self.policies),
+        )
+        self._plan = fit_settings.FitSettings(
             policies=self.policies,
-            trainable=check_trainable(trainable),
+            trainable=fit_settings.check_trainable(trainable),
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
@@ -180,7 +161,7 @@ class Trainer:
             advantages=check_hook(advantages, configs),
             on_collapse=on_collapse,
             gate=check_gate(gate),
-            export=check_export(export),
+            export=fit_settings.check_export(export),
             workers=workers,
         )
         self._trackers = chosen_trackers(trackers)
@@ -236,11 +217,13 @@ class Trainer:
             ConfigError: `out_dir` holds another fit or one that runs, no run has a reward, a name
                 in `trainable` is no call's, scenarios are a text, or one is no input for the graph.
         """
-        trained_policies(self.policies)
-        check_scope(self._plan, rollout, train_scenarios, eval_scenarios or (), steps)
+        addresses.trained_policies(self.policies)
+        fit_settings.check_scope(self._plan, rollout, train_scenarios, eval_scenarios or (), steps)
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
-        schedule = Schedule(steps, eval_scenarios or (), eval_every, eval_samples, stop_early)
+        schedule = fit_settings.Schedule(
+            steps, eval_scenarios or (), eval_every, eval_samples, stop_early
+        )
         plan, held_out = self._plan, schedule.eval_scenarios
         identity = identity_of(plan, self._models, rollout, train_scenarios, held_out)
         with alone(self.out_dir):
@@ -248,14 +231,14 @@ class Trainer:
                 client = setup.client
                 if fresh:
                     await client.ready()
-                    await check_server(client, plan.policies, plan.configs)
+                    await addresses.check_server(client, plan.policies, plan.configs)
                     for some in (train_scenarios, held_out):
                         check_inputs(rollout, some)
                     await stack.enter_async_context(setup.workers())
 
                     async def try_it() -> None:
                         for name in plan.policies:
-                            await serving_version(client, name, plan.lora)
+                            await addresses.serving_version(client, name, plan.lora)
                         try:
                             some = train_scenarios if len(train_scenarios) else held_out
                             await setup.try_out(some)
@@ -263,7 +246,9 @@ class Trainer:
                             raise RolloutFailed(f"{error} Nothing was rolled back.") from error
 
                     base = warm_version(self.out_dir, plan.learning)
-                    await roll_back(client, plan.learning, self._display, base, before=try_it)
+                    await addresses.roll_back(
+                        client, plan.learning, self._display, base, before=try_it
+                    )
                 history = History(self.out_dir, identity, fresh=fresh)
                 if why := history.why_finished(steps):
                     self._display.line(why)
@@ -274,11 +259,12 @@ class Trainer:
                     if not fresh:
                         await stack.enter_async_context(setup.workers())
                     result = await fit.run(train_scenarios)
-                except (asyncio.CancelledError, KeyboardInterrupt):
-                    self._display.line(
+                except (asyncio.CancelledError, KeyboardInterrupt) as error:
+                    self._display.stopped(
+                        error,
                         f"Stopped after step {history.done} of {steps}. Run the same again to go "
                         f"on from there ({self.out_dir})"
-                        + (", without fresh=True." if fresh else ".")
+                        + (", without fresh=True." if fresh else "."),
                     )
                     raise
         self._display.summary(result)
@@ -320,7 +306,7 @@ class Trainer:
             ServerUnreachable: the server never answered (for ten seconds), or it did and then did
                 not for five minutes.
         """
-        trained_policies(self.policies)
+        addresses.trained_policies(self.policies)
         run = WarmStartRun(
             self.out_dir,
             self.policy,
@@ -334,8 +320,8 @@ class Trainer:
         async with self._client() as client:
             await client.ready()
             if fresh:
-                await roll_back(client, self.policies, self._display)
-            await serving_version(client, self.policy, self._plan.lora)
+                await addresses.roll_back(client, self.policies, self._display)
+            await addresses.serving_version(client, self.policy, self._plan.lora)
             return await run.run(client, self._display)
 
     def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:
@@ -353,8 +339,8 @@ class Trainer:
                 are a text.
             RolloutFailed: more than `max_failed` of the rollouts raised.
         """
-        check_reward(rollout, self._plan.evaluator)
-        check_workers(self._plan, rollout, scenarios=scenarios)
+        fit_settings.check_reward(rollout, self._plan.evaluator)
+        fit_settings.check_workers(self._plan, rollout, scenarios=scenarios)
         async with self._setup(rollout) as setup:
             await setup.client.ready()
             async with setup.workers():
@@ -395,10 +381,10 @@ class Trainer:
             ConfigError: a rate or `steps` makes no sense, or as `fit`.
             RolloutFailed, JobFailed, ServerUnreachable: as `fit`.
         """
-        trained_policies(self.policies)
+        addresses.trained_policies(self.policies)
         check_rates(rates, steps)
-        check_reward(rollout, self._plan.evaluator)
-        check_scope(self._plan, rollout, train_scenarios, eval_scenarios, steps)
+        fit_settings.check_reward(rollout, self._plan.evaluator)
+        fit_settings.check_scope(self._plan, rollout, train_scenarios, eval_scenarios, steps)
         async with self._client() as client:
             await client.ready()
             setup = Setup(self._plan, client, self._display, rollout)

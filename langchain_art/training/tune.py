@@ -152,7 +152,7 @@ async def tune(
                 mean = "no rewards" if record.reward_mean is None else f"{record.reward_mean:.3f}"
                 advance(f"{rate:.2g}: reward {mean}")
 
-            silent = Display(Console(file=io.StringIO()))
+            silent = Display(Console(file=io.StringIO(), force_jupyter=False))
             quiet = replace(setup, plan=tried, display=silent)
             with tempfile.TemporaryDirectory(prefix="langchain-art-tune-") as folder:
                 try:
@@ -195,7 +195,7 @@ async def _restore(
     client: AsyncArtClient, began: dict[str, int], known: dict[str, set[int]]
 ) -> None:
     """Let the policies serve what they did, and delete what a probe made."""
-    silent = Display(Console(file=io.StringIO()))
+    silent = Display(Console(file=io.StringIO(), force_jupyter=False))
     for name, version in began.items():
         await roll_back(client, [name], silent, version)
         for one in await client.checkpoints(name):

@@ -19,7 +19,7 @@ from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
 from langchain_art.training.records import Record
-from langchain_art.training.report import counts
+from langchain_art.training.report import counts, overflowed
 from langchain_art.wire import SFTConfig, TrainResult
 
 _FILE = "warm_start.json"
@@ -42,7 +42,6 @@ class WarmStart(Record):
     failed: dict[int, int] = Field(default_factory=dict)
     """step -> number of failed jobs; each attempt needs a new idempotency key."""
     results: tuple[TrainResult, ...] = ()
-    """Result of each step, in order."""
 
     @property
     def losses(self) -> list[float]:
@@ -162,5 +161,7 @@ def _print_step(display: Display, result: TrainResult, step: int, total: int) ->
     display.line(f"warm start {place}  {loss}{tokens:.0f} tokens  {version}")
     if result.excluded:
         display.line(f"  excluded: {counts(result.excluded)}")
+    for line in overflowed(result):
+        display.warn(line)
     if not tokens:
         display.warn("  nothing was learned from in this step")

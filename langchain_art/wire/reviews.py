@@ -242,25 +242,34 @@ VerdictFate = Literal[
     "unchanged",
     "revised",
 ]
-"""The use of a verdict in the next step by reviews:
-
-- ``trains``: the policy learns from it;
-- ``trained``: it did, with this value (`PlannedVerdict.trained`); ``ordered``: a job that has not
-  ended trains it;
-- ``held_out``: an evaluation ran its scenario, which `ReviewTraining.held_out_too` does not name;
-- ``stale``: its run is older than `TrainConfig.max_staleness`; ``rolled_back``: a version that the
-  serving one does not descend from sampled it;
-- ``no_scenario``, ``alone``, ``all_equal``: nothing to compare it with, or all of it is equal;
-- ``disagreement``: its reviewers disagree; ``incomplete``: one of `ReviewTraining.criteria` was not
-  given; ``taken_back``: they took it back, or deleted it;
-- ``superseded``: the graph discarded the call; ``other_model``: another model's reply;
-  ``untrainable``: its tokens cannot be trained (temperature 0, lost); ``gone``: its run, or the
-  call, is not stored;
-- of corrections: ``no_reply``: the graph got none; ``unchanged``: it says what was sampled;
-  ``revised``: a later correction of the call holds.
+"""The use of a verdict in the next step by reviews (`FATES`).
 
 Rewards that are ``trained``, ``ordered``, ``stale``, ``rolled_back`` or ``untrainable`` are still
 what others are compared with."""
+#: What becomes of verdicts, in words, and what can be done about it.
+FATES: dict[VerdictFate, str] = {
+    "trains": "are trained on",
+    "trained": "were trained already",
+    "ordered": "are trained by a job that has not ended",
+    "held_out": "are of a held-out scenario: an evaluation ran it; name it with --held-out-too",
+    "stale": "are of runs that are too many versions old: review a new run of the scenario, or "
+    "correct the replies, which is trained at any age",
+    "rolled_back": "are of runs of a version that a rollback discarded: review a new run, or "
+    "correct the replies",
+    "no_scenario": "are of runs without a scenario, which nothing can be compared with",
+    "alone": "have no other reviewed run of the scenario, or call of its node, beside them",
+    "all_equal": "are equal to all that they are compared with",
+    "disagreement": "are such that the reviewers disagree",
+    "incomplete": "lack one of the criteria",
+    "taken_back": "were taken back",
+    "superseded": "are of calls that the graph discarded",
+    "other_model": "are of replies of another model",
+    "untrainable": "are of calls whose tokens cannot be trained: `langchain-art audit` says why",
+    "gone": "are of runs or calls that the server does not have",
+    "no_reply": "are of calls that the graph got no reply from",
+    "unchanged": "say what was sampled",
+    "revised": "are of a call that a later one corrects",
+}
 
 
 class ReviewTraining(Options):

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from langchain_art._notebook import view_html
 from langchain_art.wire.choices import MAX_COUNT
 from langchain_art.wire.identifiers import Finite, Id, Name, RewardValue, Several, Wire
 from langchain_art.wire.train_config import JobConfig, PreferenceConfig, TrainConfig
@@ -252,11 +253,15 @@ class TrajectoryAudit(Wire):
     trajectory: Id
     status: Status
     reward: Finite | None
+    """`Trajectory.total_return`: the run's reward and its calls'; None: it has neither."""
     turns: Several[TurnAudit]
     rows: int
     """Sequences of the learner into which the run is packed."""
     trained_by: dict[str, str]
     """policy -> the last job that trained the run; empty if none did."""
+
+    def _repr_html_(self) -> str:
+        return view_html("cli.tables:audit_table", self)
 
     @property
     def sampled_tokens(self) -> int:

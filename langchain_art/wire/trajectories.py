@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from langchain_art._notebook import view_html
 from langchain_art.wire.identifiers import (
     Finite,
     Id,
@@ -167,6 +168,9 @@ class Trajectory(Wire):
     status: Status = "completed"
     error: str | None = None
 
+    def _repr_html_(self) -> str:
+        return view_html("cli.tables:run_view", self)
+
     @property
     def total_return(self) -> float | None:
         """Total return of the run: its reward, and those of its calls that count.
@@ -253,6 +257,9 @@ class TrajectoryGroup(Wire):
     trajectories: Several[Trajectory] = Field(max_length=1024)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        return view_html("cli.tables:group_view", self)
+
     @field_validator("trajectories")
     @classmethod
     def _distinct(cls, value: tuple[Trajectory, ...]) -> tuple[Trajectory, ...]:
@@ -261,6 +268,14 @@ class TrajectoryGroup(Wire):
             twice = [one for one, times in Counter(ids).items() if times > 1][:5]
             raise ValueError(f"got the same trajectory twice in one group: {twice}")
         return value
+
+    def marked(self, marks: Mapping[str, Any]) -> TrajectoryGroup:
+        """The group, with these marks among the metadata of each of its runs."""
+        runs = (
+            run.model_copy(update={"metadata": {**run.metadata, **marks}})
+            for run in self.trajectories
+        )
+        return self.model_copy(update={"trajectories": tuple(runs)})
 
 
 class Reward(Wire):

@@ -78,12 +78,7 @@ def nearest_call(
     """The call that a prompt continues, of several whose conversations are equal.
 
     The nearest in the graph (the same task, else one in the same subgraph run or branch), then
-    one that is no extra choice, then the latest.
-
-    Args:
-        namespace: LangGraph's checkpoint namespace of the call with the prompt; empty outside.
-        calls: number and namespace of each earlier call.
-        extra_choices: numbers of those that are a second or later choice of a request (``n`` > 1).
+    one that is no extra choice (a second or later one of a request, ``n`` > 1), then the latest.
     """
 
     def rank(call: tuple[int, str]) -> tuple[bool, bool, bool, int]:

@@ -29,7 +29,11 @@ from langchain_art.ray import require_ray
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
 from langchain_art_server.gateway.http_protocol import IDLE_SECONDS, DeadlineHttp, max_connections
-from langchain_art_server.gateway.request_watch import DrainingServer
+from langchain_art_server.gateway.request_watch import (
+    DrainingServer,
+    answer_while_loading,
+    is_loading,
+)
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
 from langchain_art_server.start_checks import check_start, with_base_folder
@@ -55,27 +59,32 @@ class _RayAlone(TyperCommand):
 
 
 def build(settings: Settings) -> Service:
-    """A service: vLLM or transformers samples, PEFT or Unsloth learns, as the settings say."""
-    from langchain_art_server.backends.embedded.sampler import TransformersSampler
-    from langchain_art_server.backends.peft.learner import PeftLearner
-    from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
-    from langchain_art_server.backends.unsloth.learner import UnslothLearner
-    from langchain_art_server.backends.vllm.sampler import VllmSampler
+    """A service with the engines that the settings name."""
+    from langchain_art_server.backends.engines import LEARNERS, make_sampler
 
-    place = None
-    if settings.ray is not None:
-        require_ray()
-        from langchain_art_server.backends.ray.engines import learner_place, ray_samplers
-
-        sampler, place = ReplicatedSampler(ray_samplers(settings)), learner_place(settings)
-    elif settings.sampler.kind == "transformers":
-        sampler = TransformersSampler(settings)
-    elif (replicas := settings.sampler.replicas) == 1:
-        sampler = VllmSampler(settings)
+    if settings.ray is None:
+        sampler, place = make_sampler(settings), None
     else:
-        sampler = ReplicatedSampler([VllmSampler(settings, n) for n in range(replicas)])
-    learner = UnslothLearner if settings.learner.kind == "unsloth" else PeftLearner
-    return Service(settings, sampler, learner(settings, place))
+        require_ray()
+        from langchain_art_server.backends.ray.engines import learner_place, ray_sampler
+
+        sampler, place = ray_sampler(settings), learner_place(settings)
+    return Service(settings, sampler, LEARNERS[settings.learner.kind](settings, place))
+
+
+def _config(settings: Settings, app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,  # slots are shared by who connects, and anyone can write a header
+        http=DeadlineHttp,
+        ws="none",
+        timeout_keep_alive=IDLE_SECONDS,
+    )
 
 
 async def run(settings: Settings) -> set[int]:
@@ -84,21 +93,11 @@ async def run(settings: Settings) -> set[int]:
     _say(settings, f"Loading {settings.model} …")
     server: DrainingServer | None = None
     try:
-        await service.start()
-        app = create_app(service, page_routes)
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,  # slots are shared by who connects, and anyone can write a header
-            http=DeadlineHttp,
-            ws="none",
-            timeout_keep_alive=IDLE_SECONDS,
-        )
         DeadlineHttp.limit, DeadlineHttp.metrics = max_connections(), service.metrics
+        async with answer_while_loading(_config(settings, is_loading)) as sockets:
+            await service.start()
+        app = create_app(service, page_routes)
+        config = _config(settings, app)
         server = serving = DrainingServer(config, service, app)
         service.is_stopping = lambda: serving.should_exit
         # The collector of cycles passes over what is there by now, and runs seldom: a call makes
@@ -106,11 +105,12 @@ async def run(settings: Settings) -> set[int]:
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        task = asyncio.create_task(server.serve())
+        task = asyncio.create_task(server.serve(sockets))
         while not server.started and not task.done():
             await asyncio.sleep(0.02)
-        if server.started:
-            port = server.servers[0].sockets[0].getsockname()[1]
+        # None are left if it has ended meanwhile, being idle.
+        if server.started and (sockets := server.servers[0].sockets):
+            port = sockets[0].getsockname()[1]
             _say(
                 settings,
                 f"http://{settings.host}:{port}/v1  "

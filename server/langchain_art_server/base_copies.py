@@ -11,18 +11,19 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art_server.backends.models.device import default_dtype
 
 #: dtypes of what is written: of weights, or of what layers in 4 bits compute in.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def chosen_dtype(dtype: str | None, device: torch.device, about: str) -> str:
-    """The name of `dtype`, or of float32 on a CPU and bfloat16 elsewhere.
+    """The name of `dtype`, or of `default_dtype`.
 
     Raises:
         ConfigError: it is none of `DTYPES`; says `about`.
     """
-    chosen = dtype or ("float32" if device.type == "cpu" else "bfloat16")
+    chosen = dtype or default_dtype(device)
     if chosen not in DTYPES:
         raise ConfigError(f"got dtype={dtype!r} with {about}, expected one of {sorted(DTYPES)}")
     return chosen

@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -41,6 +41,8 @@ class _Table(BaseModel):
 
 
 class _SamplerSettings(_Table):
+    takes_gpu: ClassVar[bool] = False
+    """It starts on a GPU before the learner; several on one machine have GPUs of their own."""
     threads: int | None = Field(default=None, ge=1)
     """Threads, on a CPU, of the process that computes; None: half of the cores, at least one (with
     more threads than free cores, decoding gets slower by an order of magnitude)."""
@@ -67,6 +69,7 @@ class VllmSettings(_SamplerSettings):
     """vLLM: ``[sampler]`` with ``kind = "vllm"``."""
 
     kind: Literal["vllm"] = "vllm"
+    takes_gpu: ClassVar[bool] = True
     python: Path = Path(sys.executable)
     """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
     never meet the learner's."""
@@ -234,7 +237,7 @@ class Settings(_Table):
     device: str | None = None
     """Torch device; None: cuda, mps or cpu, whichever torch finds."""
     dtype: str | None = None
-    """Torch dtype; None: float32 on CPU, bfloat16 elsewhere."""
+    """Torch dtype; None: float32 on a CPU, bfloat16 elsewhere, float16 on GPUs that have none."""
     quantization: Literal["nf4"] | None = None
     """``nf4``: the base's linear layers in 4 bits for sampler and learner, on a GPU or a CPU. The
     first start writes a copy of the model in 4 bits to `data_dir`, which both load."""
@@ -317,9 +320,9 @@ class Settings(_Table):
     def _places(self) -> Settings:
         chosen = self.sampler
         if self.ray is None:
-            if chosen.kind == "transformers" and chosen.replicas > 1:
+            if chosen.replicas > 1 and not chosen.takes_gpu:
                 raise ValueError(
-                    f"sampler: got replicas={chosen.replicas} with kind='transformers', expected "
+                    f"sampler: got replicas={chosen.replicas} with kind={chosen.kind!r}, expected "
                     "it with kind='vllm', or with [ray]: on one machine a second one gains nothing"
                 )
         elif self.take_turns:

@@ -55,7 +55,7 @@ def unpacked(model: str, folder: Path, device: str | None = None, dtype: str | N
         model: path of the file, or a name in `PACKAGED`.
         folder: where such folders are, of files.
         device: of the engines; None: cuda or cpu, whichever torch finds.
-        dtype: of the weights; None: float32 for a CPU, bfloat16 elsewhere.
+        dtype: of the weights; None: `default_dtype`.
 
     Raises:
         ConfigError: the file cannot be fetched or read, is one part of several, or holds what

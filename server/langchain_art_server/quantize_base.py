@@ -53,7 +53,7 @@ def quantized(
         model: hub name or local path of an unquantised causal language model.
         folder: where such folders are.
         device: of the engines; None: cuda or cpu, whichever torch finds.
-        dtype: that the layers compute in; None: float32 on a CPU, bfloat16 elsewhere.
+        dtype: that the layers compute in; None: `default_dtype`.
 
     Raises:
         ConfigError: bitsandbytes is missing, the device has no kernels, the model cannot be loaded

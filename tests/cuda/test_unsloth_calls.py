@@ -184,20 +184,8 @@ def test_a_model_that_mixes_the_rows_gets_them_padded(
     assert type(found._group(rows, CountedTokens.of(rows), [0, 1, 2])[0]) is PaddedRows
 
 
-def test_the_log_says_which_learner_is_likely_faster(unsloth: Any) -> None:
-    module = importlib.import_module("langchain_art_server.backends.unsloth.packed_rows")
-
-    def row(ids: list[int]) -> Row:
-        return Row(ids, [0] * (len(ids) - 1) + [1], [0.0] * len(ids), [0.0] * len(ids))
-
-    shared = [row([*range(90), 100 + n]) for n in range(8)]
-    assert "'peft', which computes the distinct ones, is likely" in module.faster_learner(shared)
-    apart = [row([n, *range(90)]) for n in range(100, 108)]
-    assert "Unsloth's kernels are likely faster" in module.faster_learner(apart)
-
-
 def test_rows_fill_groups_up_to_the_budget(unsloth: Any) -> None:
-    module = importlib.import_module("langchain_art_server.backends.unsloth.packed_rows")
+    module = importlib.import_module("langchain_art_server.backends.unsloth.learner_core")
     assert module.fill([3, 9, 4, 6], 10) == [[1], [3, 2], [0]]
     assert module.fill([12, 1], 10) == [[0], [1]]
 

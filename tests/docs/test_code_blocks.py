@@ -18,11 +18,18 @@ from langchain_art.cli.new import find_example
 from langchain_art_server import __main__ as serve
 from langchain_art_server.backups import commands
 from langchain_art_server.config import load_settings
+from tests.support.judges.ranking_judge import RankingJudge
 from tests.support.live_server import LiveServer
 from tests.support.pages import PAGES, REPO, Block, blocks, run_page
 
 #: In tests of their own, with the services that their blocks talk to.
-ELSEWHERE = ("judging.md", "from-an-evaluation.md", "traces.md", "other-frameworks.md")
+ELSEWHERE = (
+    "judging.md",
+    "from-an-evaluation.md",
+    "traces.md",
+    "other-frameworks.md",
+    "deploy.md",
+)
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 PYTHON_PAGES = sorted(
     {block.page for block in BLOCKS if block.language == "python" and "notest" not in block.options}
@@ -50,7 +57,8 @@ def test_the_python_blocks_of_a_page_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    assert run_page(page, {"__name__": "page"}, lambda: capsys.readouterr().out) > 0
+    given = {"__name__": "page", "judge": RankingJudge()}  # in the place of a paid model
+    assert run_page(page, given, lambda: capsys.readouterr().out) > 0
 
 
 def test_few_python_blocks_are_not_run_and_each_says_why() -> None:

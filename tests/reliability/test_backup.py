@@ -23,7 +23,7 @@ import pytest
 from langchain_art import ArtClient
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art.wire.api_keys import new_api_key
-from langchain_art_server.backups import archive as archives
+from langchain_art_server.backups import cut as archives
 from langchain_art_server.backups.commands import Scrub, back_up, restore
 from langchain_art_server.backups.cut import SqliteFiles
 from langchain_art_server.config import sqlite_url

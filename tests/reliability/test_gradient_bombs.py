@@ -20,7 +20,7 @@ from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainResult
 from langchain_art.wire.identifiers import MAX_REWARD
 from langchain_art_server.backends.models.adapter_files import OPTIMIZER_FILE, WEIGHTS_FILE
-from langchain_art_server.policies.weight_change import MOST_RATES
+from langchain_art_server.jobs.swap_check import MOST_RATES
 from tests.support.live_server import LiveServer
 
 RATE = 3e-3

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from filelock import FileLock
 
+from requirements.uv_install import UV, uv_environment
 from tests.support.live_server import REPO
 
 HOMES = REPO / ".venvs"
-#: Installs for a quarter of pip's CPU time: each wheel is unpacked once and linked from then on.
-UV = Path(sys.executable).parent / "uv"
 NPM = Path(sys.executable).parent / "npm"
-#: What pip's configuration calls a thing; uv's variable for it, and what stands between its values.
-_NAMES = {
-    "index-url": ("UV_DEFAULT_INDEX", " "),
-    "extra-index-url": ("UV_INDEX", " "),
-    "find-links": ("UV_FIND_LINKS", ","),
-    "trusted-host": ("UV_INSECURE_HOST", " "),
-    "cert": ("SSL_CERT_FILE", " "),
-}
 
 
 def environment(name: str, wanted: list[str], version: str | None = None) -> Path:
@@ -67,32 +55,6 @@ def interpreter(version: str) -> Path:
     raise FileNotFoundError(
         f"got no {name} on PATH or beside {sys.base_prefix}, expected Python {version}; install it"
     )
-
-
-@cache
-def _indexes() -> dict[str, str]:
-    """uv's variables for the indexes that pip is configured to use, here or by its environment."""
-    pip = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(pip, capture_output=True, text=True, check=True).stdout
-    said: dict[tuple[str, str], str] = {}
-    for line in listed.splitlines():
-        place, _, value = line.partition("=")
-        section, _, key = place.rpartition(".")
-        said[section, key] = ast.literal_eval(value)
-    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-    for section in ("global", "install", ":env:"):  # the later overrides the earlier, as in pip
-        for key, (name, between) in _NAMES.items():
-            if (section, key) in said:
-                found[name] = between.join(said[section, key].split())
-    return found
-
-
-def uv_environment() -> dict[str, str]:
-    """The environment for uv, which does not read pip's configuration; its own settings come first.
-
-    As with pip, the best release of all indexes is taken, not that of the first index that has any.
-    """
-    return _indexes() | os.environ
 
 
 def litellm_python() -> Path:

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.peft.learner import PeftLearner
-from langchain_art_server.policies import object_store
+from langchain_art_server.policies import adapter_objects
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage import fleet, job_store
 
@@ -50,7 +50,7 @@ _starting = threading.local()
 
 
 def _at_the_start(require: Callable[..., None]) -> Callable[..., None]:
-    def watched(store: object_store.ObjectStore) -> None:
+    def watched(store: adapter_objects.ObjectStore) -> None:
         _starting.now = True
         try:
             require(store)
@@ -72,13 +72,13 @@ def _off_the_loop(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main() -> None:
-    store = object_store.ObjectStore
+    store = adapter_objects.ObjectStore
     store.require = _at_the_start(store.require)
     for name in ("put", "create", "read", "download", "list", "delete"):
         setattr(store, name, _off_the_loop(getattr(store, name)))
     fleet.LEASE_SECONDS, fleet.RENEW_SECONDS = LEASE_SECONDS, RENEW_SECONDS
-    object_store.REQUEST_SECONDS = REQUEST_SECONDS
-    object_store.RETRY_SECONDS = RETRY_SECONDS
+    adapter_objects.REQUEST_SECONDS = REQUEST_SECONDS
+    adapter_objects.RETRY_SECONDS = RETRY_SECONDS
     store.put = _around(store.put, "", "in the upload")
     AdapterStore.publish = _around(AdapterStore.publish, "before the rename", "after the rename")
     job_store.require_running = _around(job_store.require_running, "", "in the transaction")

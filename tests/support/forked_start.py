@@ -84,6 +84,7 @@ def serve(_channel: object, config: dict[str, Any]) -> None:
     os.close(log)
     # As a terminal starts it: below `nohup`, pytest and its children would ignore this signal.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(config["cwd"])
     os.environ.clear()
     os.environ.update(config["env"])

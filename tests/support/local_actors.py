@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from langchain_art.ray.placed_actors import ActorsUnavailable
-from langchain_art_server.backends.ray.engine_host import EngineHost
+from langchain_art_server.backends.ray.engines import EngineHost
 
 
 class LocalActors:

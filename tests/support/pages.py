@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from langchain_art.cli.new import SKILL
+
 REPO = Path(__file__).parents[2]
-PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")])
+PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), SKILL])
 _FENCE = re.compile(r"^```([\w-]*)([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -75,7 +77,8 @@ def run_page(page: Path, names: dict[str, Any], printed: Callable[[], str]) -> i
             continue
         code = ast.parse(block.code)  # where it fails, the traceback has the block's lines
         printed()
-        exec(compile(code, block.place, "exec"), names)
+        # Without this module's __future__ imports, as in a reader's program.
+        exec(compile(code, block.place, "exec", dont_inherit=True), names)
         out = _any_version(printed()).splitlines()
         for line in promised(block.code):
             assert _any_version(line) in out, (block.place, line, out)

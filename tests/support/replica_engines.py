@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, UnknownModel
+from langchain_art.errors import ConfigError, EngineUnavailable, UnknownModel
 from langchain_art_server.backends.base import (
     ChatDelta,
     ChatReply,
@@ -30,7 +30,7 @@ class ToldSampler:
         self.problem: str | None = None
         self.adapters: dict[str, str] = {}
         self.broken: EngineUnavailable | None = None
-        self.refusal: ArtError | None = None
+        self.refusal: Exception | None = None
         self.done: list[str] = []
         self.running: dict[str, asyncio.Future[None]] = {}
         self.closed = False
@@ -99,7 +99,10 @@ class ToldSampler:
         await self.ready()
         if self.refusal:
             raise self.refusal
-        content = (path / "content").read_text()
+        try:
+            content = (path / "content").read_text()
+        except FileNotFoundError as error:  # it was moved meanwhile
+            raise ConfigError(f"{path} can not be read: {error}") from error
         if self.adapters.get(name, content) != content:
             raise ConfigError(f"{name} is loaded from another path. A name is used once.")
         self.adapters[name] = content

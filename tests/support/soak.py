@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 #: 1: the whole; a fraction of 1: that share of it, where there is less time; not set: the part.
 VARIABLE = "ART_SOAK"
 
@@ -11,6 +13,10 @@ VARIABLE = "ART_SOAK"
 def share() -> float:
     """Which share of the whole is wanted; 0: the part alone."""
     return float(os.environ.get(VARIABLE, 0))
+
+
+#: Of tests that others show the kind of in ``make test``.
+in_soak = pytest.mark.skipif(not share(), reason="in make soak")
 
 
 def count(part: int, whole: int) -> int:

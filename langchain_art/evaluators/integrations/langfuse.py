@@ -92,7 +92,8 @@ def run_evaluator(
         outcomes = await asyncio.gather(*map(judged, groups), return_exceptions=True)
         errors = [one for one in outcomes if isinstance(one, BaseException)]
         for error in errors:
-            if len(errors) == len(groups) or not _is_of_group(error):
+            of_group = isinstance(error, Exception) and not isinstance(error, ConfigError)
+            if len(errors) == len(groups) or not of_group:
                 raise error
             _log.error("%s could not judge a group: %s: %s", judge.key, type(error).__name__, error)
         found: list[list[float]] = []
@@ -107,11 +108,6 @@ def run_evaluator(
 
     evaluate_run.__name__ = judge.key
     return evaluate_run
-
-
-def _is_of_group(error: BaseException) -> bool:
-    """True if another group may be judged all the same."""
-    return isinstance(error, Exception) and not isinstance(error, ConfigError)
 
 
 def _by_input(item_results: Sequence[Any]) -> list[list[Any]]:

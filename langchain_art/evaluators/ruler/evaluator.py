@@ -23,19 +23,18 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 
 from langchain_art.errors import ArtError, ConfigError, JudgeError
+from langchain_art.evaluators import transcript
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.evaluators.ruler import prompt
-from langchain_art.evaluators.ruler.judge_calls import retry_after
-from langchain_art.evaluators.ruler.judge_model import Judge, JudgeModel, Spent, spent_on
+from langchain_art.evaluators.ruler.judge_model import (
+    Judge,
+    JudgeModel,
+    Spent,
+    retry_after,
+    spent_on,
+)
 from langchain_art.evaluators.ruler.prompt import DEFAULT_RUBRIC, LEAST, Case, Names
 from langchain_art.evaluators.ruler.reply_parser import UnusableReply, read
-from langchain_art.evaluators.transcript import (
-    compact,
-    has_several_nodes,
-    tool_line,
-    toolsets,
-    transcripts,
-)
 from langchain_art.wire import TrajectoryGroup
 
 #: The score of runs that are all the same.
@@ -168,15 +167,19 @@ class RulerEvaluator(GroupEvaluator):
                 )
             self._count(Spent(decided=1))
             return [None if value is None else Score(value, _KNOWN) for value in known]
-        labelled = has_several_nodes(runs)
-        told = transcripts(runs, labelled=labelled)
+        labelled = transcript.has_several_nodes(runs)
+        told = transcript.transcripts(runs, labelled=labelled)
         distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])
         if len(distinct) < 2 <= len(runs):
             self._count(Spent(decided=1))
             return [Score(TIE, f"All {len(runs)} runs are the same.") for _ in runs]
         task = self._context(group) if self._context is not None else None
         case = Case(
-            task=task if isinstance(task, str) else "" if task is None else compact(task),
+            task=task
+            if isinstance(task, str)
+            else ""
+            if task is None
+            else transcript.compact(task),
             tools=tuple(_tools(group, labelled)),
             runs=tuple(distinct),
         )
@@ -202,7 +205,7 @@ class RulerEvaluator(GroupEvaluator):
 
     def _orders(self, case: Case) -> list[list[int]]:
         """The orders in which to show the runs, one per pass; a single run has one pass."""
-        seed = f"{self.seed}:{_digest(compact(astuple(case)))}"
+        seed = f"{self.seed}:{_digest(transcript.compact(astuple(case)))}"
         passes = self.passes if len(case.runs) > 1 else 1
         orders: list[list[int]] = []
         for number in range(0, passes, 2):
@@ -305,10 +308,11 @@ async def ruler_score_group(
 
 
 def _tools(group: TrajectoryGroup, labelled: bool) -> list[str]:
-    sets = toolsets(group)
+    sets = transcript.toolsets(group)
     named = labelled and len(sets) > 1
     return [
-        (f"for {', '.join(nodes)}:\n" if named else "") + "\n".join(map(tool_line, tools))
+        (f"for {', '.join(nodes)}:\n" if named else "")
+        + "\n".join(map(transcript.tool_line, tools))
         for nodes, tools in sets
     ]
 

@@ -89,7 +89,10 @@ def _mentioned(value: Any, ids: Sequence[str]) -> Iterator[tuple[str, Any]]:
             if "id" in fields:
                 scored = {str(fields["id"]): fields.get("score")} | scored
             for name, score in scored.items():
-                yield from ((word, score if word == name else None) for word in _words(name, ids))
+                yield from (
+                    (word, score if word == name else None)
+                    for word in {*_WORD.findall(name)}.intersection(ids)
+                )
             open_values += fields.values()
         elif isinstance(one, list):
             open_values += cast("list[Any]", one)
@@ -156,11 +159,6 @@ def _names(entries: Sequence[dict[str, Any]]) -> set[str]:
     """The entries' ids, and the words in them: ``"bcd, fgh"`` and ``["bcd", "fgh"]`` name two."""
     ids = [str(entry.get("id")) for entry in entries]
     return {name for one in ids for name in (one, *_WORD.findall(one))}
-
-
-def _words(text: str, ids: Sequence[str]) -> set[str]:
-    """The runs in a text."""
-    return set(_WORD.findall(text)).intersection(ids)
 
 
 def _verdict(entries: Sequence[dict[str, Any]], ids: Sequence[str]) -> dict[str, Score]:

@@ -28,14 +28,16 @@ from sqlalchemy.exc import DatabaseError, DBAPIError
 
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import check_files
-from langchain_art_server.backups.archive import Contents, unpack, write_archive
 from langchain_art_server.backups.cut import (
     DUMP,
+    Contents,
     Cut,
     PostgresDump,
     SqliteFiles,
     check_dump,
     load_dump,
+    unpack,
+    write_archive,
 )
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.gateway.keys.tenants import FOLDER, url_of

@@ -92,7 +92,7 @@ def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
     answered = {"405", "500", "503"} if path in _NO_KEY else set(_REFUSALS) - {"404", "409", "413"}
-    if path not in _NO_KEY and ("{" in path or path in (CHAT, "/v1/train")):
+    if "{" in path or path == CHAT or "policy" in _fields_of_body(operation):
         answered.add("404")
     if method != "get" and path != CHAT:
         answered.add("409")
@@ -104,3 +104,9 @@ def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
     for status in sorted(answered):
         content = {"application/json": {"schema": ref}}
         responses[status] = {"description": _REFUSALS[status], "content": content}
+
+
+def _fields_of_body(operation: dict[str, Any]) -> dict[str, Any]:
+    if "requestBody" not in operation:
+        return {}
+    return operation["requestBody"]["content"]["application/json"]["schema"].get("properties", {})

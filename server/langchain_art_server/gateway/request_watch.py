@@ -1,38 +1,36 @@
-"""The outermost layer of the application: telemetry of each request, and the end of taking any.
+"""The outermost layer of the application: telemetry of each request, and when none is taken.
 
 A request has an id (its own ``x-request-id`` or a new one), which its answer gives back and the
 records of the log have; it is counted and, if that is asked for, traced. While the server drains,
-new requests are refused.
+new requests are refused. While it loads its model, all are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
+import socket
 import time
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING
 
+import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
-from langchain_art.errors import EngineUnavailable
+from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.gateway.auth import CHAT
 from langchain_art_server.gateway.keys.scopes import template_of
 from langchain_art_server.gateway.refusals import answer
+from langchain_art_server.gateway.service import Service
 from langchain_art_server.gateway.sessions import FILES
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext, request_id_of
 from langchain_art_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from langchain_art_server.telemetry.otel_spans import OtelSpan, OtelTraces, Value
-
-
-import contextlib
-import signal
-from collections.abc import Generator
-
-import uvicorn
-
-from langchain_art_server.gateway.service import Service
 
 log = logging.getLogger("langchain_art_server.requests")
 _log = logging.getLogger(__name__)
@@ -46,6 +44,8 @@ _READS = {"GET", "HEAD", "OPTIONS"}
 _LEASE = "/v1/rollouts/lease"
 #: Seconds after which a request that was refused for that may find another server.
 RETRY_AFTER = 5
+#: Seconds after which a client asks again whether the model is loaded.
+_LOADED_AFTER = 2
 #: Seconds that answers have to leave when the calls were ended at the deadline.
 _LEAVE_SECONDS = 1.0
 
@@ -280,3 +280,40 @@ class DrainingServer(uvicorn.Server):
             f"Stopped after {took:.1f} s: {self._running - self._cut} running requests ended, "
             f"{self._cut} were cut, {self._requests.refused} new ones were refused.{job}"
         )
+
+
+async def is_loading(scope: Scope, receive: Receive, send: Send) -> None:
+    """The ASGI application of a server that has no model yet. Probes too find it not started."""
+    problem = "The server is loading its model. It answers when that is loaded."
+    response = answer(EngineUnavailable(problem, retry_after=_LOADED_AFTER))
+    response.headers["Connection"] = "close"  # what follows is for the application after this one
+    await response(scope, receive, send)
+
+
+@contextlib.asynccontextmanager
+async def answer_while_loading(config: uvicorn.Config) -> AsyncGenerator[list[socket.socket]]:
+    """Answer as `config` says during the context; yields the sockets, which listen on after it.
+
+    Raises:
+        ConfigError: no socket can listen there.
+    """
+    config.load()
+    state, loop = ServerState(), asyncio.get_running_loop()
+
+    def connection() -> asyncio.Protocol:
+        return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+
+    host, port = config.host, config.port
+    try:
+        server = await loop.create_server(connection, host, port, backlog=config.backlog)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {host}:{port}: {error}") from error
+    sockets = [one.dup() for one in server.sockets]
+    try:
+        yield sockets
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    finally:
+        server.close()

@@ -39,9 +39,8 @@ from langchain_art_server.policies.mirrored_store import open_adapters
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
 from langchain_art_server.storage.store import Store
-from langchain_art_server.telemetry.job_watch import JobWatch
+from langchain_art_server.telemetry.job_watch import JobWatch, open_traces
 from langchain_art_server.telemetry.metrics import Metrics
-from langchain_art_server.telemetry.traces import open_traces
 
 
 class Service:
@@ -165,7 +164,7 @@ class Service:
     async def _start_engines(self) -> None:
         """On one GPU vLLM starts first: what is taken meanwhile it takes off its own cache."""
         settings = self.settings
-        if settings.sampler.kind == "vllm" and settings.device != "cpu":
+        if settings.sampler.takes_gpu and settings.device != "cpu":
             await self.sampler.start()
             await self.learner.start()
         else:

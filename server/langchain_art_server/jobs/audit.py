@@ -70,7 +70,7 @@ def audit(
     return TrajectoryAudit(
         trajectory=run.id,
         status=run.status,
-        reward=run.reward,
+        reward=run.total_return,
         turns=tuple(_turn(index, one, tree) for index, one in enumerate(judged)),
         rows=sum(len(rows_of(turns)) for turns in learners.values()),
         trained_by=stored.trained_by,

@@ -33,10 +33,9 @@ from langchain_art_server.jobs.sft_records import (
     share_prompts,
     weigh_pairs,
 )
-from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each
+from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each, check_weights
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore, VersionTaken
 from langchain_art_server.policies.router import Router
-from langchain_art_server.policies.weight_change import check_weights
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.job_watch import JobWatch

@@ -14,7 +14,7 @@ from math import fsum
 
 from pydantic_core import to_json
 
-from langchain_art.credit.advantages import has_zero_variance
+from langchain_art.credit.credit_assignment import has_zero_variance
 from langchain_art.errors import Conflict
 from langchain_art.statistics.agreement import verdicts
 from langchain_art.wire import (

@@ -21,6 +21,8 @@ _JOBS, _LINES = 600, 30
 #: The key that a fit gives its jobs (`langchain_art.training.fit_state`).
 _OF_FIT = re.compile(r"(?P<fit>.+):(?P<policy>[^:]+):step:(?P<step>\d+)(:\d+)?")
 
+_ID = re.compile(r"(?<=.)-[0-9a-f]{12}$")
+
 
 class Step(BaseModel):
     """One step of training that has ended well."""
@@ -43,7 +45,7 @@ class Series(BaseModel):
 
     policy: str
     fit: str | None
-    """None: jobs that no fit sent."""
+    """Its name, with its id if a later one has the same. None: jobs that no fit sent."""
     steps: list[Step]
 
 
@@ -98,7 +100,14 @@ def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
         )
         steps.append(step)
     series = [Series(policy=p, fit=f, steps=steps) for (p, f), steps in found.items()]
-    return sorted(series, key=lambda one: -one.steps[-1].at)
+    series.sort(key=lambda one: -one.steps[-1].at)
+    named: set[tuple[str, str]] = set()
+    for one in series:
+        name = _ID.sub("", one.fit or "")
+        if one.fit is not None and (one.policy, name) not in named:
+            named.add((one.policy, name))
+            one.fit = name
+    return series
 
 
 def _tokens(result: wire.TrainResult) -> dict[str, float]:

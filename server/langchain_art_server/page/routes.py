@@ -6,16 +6,14 @@ programs use, too (pinning, reviews, a run's audit), the page asks of the public
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import mimetypes
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field
-from starlette.types import Receive, Scope, Send
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.staticfiles import StaticFiles
 
 from langchain_art.errors import AuthenticationFailed, PermissionDenied
 from langchain_art_server.gateway.auth import WrongKeys, peer_of
@@ -45,67 +43,20 @@ _LOCKED = {
     "Cache-Control": "no-cache",  # asked again, and answered 304 while it is the same
     "Vary": "Accept-Encoding",
 }
-_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _SEES = RULES["GET", "/page/overview"].allowed
 
 
-@dataclass(frozen=True)
-class _File:
-    written: int
-    body: bytes
-    packed: bytes
-    headers: dict[str, str]
-
-
-class PageFiles:
-    """An ASGI application: GET of a file below `FILES`, or of `index.html` where it is mounted."""
+class PageFiles(StaticFiles):
+    """The files below `FILES`, each with the headers of `_LOCKED`."""
 
     def __init__(self) -> None:
-        self._paths = {
-            path.relative_to(FILES).as_posix(): path for path in FILES.rglob("*") if path.is_file()
-        }
-        self._known: dict[str, _File] = {}
+        super().__init__(directory=FILES)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        path: str = scope["path"]
-        name = path.removeprefix(PLACE).strip("/") or "index.html"
-        await self.answer(Request(scope), name)(scope, receive, send)
-
-    def answer(self, request: Request, name: str) -> Response:
-        """The file `name`, 304 if the browser has it, 404 if there is none."""
-        file = self._read(name)
-        if file is None:
-            return Response("There is no such file.", 404, _LOCKED)
-        if request.method not in ("GET", "HEAD"):
-            return Response("Files are read by GET.", 405, _LOCKED | {"Allow": "GET, HEAD"})
-        if file.headers["ETag"] in request.headers.get("if-none-match", ""):
-            return Response(None, 304, file.headers)
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(file.packed, 200, file.headers | {"Content-Encoding": "gzip"})
-        return Response(file.body, 200, file.headers)
-
-    def _read(self, name: str) -> _File | None:
-        path, known = self._paths.get(name), self._known.get(name)
-        if path is None:
-            return None
-        try:
-            written = path.stat().st_mtime_ns
-            if known is None or known.written != written:
-                known = self._known[name] = _file(path, written)
-        except FileNotFoundError:
-            return None
-        return known
-
-
-def _file(path: Path, written: int) -> _File:
-    body = path.read_bytes()
-    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
-    headers = _LOCKED | {
-        "Content-Type": f"{kind or 'application/octet-stream'}; charset=utf-8",
-        "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-    }
-    return _File(written, body, gzip.compress(body, mtime=0), headers)
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """See Starlette."""
+        response = super().file_response(*args, **options)
+        response.headers.update(_LOCKED)
+        return response
 
 
 def page_routes(app: FastAPI, service: Service) -> None:
@@ -114,9 +65,9 @@ def page_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        return files.answer(request, "index.html")
+        return await files.get_response("index.html", request.scope)
 
-    app.mount(PLACE, files)
+    app.mount(PLACE, GZipMiddleware(files, minimum_size=1))
     router = APIRouter(prefix="/page", include_in_schema=False)
     login_routes(router, service)
     overview_routes(router, service)

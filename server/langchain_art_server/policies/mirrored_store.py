@@ -18,11 +18,10 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art_server.backends.models.adapter_files import MANIFEST, check_files
-from langchain_art_server.policies.adapter_objects import AdapterObjects
 from langchain_art_server.policies.adapter_store import (
     Absent,
     AdapterStore,
@@ -30,6 +29,9 @@ from langchain_art_server.policies.adapter_store import (
     make_directory,
     versions_below,
 )
+
+if TYPE_CHECKING:
+    from langchain_art_server.policies.adapter_objects import AdapterObjects
 
 log = logging.getLogger(__name__)
 #: In a directory of copies: what they are copies of, the store's URL and a folder in it.
@@ -247,7 +249,7 @@ def open_objects(url: str, below: str) -> AdapterObjects:
         ConfigError: the library is not installed, or the URL says too little.
     """
     try:
-        module = importlib.import_module("langchain_art_server.policies.object_store")
+        module = importlib.import_module("langchain_art_server.policies.adapter_objects")
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "obstore":
             raise
@@ -255,7 +257,7 @@ def open_objects(url: str, below: str) -> AdapterObjects:
             f"got adapters_url={url!r}, and obstore is not installed where the server runs; "
             'install it: pip install "langchain-art[objects]"'
         ) from missing
-    return AdapterObjects(module.ObjectStore(url), below)
+    return module.AdapterObjects(module.ObjectStore(url), below)
 
 
 def objects_of(root: Path) -> AdapterObjects | None:

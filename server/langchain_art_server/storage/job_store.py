@@ -17,13 +17,7 @@ from langchain_art.errors import ArtError, Conflict, Damaged, NotFound, Overload
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.deletions import require_reference
 from langchain_art_server.storage.fleet import PolicyLeases
-from langchain_art_server.storage.queries import (
-    Page,
-    no_such_cursor,
-    select_among,
-    take_page,
-    with_jobs,
-)
+from langchain_art_server.storage.queries import Page, behind, select_among, take_page, with_jobs
 from langchain_art_server.storage.review_store import VerdictMark, read_marks, settle_marks
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
@@ -207,12 +201,7 @@ class JobStore:
             return job_of(row), len(row.result or "") + len(row.error or "")
 
         def read(connection: sa.Connection) -> Page[wire.TrainJob]:
-            found = query
-            if after is not None:
-                last = connection.scalar(sa.select(JOBS.c.number).where(JOBS.c.id == after))
-                if last is None:
-                    raise no_such_cursor(after)
-                found = found.where(JOBS.c.number > last)
+            found = query.where(behind(connection, JOBS, after))
             with connection.execute(found, execution_options={"yield_per": 8}) as rows:
                 return take_page(rows, limit, "id", item)
 

@@ -113,10 +113,22 @@ def log_once(message: str) -> None:
     log.error("A list leaves a row out. %s", message)
 
 
-def no_such_cursor(after: str) -> InvalidRequest:
-    """The refusal of a cursor whose item is not, or no longer, stored."""
-    return InvalidRequest(
-        f"got after={after!r}, expected the last_id of a page; if it was deleted meanwhile, begin "
-        "again without `after`",
-        param="after",
-    )
+def behind(
+    connection: sa.Connection, table: sa.Table, after: str | None, *, newest_first: bool = False
+) -> sa.ColumnElement[bool]:
+    """The condition of the rows that come after the one of the id `after`; None: all do.
+
+    Raises:
+        InvalidRequest: there is no such row, or no longer.
+    """
+    if after is None:
+        return sa.true()
+    number = table.c.number
+    last = connection.scalar(sa.select(number).where(table.c.id == after))
+    if last is None:
+        raise InvalidRequest(
+            f"got after={after!r}, expected the last_id of a page; if it was deleted meanwhile, "
+            "begin again without `after`",
+            param="after",
+        )
+    return number < last if newest_first else number > last

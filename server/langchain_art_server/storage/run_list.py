@@ -333,16 +333,7 @@ def _summaries(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[R
     ]
 
 
-_SHOWN = (
-    "id",
-    "scenario",
-    "status",
-    "reward",
-    "calls",
-    "tokens",
-    "seconds",
-    "created_at",
-)
+_SHOWN = ("id", "scenario", "status", "reward", "calls", "tokens", "seconds", "created_at")
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,7 @@ from langchain_art_server.storage.deletions import (
 from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.key_store import KeyStore
-from langchain_art_server.storage.queries import (
-    Page,
-    no_such_cursor,
-    select_among,
-    take_page,
-    with_jobs,
-)
+from langchain_art_server.storage.queries import Page, behind, select_among, take_page, with_jobs
 from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.rollout_queue import RolloutQueue
@@ -185,13 +179,7 @@ class Store(Database):
             return body, len(body)
 
         def read(connection: sa.Connection) -> Page[bytes]:
-            found = query
-            if after is not None:
-                mine = TRAJECTORIES.c.id == after
-                last = connection.scalar(sa.select(TRAJECTORIES.c.number).where(mine))
-                if last is None:
-                    raise no_such_cursor(after)
-                found = found.where(TRAJECTORIES.c.number < last)
+            found = query.where(behind(connection, TRAJECTORIES, after, newest_first=True))
             options = {"yield_per": 8}  # a body may have megabytes
             with connection.execute(found, execution_options=options) as rows:
                 return take_page(rows, limit, "id", item)

@@ -1,4 +1,4 @@
-"""Telemetry of a training job while it runs: its phases, and how it ended."""
+"""Telemetry of a training job while it runs: its phases, and how it ended; spans, if wanted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from langchain_art.errors import ConfigError
 from langchain_art.wire import TrainJob
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext
@@ -78,3 +79,23 @@ class JobWatch:
             self._leave()
             self._span.end({"langchain_art.job.state": state}, error=error)
             self._span = None
+
+
+def open_traces(wanted: bool) -> OtelTraces | None:
+    """Maker of spans; None if they are not `wanted`.
+
+    Raises:
+        ConfigError: OpenTelemetry's SDK is not installed.
+    """
+    if not wanted:
+        return None
+    try:
+        from langchain_art_server.telemetry.otel_spans import OtelTraces  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        if not (missing.name or "").startswith("opentelemetry"):
+            raise
+        raise ConfigError(
+            "got traces=true, and OpenTelemetry's SDK is not installed where the server runs; "
+            'install it: pip install "langchain-art[otel]"'
+        ) from missing
+    return OtelTraces()

@@ -26,6 +26,7 @@ from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import VllmProcess
+from langchain_art_server.base_copies import DTYPES
 from langchain_art_server.config import Settings, VllmSettings
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.quantize_base import quantized
@@ -67,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bases(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The model in 4 bits, by the dtype that it computes in."""
     where = tmp_path_factory.mktemp("bases")
-    return {dtype: quantized(str(plain), where, "cpu", dtype) for dtype in ("float32", "bfloat16")}
+    return {dtype: quantized(str(plain), where, "cpu", dtype) for dtype in DTYPES}
 
 
 def by_hand(file: Path, name: str) -> torch.Tensor:
@@ -121,7 +122,7 @@ def test_the_weights_are_those_of_the_file_to_the_bit(bases: dict[str, Path]) ->
         assert model.num_parameters() == 155_168  # as if it were not quantised: rates depend on it
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_outputs_are_those_of_plain_layers_with_these_weights(
     dtype: str, bases: dict[str, Path]
 ) -> None:
@@ -175,7 +176,9 @@ def test_a_gradient_is_that_of_peft_by_hand(bases: dict[str, Path], tmp_path: Pa
         torch.testing.assert_close(parameter.grad, named[name].grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.012)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.012), ("float16", 0.0015)]
+)
 def test_sampler_and_learner_agree_as_on_the_unquantised_base(
     dtype: str, most: float, plain: Path, bases: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.credit.advantages import pool_advantages
+from langchain_art.credit.credit_assignment import pool_advantages
 from langchain_art.errors import InvalidRequest
 from langchain_art.training.advantages import advantages_of
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from langchain_art.credit.advantages import pool_advantages
 from langchain_art.credit.batch_plan import call_weights
+from langchain_art.credit.credit_assignment import pool_advantages
 from langchain_art.wire import CISPO, ClippedRatio, ConstantAggregation, KLPenalty, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep

@@ -266,8 +266,8 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
 def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can not be loaded"):
         LearnerCore(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="float16"):
-        LearnerCore(tiny, dtype="float16")
+    with pytest.raises(ConfigError, match="float8"):
+        LearnerCore(tiny, dtype="float8_e4m3fn")
     with pytest.raises(ConfigError, match="abacus"):
         LearnerCore(tiny, device="abacus")
 

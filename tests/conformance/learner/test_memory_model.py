@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from langchain_art.gpu_memory import CPU_HEAP, LOGIT_BYTES, MemoryNeeds, Shape
+from langchain_art.gpu_memory import LOGIT_BYTES, MemoryNeeds, Shape
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS
 from tests.support.live_server import REPO
 
@@ -101,7 +101,7 @@ def test_a_steps_peak_is_predicted(
     assert found["alive"] == count * (length - 1) and not found["checkpointed"]
     shape = Shape.of_config(json.loads((tmp_path / "model/config.json").read_text()))
     assert shape.parameters == pytest.approx(found["parameters"], rel=0.01)
-    needs, heaped = (MemoryNeeds(shape, dtype, RANK, heap=heap) for heap in (1.0, CPU_HEAP))
+    needs, heaped = (MemoryNeeds(shape, dtype, RANK, cpu=cpu) for cpu in (False, True))
     assert needs.token(checkpointed=False) == pytest.approx(found["token"], rel=0.02)
     needed = needs.step(found["alive"], checkpointed=False)
     held = needed if exact else heaped.step(found["alive"], checkpointed=False)

@@ -11,6 +11,8 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from langchain_art.diagnostics.doctor import read_shape
+from langchain_art.gpu_memory import MemoryNeeds
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.embedded.batch_invariance import packed_attention
 from langchain_art_server.backends.embedded.model_runner import SlotRunner
@@ -128,6 +130,29 @@ def test_a_model_whose_calls_depend_on_their_batch_is_named(
     runner = sampler.host.scheduler._runner
     assert isinstance(runner, SlotRunner) and runner.invariance is None
     assert "Qwen3MoeForCausalLM: the tokens of a seed may differ" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tied"),
+    [
+        ("llama", "float32", True),
+        ("llama", "float32", False),
+        ("llama", "bfloat16", False),
+        ("qwen3_moe", "float32", False),
+    ],
+)
+def test_the_doctor_counts_weights_and_their_copies(
+    kind: str, dtype: str, tied: bool, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_key_value_heads": 4}
+    sizes |= {"num_hidden_layers": 1} | ({"moe_intermediate_size": 256} if "moe" in kind else {})
+    model = save_model(tmp_path / "model", kind, **sizes, tie_word_embeddings=tied)
+    base = LocalSampler(model, dtype=dtype).host.scheduler._runner.model
+    copies = [one.packed for one in base.modules() if getattr(one, "packed", None) is not None]
+    held = sum(torch.ops.mkldnn._nbytes(one) for one in copies)
+    held += sum(one.nbytes for one in base.parameters())
+    needs = MemoryNeeds(read_shape(str(model)), dtype, rank=4, cpu=True)
+    assert needs.sampler(0) == pytest.approx(held, rel=0.01)
 
 
 def test_a_mask_of_each_head_is_that_heads_own() -> None:

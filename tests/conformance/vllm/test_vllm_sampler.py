@@ -102,14 +102,6 @@ async def test_mixed_batches_of_every_kind_have_the_plain_models_logprobs(
             check_logprobs(plain, mine, heat)
 
 
-async def test_its_engine_and_worker_import_nothing_again(sampler: VllmSampler) -> None:
-    """They are forked: `forked_start` still has its way in this version of vLLM."""
-    ours, *others = [command(pid) for pid in vllm_of(pid_of(sampler))]
-    assert "forked_start" in ours[1]
-    assert sum(other == ours for other in others) == 2
-    assert not any("multiprocessing.spawn" in part for other in others for part in other)
-
-
 async def test_the_base_stays_the_base_when_adapters_have_filled_all_slots(
     sampler: VllmSampler, model: Path, tmp_path: Path
 ) -> None:

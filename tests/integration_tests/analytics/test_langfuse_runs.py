@@ -9,8 +9,10 @@ from langfuse import Langfuse
 from opentelemetry.sdk.trace import TracerProvider
 from typer.testing import CliRunner
 
+from langchain_art.analytics.analysis import analyze
+from langchain_art.analytics.langfuse_runs import langfuse_runs
 from langchain_art.cli.main import app, main
-from langchain_art.export.names import CALL, SCENARIO, TRAJECTORY
+from langchain_art.export.ids import CALL, SCENARIO, TRAJECTORY
 from tests.support.langfuse_server import LangfuseServer
 
 QUESTION = [{"role": "user", "content": "When did Ann write?"}]
@@ -90,3 +92,34 @@ def test_traces_of_langfuse_are_analyzed(
     with pytest.raises(SystemExit):
         main([*asked, "--held-out"])
     assert "--environment NAME" in capsys.readouterr().err
+
+
+def test_a_call_that_is_no_chat_is_counted_and_one_without_a_prompt_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = [(QUESTION, SEARCH), (QUESTION, {"role": "user", "content": "?"}), (None, ANSWER)]
+    with LangfuseServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        public, secret = server.keys
+        client = Langfuse(
+            base_url=server.url,
+            public_key=public,
+            secret_key=secret,
+            tracer_provider=TracerProvider(),
+        )
+        with client.start_as_current_observation(as_type="agent", name="mail"):
+            for prompt, reply in calls:
+                with client.start_as_current_observation(
+                    as_type="generation",
+                    name="agent",
+                    model="email-agent@0",
+                    input=prompt and {"messages": prompt},
+                    output=reply,
+                ):
+                    pass
+        client.flush()
+        found = langfuse_runs(limit=1)
+    assert found.notes == ["1 calls are no chat; their actions are not counted."]
+    actions = {one.action: one.count for one in analyze(found.runs).actions}
+    assert actions == {"search": 1, "(answer)": 1}

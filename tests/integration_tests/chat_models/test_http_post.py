@@ -19,9 +19,8 @@ import pytest
 import trustme
 
 from langchain_art.chat_models import http_post
-from langchain_art.chat_models.http_answer import Answer
 from langchain_art.chat_models.http_pools import httpx
-from langchain_art.chat_models.http_post import POST_ERRORS, Connections, Target, post_async
+from langchain_art.chat_models.http_post import POST_ERRORS, Answer, Connections, Target, post_async
 from tests.support.raw_server import RawServer, answer
 
 Send = Callable[[bytes], None]

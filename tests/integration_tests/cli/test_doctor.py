@@ -50,7 +50,7 @@ def test_this_machine_is_well_and_its_own_model_fits() -> None:
 def test_a_gpu_that_torch_does_not_see_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 143200, 580.65.06")
+    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 143200, 580.65.06, 9.0")
     report = doctor.examine(port=free_port())
     found = {finding.name: finding for finding in report.findings}
     assert found["GPU"].ok and "driver 580.65.06" in found["GPU"].found
@@ -59,7 +59,7 @@ def test_a_gpu_that_torch_does_not_see_is_said(
     assert report.device == "NVIDIA H200" and report.memory_bytes == 143200 << 20
     fits = {fit.model: fit.placement for fit in report.fits}
     assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "in turns")
-    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 580.65.06")
+    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 580.65.06, 9.0")
     assert look()["GPU"].ok is False
 
 
@@ -67,16 +67,39 @@ def test_a_driver_too_old_for_cuda_13_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for version, ok in (("570.86.15", False), ("580.65.06", True), ("595.12", True)):
-        driver(monkeypatch, tmp_path, f"NVIDIA H200, 143771, 143200, {version}")
+        driver(monkeypatch, tmp_path, f"NVIDIA H200, 143771, 143200, {version}, 9.0")
         found = look()["GPU"]
         assert found.ok is ok and f"driver {version}" in found.found
         assert ("driver 580 or newer" in found.advice) is not ok
 
 
+@pytest.mark.parametrize(
+    ("card", "ok", "dtype", "words"),
+    [
+        ("Tesla T4, 15360, 15100, 580.65.06, 7.5", True, "float16", ""),
+        ("Tesla V100, 16384, 16000, 580.65.06, 7.0", False, "float16", "built for CUDA 12"),
+        ("NVIDIA A10G, 23028, 22500, 580.65.06, 8.6", True, "bfloat16", ""),
+    ],
+)
+def test_a_card_without_bfloat16_computes_in_float16(
+    card: str, ok: bool, dtype: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    driver(monkeypatch, tmp_path, card)
+    report = doctor.examine(port=free_port())
+    (found,) = [finding for finding in report.findings if finding.name == "GPU"]
+    assert found.ok is ok and words in found.advice
+    assert ("no bfloat16, so models are served and trained in float16" in found.found) is (
+        dtype == "float16"
+    )
+    fits = {fit.model: fit for fit in report.fits}
+    assert {fit.dtype for fit in fits.values()} == {dtype}
+    assert fits["Qwen2.5-0.5B"].placement == "together"
+
+
 def test_a_cuda_build_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     said = CompletedProcess([], 0, stdout='{"cuda": "13.0", "devices": 0}\n', stderr="")
     monkeypatch.setattr(doctor, "_ask_torch", lambda: said)
-    monkeypatch.setattr(doctor, "gpus", list)
+    monkeypatch.setattr(doctor.gpu_memory, "gpus", list)
     found = look()["torch"]
     assert found.found == "built for CUDA 13.0, and there is no GPU" and found.ok is None
     assert "download.pytorch.org/whl/cpu" in found.advice and "torch==2." in found.advice
@@ -140,8 +163,9 @@ def test_needs_are_those_computed_by_hand() -> None:
     assert (on_gpu.parameters, on_gpu.dtype) == (4_960_000, "bfloat16")
     assert (on_gpu.sampler_bytes, on_gpu.learner_bytes) == (11_520_000, 220_346_992)
     assert on_cpu.dtype == "float32"
-    # 19,840,000 + 3,200,000; and 20,812,800 + 2.2 * 1,000 * 14,712 + 201,326,592
-    assert (on_cpu.sampler_bytes, on_cpu.learner_bytes) == (23_040_000, 254_505_792)
+    # 19,840,000 + 3,200,000, and copies of all weights but one embedding, 4 * 2,960,000; for the
+    # learner 20,812,800 + 2.2 * 1,000 * 14,712 + 201,326,592
+    assert (on_cpu.sampler_bytes, on_cpu.learner_bytes) == (34_880_000, 254_505_792)
     # Of eight layers of 240,000 bytes, a quarter and the two that are gathered.
     assert MemoryNeeds(HAND, "bfloat16", 4, shards=4).idle == 11_014_400 - 4 * 240_000
     assert MemoryNeeds(HAND, "bfloat16", 4, four_bits=True).idle == 11_014_400 - 1_320_000
@@ -162,8 +186,8 @@ def test_needs_are_those_computed_by_hand() -> None:
         (4_457_244_445, 2, "separate", False),  # nine tenths are vLLM's
         (4_457_244_444, 2, "separate", True),
         (4_455_777_777, 2, None, False),
-        (3_277_545_792, 0, "together", False),
-        (3_277_545_791, 0, None, False),
+        (3_289_385_792, 0, "together", False),
+        (3_289_385_791, 0, None, False),
     ],
 )
 def test_each_placement_begins_where_its_memory_is_there(
@@ -192,7 +216,7 @@ def test_the_advice_names_the_settings_that_a_placement_takes(
         (1, 160000, True, "take_turns = true"),
         (2, 110000, True, 'device = "cuda:1"'),
     ):
-        driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 580.65.06"] * cards)
+        driver(monkeypatch, tmp_path, *[f"Some GPU, {size}, {size}, 580.65.06, 9.0"] * cards)
         found = look(model=str(tmp_path), context=32768)["memory"]
         assert found.ok is ok and words in found.advice, found
     assert found.found.endswith("free on each GPU")

@@ -11,10 +11,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from langchain_art.cli.new import make_project
+from langchain_art.cli.main import app
+from langchain_art.cli.new import SKILL, make_project, write_skill
 from langchain_art.errors import ConfigError
 from tests.support.live_server import REPO
+from tests.support.soak import in_soak
 
 EXAMPLES = sorted(
     path.parents[1].name for path in (REPO / "examples").glob("*/base_model/config.json")
@@ -64,6 +67,8 @@ def test_every_module_of_each_project_is_imported(tmp_path: Path) -> None:
 
 # The same fit runs in `tests/integration_tests/examples` for the others; this one also starts a
 # program of the project, its MCP server.
+@in_soak
+@pytest.mark.soak("B2", 1, "project of an example whose base model is built anew")
 @pytest.mark.slow
 def test_a_project_without_weights_builds_its_base_model_and_its_test_passes(
     tmp_path: Path,
@@ -110,3 +115,21 @@ def test_what_is_no_project_is_refused(
     with pytest.raises(ConfigError, match=words):
         make_project(tmp_path / directory, example)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_the_skill_is_written_into_a_project(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["new", str(tmp_path), "--skill"])
+    assert said.exit_code == 0, said.output
+    path = tmp_path / ".claude" / "skills" / "langchain-art" / "SKILL.md"
+    assert path.read_text() == SKILL.read_text()
+    assert path.read_text().startswith("---\nname: langchain-art\ndescription: ")
+    assert len(path.read_text().splitlines()) < 90
+    assert write_skill(tmp_path) == path, "again, unchanged"
+    path.write_text("my own words")
+    with pytest.raises(ConfigError, match="with other words"):
+        write_skill(tmp_path)
+    assert path.read_text() == "my own words"
+    with pytest.raises(ConfigError, match="expected a project's directory"):
+        write_skill(tmp_path / "none")
+    neither = CliRunner().invoke(app, ["new", str(tmp_path / "x")])
+    assert isinstance(neither.exception, ConfigError) and "neither --from" in str(neither.exception)

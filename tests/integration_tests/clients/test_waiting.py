@@ -18,7 +18,7 @@ from langchain_art.errors import ServerUnreachable
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("langchain_art.client.http_request.FIRST_ANSWER", 1.0)
-    monkeypatch.setattr("langchain_art.client.endpoint.SILENCE", 0.1)
+    monkeypatch.setattr("langchain_art.client.http_request.SILENCE", 0.1)
 
 
 @pytest.fixture(params=["nobody", "silent"])

@@ -22,7 +22,7 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
 
     with HostedModel(first_of_the_open_moves) as hosted:
         walk = Walk(5)
-        first = walk.board
+        first = walk.view
         await build_agent(hosted.chat).ainvoke({"walk": walk})
     assert shown[0] == first and walk.over
     assert 1 < len(shown) <= MAX_MOVES and len(set(shown)) > 1

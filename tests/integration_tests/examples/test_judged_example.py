@@ -27,6 +27,7 @@ from langchain_art import (
 )
 from langchain_art.evaluators import calibrate, own_rewards
 from tests.support.live_server import LiveServer
+from tests.support.soak import in_soak
 
 
 class Overheard(ScriptedJudge):
@@ -79,6 +80,8 @@ async def test_judged_training_runs_have_no_reward_of_their_own(
     assert all(reward in (0.0, 1.0) for rewards in own[2:] for reward in rewards)
 
 
+@in_soak
+@pytest.mark.soak("L6", 1, "fit of 1,024 runs on a judge's scores")
 @pytest.mark.slow
 def test_the_agent_learns_from_the_judge_alone(
     art_server: LiveServer, mails: MailStore, tmp_path: Path

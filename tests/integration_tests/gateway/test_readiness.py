@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
@@ -71,3 +72,68 @@ def test_a_database_that_is_gone_is_told_until_it_is_back(
         await_readiness(server, lambda answer: answer.json() == {"ready": True})
     finally:
         server.stop()
+
+
+class LoadingServer(ForkedServer):
+    """Starts when the file `start_when` is there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.start_when = folder / "start"
+        super().__init__(
+            folder / "data",
+            env={"START_WHEN": str(self.start_when)},
+            module="tests.support.waiting_server",
+        )
+
+    def listen(self) -> None:
+        """Launch it, and wait for the first answer."""
+        self.process = self._launch()
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                readiness(self)
+                return
+            except httpx.TransportError:
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.02)
+
+
+def test_a_server_that_loads_its_model_says_so(tmp_path: Path) -> None:
+    server, said = LoadingServer(tmp_path), list[str]()
+    server.listen()
+    words = "The server is loading its model"
+    try:
+        with (
+            ArtClient(server.base_url, patience=1) as hasty,
+            ArtClient(server.base_url, patience=120, on_wait=said.append) as client,
+            httpx.Client(base_url=server.root, timeout=60) as kept,
+        ):
+            with pytest.raises(EngineUnavailable, match=words):
+                hasty.status()
+            for path in ("/healthz", "/readyz", "/status", "/nowhere"):
+                answer = kept.get(path)
+                assert answer.status_code == 503 and answer.headers["retry-after"] == "2", path
+            long = kept.post("/v1/chat/completions", content=b"x" * (1 << 20))
+            assert long.status_code == 503
+            waiting = Thread(target=client.status)
+            waiting.start()
+            while not said:
+                time.sleep(0.02)
+            server.start_when.touch()
+            waiting.join()
+            assert words in said[0] and said[-1].startswith(f"{server.base_url} answers again")
+            assert kept.get("/healthz").status_code == 200
+            assert kept.post("/v1/chat/completions", json=ASK).status_code == 200
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_is_ended_while_it_loads(tmp_path: Path, number: int) -> None:
+    server = LoadingServer(tmp_path)
+    server.listen()
+    assert server.process is not None
+    server.process.send_signal(number)
+    assert server.process.wait(60) != 0
+    with pytest.raises(httpx.ConnectError):
+        readiness(server)

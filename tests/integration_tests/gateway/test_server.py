@@ -247,6 +247,17 @@ def test_foreign_origins_and_hosts_stay_out(http: httpx.Client) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
+@pytest.mark.parametrize("path", ["/v1/train", "/v1/reviews/plan", "/v1/reviews/train"])
+def test_a_policy_that_is_not_there_is_answered_as_documented(
+    http: httpx.Client, path: str
+) -> None:
+    groups = {"groups": [["a"]]} if path == "/v1/train" else {}
+    headers = {"Idempotency-Key": new_id("k")}
+    answer = http.post(path, json={"policy": "nobody", **groups}, headers=headers)
+    assert answer.status_code == 404, answer.text
+    assert "404" in http.get("/openapi.json").json()["paths"][path]["post"]["responses"]
+
+
 # --- trajectories and training ------------------------------------------------------------------
 
 

@@ -313,13 +313,13 @@ def test_a_second_interrupt_is_the_deadline(tmp_path: Path) -> None:
 def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
     """A job keeps it; what only reads or is refused, and workers without work, do not."""
     server = FaultyServer(tmp_path / "data")
-    server._args += ["--stop-when-idle-seconds", "1.5"]
+    server._args += ["--stop-when-idle-seconds", "3"]
     server.start()
     process, begun = server.process, time.monotonic()
     assert process is not None
     with server.http() as http:
         waiting_job(server, http)
-        time.sleep(2)
+        time.sleep(4)
         assert process.poll() is None, "a job runs"
         server.fault("")
         asked, lease = 0, {"worker": "w", "rollout": "agent:play", "slots": 1, "free": 1}
@@ -332,4 +332,13 @@ def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
                 time.sleep(0.2)
     assert asked > 1
     assert process.wait(60) == 0
-    assert "No call and no job for 1.5 s" in " ".join(server.log.read_text().split())
+    assert "No call and no job for 3 s" in " ".join(server.log.read_text().split())
+
+
+def test_a_server_that_is_idle_as_it_starts_ends_without_an_error(tmp_path: Path) -> None:
+    server = FaultyServer(tmp_path / "data")
+    server._args += ["--stop-when-idle-seconds", "0.001"]
+    process = server._launch()
+    assert process.wait(120) == 0, server.log.read_text()
+    said = server.log.read_text()
+    assert "No call and no job" in " ".join(said.split()) and "Traceback" not in said

@@ -24,7 +24,7 @@ from langchain_art_server.backends.models.adapter_files import (
     manifest_bytes,
 )
 from langchain_art_server.config import load_settings
-from langchain_art_server.policies import adapter_objects, object_store
+from langchain_art_server.policies import adapter_objects
 from langchain_art_server.policies.adapter_store import (
     ADAPTER_FILES,
     Absent,
@@ -326,7 +326,7 @@ def test_a_network_that_loses_answers_loses_no_version(
     disk: Open, s3: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests are torn and answers lost: each version is published once, or the error is said."""
-    monkeypatch.setattr(object_store, "REQUEST_SECONDS", 2)
+    monkeypatch.setattr(adapter_objects, "REQUEST_SECONDS", 2)
     other = disk("other")
     with FaultyProxy(s3.port, drawn_seed()) as network:
         monkeypatch.setenv("AWS_ENDPOINT_URL", network.root)
@@ -388,7 +388,7 @@ def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, object_store.__name__)
+    monkeypatch.delitem(sys.modules, adapter_objects.__name__)
     with pytest.raises(ConfigError, match=r'pip install "langchain-art\[objects\]"'):
         open_adapters(tmp_path, "s3://adapters/x", "adapters", shared=False)
 

@@ -20,6 +20,7 @@ from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from langchain_art.gpu_memory import MemoryNeeds, Shape
 from tests.support.live_server import REPO
+from tests.support.soak import in_soak
 
 torch.set_num_threads(1)
 
@@ -72,6 +73,8 @@ def test_all_parts_write_one_report(tmp_path: Path) -> None:
         assert trainers[other]["over_ours"] > 0
 
 
+@in_soak  # `make test-vllm` runs all parts
+@pytest.mark.soak("B1", 1, "GPU benchmark with a part that fails")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_part_that_fails_leaves_the_others_figures(tmp_path: Path) -> None:

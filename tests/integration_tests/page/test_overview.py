@@ -21,7 +21,7 @@ def test_curves_move_while_a_policy_trains(watched: Watched, art_server: LiveSer
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     with art_server.http() as http:
         ok(http.post("/v1/policies", json={"name": policy}))
-        job = step(http, policy, "fit-a", 1, (0.0, 1.0))
+        job = step(http, policy, "fit-a-0123456789ab", 1, (0.0, 1.0))
         assert job["state"] == "succeeded", job
         # Nothing is reloaded: what follows comes by the stream.
         name = f"{policy} · fit-a"
@@ -32,7 +32,7 @@ def test_curves_move_while_a_policy_trains(watched: Watched, art_server: LiveSer
         expect(page.get_by_role("cell", name=f"{policy}@1", exact=True)).to_be_visible()
         expect(page.locator(".legend").get_by_text(name)).to_be_visible()
         # All runs of the group are alike: nothing is learned, which is said in red.
-        job = step(http, policy, "fit-a", 2, (1.0, 1.0))
+        job = step(http, policy, "fit-a-0123456789ab", 2, (1.0, 1.0))
         assert job["result"]["excluded"], job
         said = page.get_by_role("alert").filter(has_text=f"Step 2 of {name} learned nothing")
         expect(said).to_contain_text("groups.zero_variance")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
+from rich.console import Console
 
+from langchain_art import ArtClient, Trainer
 from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
 from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors, connect
@@ -23,6 +27,7 @@ from langchain_art.ray.worker_pool import worker_pool
 from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer
 from tests.support.ray_cluster import LocalCluster, local_cluster
+from tests.support.soak import in_soak
 
 pytestmark = pytest.mark.slow
 CALLS = 12
@@ -100,6 +105,25 @@ async def test_a_worker_without_room_is_said_and_the_fit_may_end_meanwhile() -> 
 def test_a_cluster_that_is_not_there_is_said() -> None:
     with pytest.raises(ConfigError, match=r"Ray cluster 'nonsense', which cannot be joined"):
         connect("nonsense")
+
+
+@pytest.mark.usefixtures("joined")
+async def test_a_rollout_that_no_node_can_import_ends_the_fit(
+    tmp_path: Path, cluster: LocalCluster, art_server: LiveServer
+) -> None:
+    trainer = Trainer(
+        "tiny",
+        client=ArtClient(art_server.base_url),
+        workers=RayWorkers(1, address=cluster.address),
+        out_dir=tmp_path / "fit",
+        console=Console(file=StringIO()),
+    )
+    with pytest.raises(ConfigError, match=r"On a node of the Ray cluster: .*no_such_agent"):
+        await trainer.evaluate("no_such_agent:rollout", ["a"])
+    deadline = time.monotonic() + 60
+    while any(cluster.hosts("RolloutActor")):  # it is gone with the evaluation
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
 
 
 def until(http: httpx.Client, holds: Callable[[list[dict[str, Any]]], bool]) -> Any:
@@ -196,7 +220,8 @@ def train_without(
     killer.start()
     train_once(http, 0)
     killer.join()
-    os.kill(process, signal.SIGKILL)  # on a machine that is lost it would be, too
+    with contextlib.suppress(ProcessLookupError):  # Ray may have ended it
+        os.kill(process, signal.SIGKILL)  # on a machine that is lost it would be, too
 
 
 def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
@@ -219,6 +244,8 @@ def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
     assert "died in step 1, which starts again" in server.log.read_text()
 
 
+@in_soak
+@pytest.mark.soak("K6", 1, "loss of a node with one of two ranks")
 def test_ranks_are_on_two_nodes_and_a_step_begins_again_when_one_is_lost(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

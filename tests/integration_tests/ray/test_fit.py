@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ from rich.console import Console
 
 from examples.email_search.inbox import build
 from langchain_art import ArtClient, FitResult, StepRecord, TrainConfig, Trainer
-from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
 from langchain_art.statistics.intervals import mean_of_scenarios
 from tests.support.live_server import LiveServer
 from tests.support.mail_rollout import scenarios
 from tests.support.ray_cluster import LocalCluster, local_cluster
-from tests.support.soak import count
+from tests.support.soak import count, in_soak
 from tests.support.storms import Witness
 
 pytestmark = pytest.mark.slow
@@ -142,6 +140,7 @@ def last_rewards(result: FitResult) -> list[float]:
     return [one.reward_mean for one in last if one.reward_mean is not None]
 
 
+@in_soak
 @pytest.mark.soak("K6", SEEDS, "fits through a cluster that loses a node")
 @pytest.mark.timeout(count(600, 14_400))
 def test_a_fit_goes_on_when_a_node_is_killed(tmp_path: Path, cluster: LocalCluster) -> None:
@@ -159,21 +158,3 @@ def test_a_fit_goes_on_when_a_node_is_killed(tmp_path: Path, cluster: LocalClust
         figures += f"{other.mean:.3f} ± {other.ci95:.3f} without"
         print(figures)  # noqa: T201
         assert abs(one.mean - other.mean) <= one.ci95 + other.ci95
-
-
-async def test_a_rollout_that_no_node_can_import_ends_the_fit(
-    tmp_path: Path, cluster: LocalCluster, art_server: LiveServer
-) -> None:
-    trainer = Trainer(
-        "tiny",
-        client=ArtClient(art_server.base_url),
-        workers=RayWorkers(1, address=cluster.address),
-        out_dir=tmp_path / "fit",
-        console=Console(file=StringIO()),
-    )
-    with pytest.raises(ConfigError, match=r"On a node of the Ray cluster: .*no_such_agent"):
-        await trainer.evaluate("no_such_agent:rollout", ["a"])
-    deadline = time.monotonic() + 60
-    while any(cluster.hosts("RolloutActor")):  # it is gone with the evaluation
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)

@@ -20,11 +20,11 @@ import pytest
 
 from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer
-from tests.support.soak import share
+from tests.support.soak import in_soak
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not share(), reason="part of make soak only"),
+    in_soak,
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2"
     ),

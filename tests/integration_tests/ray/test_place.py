@@ -17,8 +17,7 @@ import pytest
 from langchain_art.errors import EngineUnavailable
 from langchain_art_server.backends.ipc.child_process import SECRET_BYTES, NoPlace
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
-from langchain_art_server.backends.ray.engine_host import EngineHost
-from langchain_art_server.backends.ray.engines import RayPlace
+from langchain_art_server.backends.ray.engines import EngineHost, RayPlace
 from tests.support.local_actors import LocalActors
 
 REPO = Path(__file__).parents[3]

@@ -23,7 +23,7 @@ from langchain_art.wire import TrainResult
 from tests.support.examples import evaluation, short_fit
 from tests.support.live_server import LiveServer
 from tests.support.real_models import gemma3, leaderboard, smollm2
-from tests.support.soak import share
+from tests.support.soak import in_soak
 from tests.support.tiny_models import CLOCK, WEATHER
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,6 @@ STEPS, RUNS = 3, 4
 GAP = 1e-5
 CAPITAL = {"role": "user", "content": "What is the capital of France?"}
 ASKED = {"role": "user", "content": "Will it rain in Paris in the next 2 days?"}
-whole = pytest.mark.skipif(not share(), reason="in make soak")
 
 
 def served(folder: Path, prepare: Callable[[Path], tuple[str, str]]) -> Iterator[LiveServer]:
@@ -120,7 +119,7 @@ def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) 
         assert 0 <= run.reward <= 1 and run.scores["reached"] == (run.reward == 1)
 
 
-@whole
+@in_soak
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
@@ -140,14 +139,15 @@ def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path
     small = replace(DOCUMENTATION, policies=(server.policy,))
     sizes = {"groups_per_step": 1, "group_size": 4, "held_out": 2}
     found = short_fit(small, server.base_url, tmp_path, 1, **sizes)
-    assert found["excluded"].keys() <= {"groups.zero_variance"}, found
+    # Where a wrong page was opened there may be one value to choose.
+    assert found["excluded"].keys() <= {"groups.zero_variance", "calls.no_choice"}, found
     for when in ("before", "after"):
         shares = [found["measures"][name][when]["mean"] for name in ("found", "opened", "answered")]
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) / 3 == pytest.approx(found[when]["mean"])
 
 
-@whole
+@in_soak
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_smollm2_passes_the_canary(server: LiveServer) -> None:
@@ -155,7 +155,7 @@ def test_smollm2_passes_the_canary(server: LiveServer) -> None:
     assert report.passed, report
 
 
-@whole
+@in_soak
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_gemma_learns_and_passes_the_canary(tmp_path: Path) -> None:

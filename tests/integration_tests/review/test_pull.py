@@ -100,7 +100,7 @@ def test_the_next_pull_reads_what_is_new_and_what_may_have_come_late(
         assert pull(client, root=tmp_path).kept.new == 2
         late = langfuse.annotate(traces[2], "human_reward", 1.0, at=now - days / 2)
         langfuse.annotate(traces[0], "human_reward", 0.0, score_id=old)  # before the overlap
-        found = pull(client, root=tmp_path)
+        found = pull(client, root=str(tmp_path))
         assert (found.read, found.kept.new, found.kept.unchanged) == (2, 1, 1)
         assert [one.id for one in client.reviews(run=runs[2])] == [late]
 

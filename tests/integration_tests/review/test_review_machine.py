@@ -36,8 +36,7 @@ from langfuse.api import LangfuseAPI
 
 from langchain_art import wire
 from langchain_art.errors import Conflict, ServerUnreachable
-from langchain_art.export.ids import call_observation_id, root_id, trace_id
-from langchain_art.export.names import CALL, TRAJECTORY
+from langchain_art.export.ids import CALL, TRAJECTORY, call_observation_id, root_id, trace_id
 from langchain_art.review.pull import pull
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.gateway.review_routes import order, planned

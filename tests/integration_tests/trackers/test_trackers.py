@@ -17,9 +17,8 @@ from rich.console import Console
 
 from langchain_art import ChatART
 from langchain_art.tracing.scope import capture
-from langchain_art.trackers.base import FitCard, TrackedRecord, TrackerRun
 from langchain_art.trackers.choice import KNOWN
-from langchain_art.trackers.tracker_thread import FitTrackers
+from langchain_art.trackers.tracker_thread import FitCard, FitTrackers, TrackedRecord, TrackerRun
 from langchain_art.trackers.wandb_tracker import WandbTracker
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import TrainConfig
@@ -161,7 +160,7 @@ def test_wandb_without_its_server_goes_on_offline(
     monkeypatch.setattr(WandbTracker, "start", start_later)
     trackers = FitTrackers([WandbTracker(mode="online")], card, [], said.append)
     for number in range(3):
-        trackers.record(TrackedRecord(number, number, {"train/reward": number / 4}))
+        trackers.put(TrackedRecord(number, number, {"train/reward": number / 4}))
     may_begin.set()
     trackers.finish()
     assert "offline, because online: CommError" in said[-1] and "wandb: records: 3" in said[-1]

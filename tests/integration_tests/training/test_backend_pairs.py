@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -278,12 +279,15 @@ def test_the_learner_is_killed_in_a_step_which_is_begun_again(
     restarts, victim = client.status().engine_restarts, pair.learning()
     family = [victim, *children(victim)]
     assert len(family) >= (2 if pair.learner == "ranks" else 1)
+    # It is stopped before the step reaches it, which would end before the test has looked.
+    os.kill(victim, signal.SIGSTOP)
     job = client.train([ids], "killed", long)
     with pair.http() as http:
         heard: list[dict[str, Any]] = []
-        while not any(event["progress"] for event in heard):  # the step itself has begun
+        while not any(event["message"].startswith("training ") for event in heard):
             where = {"wait": 5, "after": heard[-1]["seq"] if heard else 0}
             heard += http.get(f"/v1/jobs/{job.id}/events", params=where).json()["data"]
+    time.sleep(1)  # the step is sent right after it is said
     os.kill(victim, signal.SIGKILL)
     result = client.wait(job)
     assert gone(family)

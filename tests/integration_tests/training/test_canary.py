@@ -13,20 +13,23 @@ from typer.testing import CliRunner
 from langchain_art import ArtClient
 from langchain_art.cli import main
 from langchain_art.diagnostics import canary
-from langchain_art.diagnostics.canary import POLICY, run_canary
-from langchain_art.diagnostics.canary_checks import (
+from langchain_art.diagnostics.canary import (
     ADVICE,
+    POLICY,
     SIGMAS,
     CanaryReport,
     Token,
     change,
+    run_canary,
     surprise,
 )
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.wire.api_keys import new_api_key
-from langchain_art.wire.policies import FULL_PRECISION, HALF_PRECISION
+from langchain_art.wire.policies import FLOAT16_PRECISION, FULL_PRECISION, HALF_PRECISION
 from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, ForkedServer
+from tests.support.soak import in_soak
 
+FLOAT16 = [in_soak, pytest.mark.soak("B3", 1, "canary of a server in float16")]
 CHECKS = [
     "captured",
     "sampler = learner, first step",
@@ -75,15 +78,16 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
 
 
 @pytest.mark.slow
-def test_a_server_in_half_precision_passes_as_well(tmp_path: Path) -> None:
-    """As on a GPU: LoRA is computed in bfloat16 and learned in float32."""
-    server = ForkedServer(tmp_path / "data", "--dtype", "bfloat16").start()
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=FLOAT16)])
+def test_a_server_in_half_precision_passes_as_well(dtype: str, tmp_path: Path) -> None:
+    """As on a GPU: LoRA is computed in 16 bits and learned in float32."""
+    server = ForkedServer(tmp_path / "data", "--dtype", dtype).start()
     try:
         report = run_canary(server.base_url)
     finally:
         server.stop()
     assert failed(report) == {}, report
-    assert report.dtype == "bfloat16"
+    assert report.dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,11 @@ def test_the_page_says_what_is_checked() -> None:
     page = (REPO / "docs" / "canary.md").read_text()
     for check in CHECKS:
         assert f"| `{check}` |" in page
-    for bar in (f"within {SIGMAS:g}", f"{HALF_PRECISION:g} in half precision", f"`{POLICY}`"):
+    for bar in (
+        f"within {SIGMAS:g}",
+        f"{HALF_PRECISION:g} in bfloat16, {FLOAT16_PRECISION:g} in float16",
+        f"`{POLICY}`",
+    ):
         assert bar in page
     assert f"{FULL_PRECISION:g}".replace("0.0001", "1e-4") in page
 

@@ -33,10 +33,9 @@ def name() -> str:
     return f"g-{uuid.uuid4().hex[:8]}"
 
 
-def model_of(server: LiveServer, policy: str) -> ChatART:
-    return ChatART(
-        model=policy, base_url=server.base_url, api_key=server.api_key or "EMPTY", max_tokens=8
-    )
+def model_of(server: LiveServer, policy: str, seed: int | None = None) -> ChatART:
+    key = server.api_key or "EMPTY"
+    return ChatART(model=policy, base_url=server.base_url, api_key=key, max_tokens=8, seed=seed)
 
 
 def two_nodes(writer: ChatART, critic: ChatART, **options: Any) -> Any:
@@ -327,7 +326,9 @@ async def test_the_audit_is_a_command(
     art_server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    model = model_of(art_server, art_server.policy)
+    # Of unseeded replies one in a hundred holds a special token, which is no text and is not sent
+    # back: the critic's prompt then forks.
+    model = model_of(art_server, art_server.policy, seed=1)
     with capture(scenario="audited") as run:
         await two_nodes(model, model).ainvoke({"messages": [("user", "Hi")]})
         run.reward = 1.0

@@ -86,6 +86,51 @@ def test_when_evaluations_are_due() -> None:
     assert not Schedule(3).evaluates(0)
 
 
+@pytest.mark.parametrize("every", [None, 3, 1])
+@pytest.mark.parametrize(("per_step", "per_eval"), [(10.0, 60.0), (60.0, 1.0), (5.0, 5.0)])
+def test_the_time_left_of_equal_steps_is_known_from_the_second_on_with_evaluations_to_come(
+    every: int | None, per_step: float, per_eval: float
+) -> None:
+    schedule = Schedule(10, ["x"], every)
+    for resumed_after in (0, 4):
+        elapsed, evals = per_eval, [per_eval]  # before the first step, perhaps of a former call
+        for step in range(resumed_after + 1, 11):
+            elapsed += per_step
+            left = schedule.seconds_left(step, step - resumed_after, elapsed, evals)
+            to_come = [one for one in range(step, 11) if schedule.evaluates(one)]
+            truth = per_step * (10 - step) + per_eval * len(to_come)
+            assert left == pytest.approx(truth, rel=1 / 3)
+            if schedule.evaluates(step):
+                elapsed, evals = elapsed + per_eval, [*evals, per_eval]
+
+
+@pytest.mark.parametrize(
+    ("reward", "held_out", "words"),
+    [
+        (0.0, True, "No run of 8 was rewarded: warm-start"),
+        (1.0, False, "Every run of 8 has the full reward: take harder"),
+    ],
+)
+def test_a_base_that_fares_alike_everywhere_is_told_of_before_the_first_step(
+    art_server: LiveServer, tmp_path: Path, reward: float, held_out: bool, words: str
+) -> None:
+    console = quiet()
+    model = ChatART(model=f"alike-{reward:.0f}", base_url=art_server.base_url, max_tokens=2)
+
+    async def rollout(scenario: str) -> Run:
+        async with capture(scenario=scenario) as told:
+            await model.ainvoke(scenario)
+            told.reward = reward
+        return told
+
+    trainer = Trainer(model, group_size=4, groups_per_step=2, out_dir=tmp_path, console=console)
+    names = [str(number) for number in range(8)]
+    trainer.fit_sync(rollout, names, steps=2, eval_scenarios=names if held_out else ())
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.count(words) == 1, shown
+    assert shown.index(words) < shown.index("step 1/2"), shown
+
+
 # --- judging ----------------------------------------------------------------------------------
 
 
@@ -274,9 +319,7 @@ async def test_what_a_fit_ended_on_outlives_the_fits_after_it(
         assert pinned() == [2, 7]
         export_adapter(client, policy, 2, tmp_path / "adapter")
         kept = {one.name for one in client.checkpoints(policy)}
-        assert (
-            {one.versions for one in read_fits(tmp_path)} == {f"{policy}@2", f"{policy}@7"} < kept
-        )
+        assert {one.use for one in read_fits(tmp_path)} == {f"{policy}@2", f"{policy}@7"} < kept
         command = ["export", f"{policy}@4", str(tmp_path / "exported")]
         environment = {"ART_BASE_URL": art_server.base_url, "ART_API_KEY": art_server.api_key}
         assert CliRunner().invoke(main.app, command, env=environment).exit_code == 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import textwrap
 from collections import Counter
 
 import pytest
 
 from examples.documentation.pages import HITS, Index, Question, pages, questions, words
-from examples.documentation.train import progress
+from examples.documentation.train import progress, solved
 
 
 def test_a_page_is_what_the_library_itself_says() -> None:
@@ -36,6 +37,18 @@ def test_an_answer_is_on_its_page_among_others_and_the_page_can_be_found() -> No
     assert reachable > 0.85 * len(asked)
     answers = Counter(one.answer for one in asked)
     assert max(answers.values()) < len(asked) / 4, answers
+
+
+def test_a_solved_question_is_what_the_agent_is_shown_and_answers_rightly() -> None:
+    answered = 0
+    for one in questions("train")[:40]:
+        if messages := solved(one):
+            choices = [json.loads(reply.text) for reply in messages[1::2]]
+            hits = [page.name for page in Index().search(choices[0]["search"])]
+            state = {"hits": hits, "opened": choices[1]["open"], "answer": choices[2]["answer"]}
+            assert sum(progress(one, state).values()) == 3
+            answered += 1
+    assert answered > 30
 
 
 def test_held_out_questions_are_of_modules_that_no_training_question_is_about() -> None:

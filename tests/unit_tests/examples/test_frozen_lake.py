@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import deque
 
@@ -9,6 +10,7 @@ import pytest
 
 from examples.frozen_lake.agent import move_schema
 from examples.frozen_lake.environment import MAX_MOVES, Walk, lakes
+from examples.frozen_lake.train import solved
 
 OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
@@ -34,6 +36,16 @@ def way(walk: Walk, seed: int, end: str) -> list[str]:
     raise AssertionError(f"no way to {end} on the lake of seed {seed}")
 
 
+def test_a_solved_lake_is_a_shortest_way_to_the_goal() -> None:
+    for lake in lakes("train", 24):
+        walk, messages = Walk(lake.seed), solved(lake)
+        assert len(messages) == 2 * len(way(walk, lake.seed, "G"))
+        for shown, answer in zip(messages[::2], messages[1::2], strict=True):
+            assert shown.content == walk.view
+            walk.go(json.loads(answer.text)["move"])
+        assert walk.over and walk.reward == 1
+
+
 def test_parts_share_no_lake_and_a_seed_gives_the_same_ones() -> None:
     train, held_out = lakes("train", 120), lakes("test", 96)
     boards = [Walk(lake.seed).board for lake in (*train, *held_out)]
@@ -49,6 +61,16 @@ def test_making_a_lake_leaves_the_programs_own_draws_alone() -> None:
     expected = random.Random(7).random()
     Walk(3)
     assert random.random() == expected
+
+
+def test_the_view_says_what_lies_ahead_and_where_the_goal_is() -> None:
+    walk = Walk(5)
+    lines = ["up: ice", "right: hole", "The goal is 3 up and 3 right."]
+    assert walk.view.splitlines() == [*walk.board.splitlines(), "", *lines]
+    for move in way(walk, 5, "G")[:-1]:
+        walk.go(move)
+    [line] = [line for line in walk.view.splitlines() if line.endswith(": goal")]
+    assert line.partition(":")[0] in walk.view.splitlines()[-1]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -33,8 +33,8 @@ from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_o
 _REPLACED = "\ufffd"
 #: What a later turn begins with when it is looked up how the template shows a reply before it.
 _NEXT_TURN = "what follows the reply"
-#: Token ids that are kept, 4 bytes each.
-_MAX_KEPT_IDS = 8_000_000
+#: Bytes of texts' tokens that are kept, and those of an entry beside its ids (as measured).
+_MAX_KEPT, _ENTRY = 32 << 20, 512
 #: Most replies with the same text that are kept; they differ in the ids of their tool calls.
 _SAME_TEXT = 64
 
@@ -96,13 +96,17 @@ class KeptTokens:
             :-_SAME_TEXT
         ]:
             same_text.remove(old)
-            self._held -= len(old.ids)
+            self._held -= _size(old)
         same_text.append(known)
         self._known.move_to_end(key)
-        self._held += len(known.ids)
-        while self._held > _MAX_KEPT_IDS:
+        self._held += _size(known)
+        while self._held > _MAX_KEPT:
             _, dropped = self._known.popitem(last=False)
-            self._held -= sum(len(k.ids) for k in dropped)
+            self._held -= sum(map(_size, dropped))
+
+
+def _size(known: KeptText) -> int:
+    return _ENTRY + known.ids.itemsize * len(known.ids)
 
 
 def _digest(tenant: str) -> blake2b:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from langchain_art_server.backends.ipc.child_process import EnginePlace
 from langchain_art_server.backends.ipc.fork_server import MODEL_IMPORTS
 from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
+from langchain_art_server.config import Settings
 
 
 class TransformersSampler(ProcessSampler):
@@ -22,3 +24,11 @@ class TransformersSampler(ProcessSampler):
         "langchain_art_server.backends.embedded.process",
         *MODEL_IMPORTS,
     )
+
+    def __init__(
+        self, settings: Settings, replica: int | None = None, place: EnginePlace | None = None
+    ) -> None:
+        threads = settings.sampler.threads
+        # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
+        env = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        super().__init__(settings, replica, place, env=env)

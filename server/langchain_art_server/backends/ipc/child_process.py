@@ -134,7 +134,7 @@ class EngineProgram:
         python: str,
     ) -> None:
         self.target = target
-        #: With which another machine makes the same (`ray.engine_host`).
+        #: With which another machine makes the same (`ray.engines`).
         self.arguments = (target, config, env, imports, python)
         self._config, self._env, self._python = config, dict(env), python
         self._imports = imports if can_fork() else ()

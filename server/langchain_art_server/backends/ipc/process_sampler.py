@@ -123,30 +123,33 @@ class ProcessSampler(Worker):
     imports: ClassVar[tuple[str, ...]] = ()
     """See `Worker`."""
 
+    @staticmethod
+    def gpus(settings: Settings) -> int:
+        """Number of GPUs that one takes to itself. Raises ConfigError if the settings say none."""
+        return 0
+
     def __init__(
         self,
         settings: Settings,
+        replica: int | None = None,
+        place: EnginePlace | None = None,
         *,
         config: Mapping[str, Any] = {},
         env: Mapping[str, str] = {},
-        place: EnginePlace | None = None,
     ) -> None:
         """`config` is for the child beside the settings, `env` beside the variables set here.
 
-        `place` is where it runs; None: on this machine.
+        `replica` is which of several it is, from 0; None: the only one. `place` is where it runs;
+        None: on this machine.
         """
         untold = {"api_key", "host", "database_url", "fleet", "adapters_url"}
         told = settings.model_dump(mode="json", exclude=untold)
-        # OpenMP reads its variable when torch is imported: a later change leaves idle threads.
-        added = {"TOKENIZERS_PARALLELISM": "false"}
-        if settings.sampler.kind == "transformers" and settings.sampler.threads is not None:
-            added["OMP_NUM_THREADS"] = str(settings.sampler.threads)
         super().__init__(
             self.target,
             {**told, **config},
             self._restore,
             hang_seconds=settings.sampler.hang_seconds,
-            env={**added, **env},
+            env={"TOKENIZERS_PARALLELISM": "false", **env},
             imports=self.imports,
             place=place,
         )

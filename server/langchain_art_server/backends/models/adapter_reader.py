@@ -26,32 +26,13 @@ from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIG
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 #: Fields of PEFT's config that do not change what the adapter computes, or that are read below.
-_ALLOWED_FIELDS = frozenset(
-    [
-        "task_type",
-        "peft_type",
-        "peft_version",
-        "base_model_name_or_path",
-        "revision",
-        "inference_mode",
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "use_rslora",
-        "target_modules",
-        "exclude_modules",
-        "layers_to_transform",
-        "layers_pattern",
-        "init_lora_weights",
-        "loftq_config",
-        "eva_config",
-        "corda_config",
-        "lora_ga_config",
-        "megatron_core",
-        "qalora_group_size",
-        "bias",
-    ]
-)
+_ALLOWED_FIELDS = {
+    *("task_type", "peft_type", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "bias"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+    *("megatron_core", "qalora_group_size"),
+}
 
 
 @dataclass(frozen=True)

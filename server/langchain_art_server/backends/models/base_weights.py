@@ -218,7 +218,7 @@ def check_finite(name: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
                 file = json.loads(Path(name, INDEX).read_bytes())["weight_map"].get(key, INDEX)
             raise ConfigError(
                 f"The model {name!r} cannot be used: {file}: {key!r} holds numbers that are not "
-                "finite"
+                "finite" + (" in float16" if tensor.dtype == torch.float16 else "")
             )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from langchain_art.errors import ConfigError
+from langchain_art.gpu_memory import gpus, half_precision
 
 
 def set_threads(threads: int | None) -> None:
@@ -35,6 +36,13 @@ def torch_device(name: str | None) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"got device={name!r}, which torch cannot use here: {error}") from error
     return device
+
+
+def default_dtype(device: torch.device) -> str:
+    """The dtype of a base on a device, where none is named; CUDA is not initialised."""
+    if device.type == "cpu":
+        return "float32"
+    return half_precision(gpus()) if device.type == "cuda" else "bfloat16"
 
 
 def free_cache() -> None:

@@ -22,7 +22,7 @@ from langchain_art_server.backends.models.base_weights import (
     weights_in,
     weights_of,
 )
-from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.backends.models.device import default_dtype, torch_device
 from langchain_art_server.config import TEMPLATES, TOOLS_TEMPLATE, Settings
 
 _MAX_MODEL_LEN = 32768
@@ -115,9 +115,7 @@ def load_tokenizer(name: str, template: str | None = None) -> Any:
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
-    if name is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    dtype = getattr(torch, name, None)
+    dtype = getattr(torch, name or default_dtype(device), None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"got dtype={name!r}, expected 'float32', 'bfloat16' or 'float16'.")
     return dtype

@@ -2,8 +2,8 @@
 
 A directory holds ``adapter_config.json`` and ``adapter_model.safetensors``, as PEFT writes them,
 and ``optimizer.safetensors``: Adam's state under ``<parameter>.exp_avg``, ``.exp_avg_sq`` and
-``.step``, or that of bitsandbytes' 8-bit Adam under the names that it has there. A new adapter,
-which no step has made, has no optimizer file.
+``.step``, or that of bitsandbytes' 8-bit Adam under the names that it has there; of a float16 base
+also `LOSS_SCALE`. A new adapter, which no step has made, has no optimizer file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import peft
@@ -22,6 +23,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from transformers import PreTrainedModel
 
 from langchain_art.errors import ConfigError
@@ -42,6 +44,8 @@ from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dt
 #: β1 of AdamW in supervised steps.
 SUPERVISED_MOMENTUM = 0.9
 ADAM_EPS = 1e-8
+#: In the optimizer's file: the loss scale, and the number of updates since it was changed.
+LOSS_SCALE = "loss_scale"
 #: Entries of the state of each optimizer per parameter (`LearnerSettings.optimizer`).
 OPTIMIZER_STATE = {
     "adamw": ("exp_avg", "exp_avg_sq", "step"),
@@ -154,6 +158,17 @@ def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> to
     )
 
 
+def loss_scaler(base: PreTrainedModel) -> GradScaler:
+    """The dynamic loss scale of a float16 base, whose small gradients would become zero.
+
+    It begins at 2^16, is halved where a gradient overflows, and doubled after 2000 updates without
+    (arXiv 1710.03740, section 3.2). Of other dtypes it does nothing.
+    """
+    scaler = GradScaler(base.device.type, enabled=base.dtype == torch.float16)
+    scaler.scale(torch.zeros((), device=base.device))  # a rank without rows unscales, too
+    return scaler
+
+
 def all_at_once(parameters: Iterable[nn.Parameter]) -> bool:
     """True if one kernel works on many parameters: on GPUs, where each start of one takes time."""
     return all(one.device.type == "cuda" for one in parameters)
@@ -209,9 +224,12 @@ def load_optimizer(
     folder: Path,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
     kind: str = "adamw",
 ) -> None:
-    """Put an adapter's Adam state into a new optimizer; nothing if the adapter has none.
+    """Put an adapter's Adam state into a new optimizer, and its loss scale into a new scaler.
+
+    Nothing if the adapter has none; a scale is left where the base needs none.
 
     Raises:
         ConfigError: the file is broken, not of these parameters, or not of this optimizer.
@@ -239,6 +257,10 @@ def load_optimizer(
             for key, value in state.items()
             if value is not None
         }
+    scale = tensors.pop(LOSS_SCALE, None)
+    if scale is not None and scaler.is_enabled():
+        now, held = scale.tolist()
+        scaler.load_state_dict(scaler.state_dict() | {"scale": now, "_growth_tracker": int(held)})
     if tensors:
         raise ConfigError(
             f"{path.name} of {folder.name!r} has unknown tensors: {sorted(tensors)[:3]}"
@@ -257,10 +279,12 @@ def write_adapter(
     config: bytes,
     parameters: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer | None = None,
+    scale: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write an adapter's files into an existing folder, over those that are there.
 
-    `parameters` are by their names on disk; `optimizer` is None for a new adapter.
+    `parameters` are by their names on disk; `optimizer` is None for a new adapter; `scale` is the
+    state of a `loss_scaler`.
     """
     (folder / CONFIG_FILE).write_bytes(config)
     _save(folder / WEIGHTS_FILE, {name: p.detach() for name, p in parameters.items()})
@@ -270,6 +294,8 @@ def write_adapter(
             for name, parameter in parameters.items()
             for key, value in optimizer.state.get(parameter, {}).items()
         }
+        if scale:
+            state[LOSS_SCALE] = torch.tensor([scale["scale"], scale["_growth_tracker"]])
         _save(folder / OPTIMIZER_FILE, state)
 
 
@@ -304,6 +330,7 @@ class HeldAdapter:
         self._held: Identity | None = None
         self._weights: LoraWeights | None = None
         self._optimizer = new_optimizer([nn.Parameter(torch.zeros(1))], optimizer)
+        self._scaler = GradScaler("cpu", enabled=False)
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -328,7 +355,7 @@ class HeldAdapter:
         self._put_on(read_config(folder))
         load_weights(folder, self.parameters)
         self.rounded()
-        load_optimizer(folder, self.parameters, self._optimizer, self._kind)
+        load_optimizer(folder, self.parameters, self._optimizer, self._scaler, self._kind)
         self._held = found
 
     def _put_on(self, config: bytes) -> None:
@@ -346,6 +373,7 @@ class HeldAdapter:
             self._config = config
             self._weights = LoraWeights(self._peft, self.base)
         self._optimizer = new_optimizer(self.parameters.values(), self._kind)
+        self._scaler = loss_scaler(self.base)
 
     def _base_only(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._peft is None else self._peft.disable_adapter()
@@ -354,12 +382,13 @@ class HeldAdapter:
     def _bearing(self, adapter: Path) -> Generator[None]:
         """A context in which the base bears another adapter than the held one, of any shape.
 
-        After it the held one's weights and its state of Adam are what they were, to the bit.
+        After it the held one's weights and states of Adam and loss scale are as before, to the bit.
 
         Raises:
             ConfigError: the other adapter cannot be read, or is of another model.
         """
         own, held, state = self._config, self._held, self._optimizer.state_dict()
+        scaler = self._scaler
         weights = {name: one.detach().clone() for name, one in self.parameters.items()}
         try:
             self._put_on(read_config(adapter))
@@ -371,18 +400,19 @@ class HeldAdapter:
             copy_weights(weights, self.parameters)
             self.rounded()
             self._optimizer.load_state_dict(state)
+            self._scaler = scaler
             self._held = held
 
 
 class LoraWeights:
     """The trainable weights of `model`, which has PEFT's layers on `base`.
 
-    On a float32 or float64 base they are the model's own parameters. On a bfloat16 base LoRA is
-    computed in bfloat16, as vLLM does: float32 would keep a second copy of each linear layer's
-    input for the backward pass, and convert every activation. But a bfloat16 weight has 8 bits, and
-    an optimizer's update is often less than that: it would be lost. So weights, gradients and
-    Adam's state are float32 (master weights, arXiv 1710.03740, section 3.1), of which the model has
-    a rounded copy.
+    On a float32 or float64 base they are the model's own parameters. On a base in 16 bits LoRA is
+    computed in its dtype, as vLLM does: float32 would keep a second copy of each linear layer's
+    input for the backward pass, and convert every activation. But a bfloat16 weight has 8 bits and
+    a float16 one 11, and an optimizer's update is often less than that: it would be lost. So
+    weights, gradients and Adam's state are float32 (master weights, arXiv 1710.03740, section 3.1),
+    of which the model has a rounded copy.
     """
 
     def __init__(self, model: nn.Module, base: PreTrainedModel) -> None:

@@ -32,7 +32,12 @@ from langchain_art_server.backends.base import Demonstration, LearnerStep, Token
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.adapter_files import identity
 from langchain_art_server.backends.models.base_weights import check_causal, load_causal, weights_of
-from langchain_art_server.backends.models.device import free_cache, set_threads, torch_device
+from langchain_art_server.backends.models.device import (
+    default_dtype,
+    free_cache,
+    set_threads,
+    torch_device,
+)
 from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.adapter_io import HeldAdapter
@@ -50,8 +55,7 @@ from langchain_art_server.backends.peft.training_batch import (
 log = logging.getLogger(__name__)
 #: Most tokens alive at once in a forward pass without a backward pass.
 LOGPROB_TOKENS = 4096
-#: No float16: without loss scaling, small gradients would become zero.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 #: Most attempts at one step while memory runs out; each has half of the activations.
 MEMORY_ATTEMPTS = 6
 
@@ -60,14 +64,14 @@ class LearnerCore(HeldAdapter):
     """Loads a base model, and makes, trains and reads LoRA adapters on it.
 
     The adapter's weights and the optimizer's state are float32 (float64 on a float64 base), also
-    where LoRA is computed in bfloat16 (`lora_weights`). They stay in memory after a step: if the
+    where LoRA is computed in 16 bits (`LoraWeights`). They stay in memory after a step: if the
     next step starts from exactly those files, nothing is read again, and the numbers are the same
     to the bit.
 
     Args:
         model: hub name or local path.
         device: torch device; None: cuda, mps or cpu.
-        dtype: float32, bfloat16 or float64; None: float32 on CPU, bfloat16 elsewhere.
+        dtype: a key of `DTYPES`; None: `default_dtype`.
         optimizer: ``adamw``, or ``adamw_8bit`` of bitsandbytes.
         offload_activations: see `Packer.offload`.
         losses: the operator's own, name -> ``MODULE:FUNCTION``.
@@ -90,10 +94,10 @@ class LearnerCore(HeldAdapter):
         self.name = model
         self._losses = load_losses(losses)
         self.device = torch_device(device)
-        default = "float32" if self.device.type == "cpu" else "bfloat16"
-        if (dtype or default) not in DTYPES:
+        dtype = dtype or default_dtype(self.device)
+        if dtype not in DTYPES:
             raise ConfigError(f"got dtype={dtype!r}, expected one of {sorted(DTYPES)} to learn in")
-        self.dtype = DTYPES[dtype or default]
+        self.dtype = DTYPES[dtype]
         self.base = self._load()
         self._parameters, self._base_weights = self.base.num_parameters(), weights_of(self.base)
         ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
@@ -148,7 +152,8 @@ class LearnerCore(HeldAdapter):
         clipping) are means over updates, token counts are sums over them; the ``logprob_gap``
         between learner and sampler is that before the first update. If the gradient is zero, as
         with zero variance of rewards, adapter and optimizer stay as they are: momentum of earlier
-        steps must not move the policy.
+        steps must not move the policy. On a float16 base, an update whose gradient overflows is
+        skipped and made again with half of the loss scale: ``overflows`` counts them.
 
         Raises:
             ArtError: learner and sampler are further apart than `max_logprob_gap`; the loss, the
@@ -207,9 +212,16 @@ class LearnerCore(HeldAdapter):
         return TrainingBatch(rows, packing, loss)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
-        """Add the gradient of one update's loss to the parameters; returns loss and statistics."""
+        """Add the gradient of one update's loss to the parameters; returns loss and statistics.
+
+        The gradient, not the loss that is returned, is multiplied by the loss scale.
+        """
         batch.loss.begin_update()
-        batch.packing.sweep(self._scorer, batch.loss.visit, progress)
+
+        def visit(logprobs_T: Tensor, places_T: Tensor) -> Tensor:
+            return self._scaler.scale(batch.loss.visit(logprobs_T, places_T))
+
+        batch.packing.sweep(self._scorer, visit, progress)
         return batch.loss.loss, batch.loss.stats
 
     @torch.no_grad()
@@ -233,11 +245,22 @@ class LearnerCore(HeldAdapter):
         return scorer, Packer(scorer)
 
     def _write(self, out: Path) -> None:
-        adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer)
+        scale = self._scaler.state_dict()
+        adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer, scale)
 
     def _update(self) -> None:
         self._optimizer.step()
         self.rounded()
+
+    def _overflowed(self) -> bool:
+        """Take the loss scale off the gradient; true if that was too large, and is halved now.
+
+        At a scale of 1 it is the gradient itself that is not finite.
+        """
+        before = self._scaler.get_scale()
+        self._scaler.unscale_(self._optimizer)
+        self._scaler.update()
+        return 1 < before > self._scaler.get_scale()
 
     def _divergence(self, batch: TrainingBatch, rate: float) -> float:
         moved = self.look(batch).divergence
@@ -269,6 +292,7 @@ class LearnerCore(HeldAdapter):
         self._held = None
         if request.fresh_optimizer:
             self._optimizer.state.clear()
+            self._scaler = adapter_io.loss_scaler(self.base)
 
     def _learn_within_memory(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """`_learn`; where memory runs out, again from the parent and with smaller parts."""
@@ -309,7 +333,7 @@ class LearnerCore(HeldAdapter):
             group["lr"], group["betas"] = rate, betas
         losses, norms = list[float](), list[float]()
         stats = first = LossStats()
-        updates, passes, taken = config.optimizer_steps, 0, 0
+        updates, passes, taken, overflows = config.optimizer_steps, 0, 0, 0
         bound = None if supervised else config.max_kl
         region = None
         if bound is not None:
@@ -322,6 +346,16 @@ class LearnerCore(HeldAdapter):
                 progress((done + fraction) / sweeps, f"update {done + 1}, {message}")
 
             loss, found = self.accumulate(batch, report)
+            while math.isfinite(loss) and self._overflowed():
+                overflows, passes = overflows + 1, passes + 1
+                self._optimizer.zero_grad(set_to_none=True)
+                said = (
+                    "the gradient overflowed float16: skipped, and made again with the loss scale "
+                    f"{self._scaler.get_scale():g}"
+                )
+                log.warning("Step %d: %s.", request.step, said)
+                report(0.0, said)
+                loss, found = self.accumulate(batch, report)
             if update == 0:
                 check_sync(
                     found.metrics(),
@@ -336,7 +370,7 @@ class LearnerCore(HeldAdapter):
             trained, most = list(self.parameters.values()), config.max_grad_norm
             foreach = adapter_io.all_at_once(trained)
             norm = nn.utils.clip_grad_norm_(trained, most, foreach=foreach).item()
-            require_finite(loss, norm, found.gap_max)
+            require_finite(loss, norm, found.gap_max, self.dtype)
             if norm > 0:
                 self._update()
                 taken, moved = taken + 1, None
@@ -351,6 +385,8 @@ class LearnerCore(HeldAdapter):
             moved = self._divergence(batch, rate) if moved is None else moved
             moved, kept = region.shorten(moved, lambda: self._divergence(batch, rate))
             reached = {"step_kl": moved, "step_kept": kept}
+        if self._scaler.is_enabled():
+            reached |= {"loss_scale": self._scaler.get_scale(), "overflows": float(overflows)}
         gaps = {k: v for k, v in first.metrics().items() if k.startswith("logprob_gap")}
         return {
             "loss": math.fsum(losses) / len(losses),

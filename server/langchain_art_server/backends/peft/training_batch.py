@@ -104,20 +104,22 @@ def probe(
     )
 
 
-def require_finite(loss: float, norm: float, gap: float) -> None:
+def require_finite(loss: float, norm: float, gap: float, dtype: torch.dtype) -> None:
     """Raise ArtError if the loss or the gradient's norm is not finite.
 
     Args:
         loss: of one optimizer step.
         norm: of its gradient.
         gap: nats between learner and sampler on the token where they differ most.
+        dtype: of the base.
     """
+    half = "" if dtype != torch.float16 else "float16 ends at 65504: if so, serve in float32. "
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise ArtError(
             f"The step was refused: got loss={loss} and gradient norm={norm}, expected "
             "finite numbers. Learner and sampler are up to "
             f"{gap:.4g} nats apart on one token: if that is large, they do not "
-            "run the same model or adapter. Nothing was published."
+            f"run the same model or adapter. {half}Nothing was published."
         )
 
 

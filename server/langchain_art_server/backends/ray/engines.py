@@ -1,36 +1,138 @@
-"""The engines of a server that are on a Ray cluster: its samplers and its learner."""
+"""The engines of a server that are on a Ray cluster: its samplers and its learner.
+
+An actor holds one process of an engine on a node (`EngineHost`). Bytes go from the server, or from
+another process of the engine, to it by TCP, past Ray: the actor says where it listens, and passes
+on what comes. If the actor ends, or the connection is closed, the process ends with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
+import shutil
 import socket
+import tempfile
+import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ray.util
+
 from langchain_art.errors import EngineUnavailable
 from langchain_art.ray import placed_actors
 from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors
-from langchain_art_server.backends.embedded.sampler import TransformersSampler
+from langchain_art_server.backends.engines import SAMPLERS
 from langchain_art_server.backends.ipc.child_process import (
+    SECRET_BYTES,
     ChildProcess,
     EnginePlace,
     EngineProgram,
     NodeAddress,
     NoPlace,
     RemoteProcess,
+    accept,
     connect,
 )
-from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
-from langchain_art_server.backends.ray.engine_host import EngineHost
-from langchain_art_server.backends.vllm.sampler import VllmSampler, gpus_of_replica
+from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from langchain_art_server.config import Settings
 
+_CHUNK = 1 << 18
+
+
+class EngineHost:
+    """Starts an engine, and ends the one before. One at a time."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="art-engine-")  # mode 0700
+        self._process: ChildProcess | None = None
+
+    def start(self, arguments: tuple[Any, ...], seconds: float) -> NodeAddress:
+        """Start the `EngineProgram` of these arguments.
+
+        Returns:
+            Where one connection is taken, within so many seconds.
+
+        Raises:
+            ConfigError: its Python cannot be run.
+        """
+        self._end()
+        address: str = ray.util.get_node_ip_address()
+        listener = socket.create_server((address, 0))
+        process, engine = EngineProgram(*arguments).launch()
+        self._process, secret = process, secrets.token_bytes(SECRET_BYTES)
+        parts = (listener, secret, seconds, process, engine)
+        threading.Thread(target=_serve, args=parts, daemon=True, name="engine").start()
+        return NodeAddress(address, listener.getsockname()[1], secret.hex())
+
+    def put(self, name: str, files: Mapping[str, bytes]) -> str:
+        """Write files into a folder of this name. Returns its path."""
+        folder = Path(self._folder.name, name)
+        folder.mkdir(exist_ok=True)
+        for file, content in files.items():
+            Path(folder, file).write_bytes(content)
+        return str(folder)
+
+    def take(self, name: str) -> dict[str, bytes]:
+        """Contents of the files of such a folder."""
+        files = Path(self._folder.name, name).iterdir()
+        return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+    def drop(self, name: str) -> None:
+        """Remove such a folder."""
+        shutil.rmtree(Path(self._folder.name, name), ignore_errors=True)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            _kill(self._process)
+
+
+def _serve(
+    listener: socket.socket,
+    secret: bytes,
+    seconds: float,
+    process: ChildProcess,
+    engine: socket.socket,
+) -> None:
+    with engine:
+        try:
+            with listener:  # one connection, and no second
+                server = accept(listener, secret, seconds)
+            if server is not None:
+                with server:
+                    _pass_on(server, engine)
+        finally:
+            _kill(process)
+
+
+def _pass_on(server: socket.socket, engine: socket.socket) -> None:
+    """Copy both ways until one end closes."""
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(_CHUNK):
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    back = threading.Thread(target=copy, args=(engine, server), daemon=True, name="replies")
+    back.start()
+    copy(server, engine)
+    back.join()
+
+
+def _kill(process: ChildProcess) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    process.wait()
+
+
 #: What runs as a rank other than 0, which it is started beside.
-RANK = "langchain_art_server.backends.peft.distributed.rank_process:serve"
+RANK = "langchain_art_server.backends.peft.distributed.rank_zero:serve"
 #: vLLM's share of a GPU that it has alone, as is vLLM's own default.
 _WHOLE_GPU = 0.9
 T = TypeVar("T")
@@ -159,8 +261,8 @@ class RayPlace(EnginePlace):
             raise NoPlace(str(error), retry_after=5) from error
 
 
-def ray_samplers(settings: Settings) -> list[ProcessSampler]:
-    """One for each of ``sampler.replicas``; joins the cluster.
+def ray_sampler(settings: Settings) -> ReplicatedSampler:
+    """The sampler, of ``sampler.replicas`` engines; joins the cluster.
 
     Raises:
         ConfigError: the cluster cannot be joined.
@@ -173,14 +275,9 @@ def ray_samplers(settings: Settings) -> list[ProcessSampler]:
         own |= {"gpu_memory": _WHOLE_GPU}
     # One that is alone on its node, as far as it can see.
     alone = settings.model_copy(update={"sampler": chosen.model_copy(update=own)})
-    found: list[ProcessSampler] = []
-    for number in range(chosen.replicas):
-        place = RayPlace(f"Replica {number}", needs, settings.ray.start_seconds)
-        if chosen.kind == "vllm":
-            found.append(VllmSampler(alone, number, place))
-        else:
-            found.append(TransformersSampler(alone, place=place))
-    return found
+    kind, patience = SAMPLERS[chosen.kind], settings.ray.start_seconds
+    places = [RayPlace(f"Replica {n}", needs, patience) for n in range(chosen.replicas)]
+    return ReplicatedSampler([kind(alone, n, place) for n, place in enumerate(places)])
 
 
 def learner_place(settings: Settings) -> RayPlace:
@@ -210,6 +307,6 @@ def replica_needs(settings: Settings) -> dict[str, float]:
         return settings.ray.replica
     chosen = settings.sampler
     needs: dict[str, float] = {"CPU": chosen.threads or 1}
-    if chosen.kind == "vllm" and settings.device != "cpu":
-        needs["GPU"] = gpus_of_replica(chosen.args)
+    if chosen.takes_gpu and settings.device != "cpu":
+        needs["GPU"] = SAMPLERS[chosen.kind].gpus(settings)
     return needs

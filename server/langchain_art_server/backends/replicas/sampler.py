@@ -137,6 +137,10 @@ class ReplicatedSampler:
                 except EngineUnavailable as error:
                     replica.failure = error
                     await asyncio.sleep(RETRY_SECONDS)
+                except Exception as error:  # it would be behind for ever, and nobody be told
+                    log.exception("Replica %d could not be brought up to date.", replica.number)
+                    replica.failure = EngineUnavailable(f"It cannot load its adapters: {error}")
+                    await asyncio.sleep(RETRY_SECONDS)
                 if replica.live and not was_live:
                     log.warning("Replica %d gets calls again.", replica.number)
                     was_live = True

@@ -3,6 +3,11 @@
 Only its public interface is used: `FastLanguageModel.from_pretrained` and `get_peft_model`, which
 give a transformers model and PEFT layers with kernels of their own. Loss, rows, optimizer and files
 are ours, so an adapter is the same whichever learner made it, up to rounding.
+
+For a model whose attention takes no forest, rows are laid end to end in one sequence: Unsloth's
+attention takes their lengths (``packed_seq_lengths``) and lets each row attend to itself alone.
+
+Index suffixes: P positions of all rows end to end, T terms as in `logprob_scoring`.
 """
 
 # ruff: noqa: I001 - Unsloth patches transformers and PEFT, so it is imported before them
@@ -12,23 +17,40 @@ from typing import Any, cast
 
 from unsloth import FastLanguageModel  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
+import logging
+from collections.abc import Sequence
+
+import numpy as np
 import peft
+import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import (
     base_outline,
     check_finite,
+    in_four_bits,
     read_config,
 )
-from langchain_art_server.backends.models.base_weights import in_four_bits
-from langchain_art_server.backends.peft.learner_core import process_core
-from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
-from langchain_art_server.backends.peft.packer import Packer
-from langchain_art_server.backends.unsloth.packed_rows import UnslothPacker
+from langchain_art_server.backends.peft.forest.packing import OddAttentionError
+from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
+from langchain_art_server.backends.peft.logprob_scoring import (
+    CountedTokens,
+    Packing,
+    PaddedRows,
+    Scorer,
+)
+from langchain_art_server.backends.peft.packer import (
+    Packer,
+    compared_rows,
+    excluded_by_config,
+    gap_of,
+)
 
+log = logging.getLogger(__name__)
 #: Context of a model whose config does not say.
 MAX_MODEL_LEN = 32768
 
@@ -115,3 +137,83 @@ class UnslothCore(LearnerCore):
 def make_core(threads: int | None, **options: Any) -> UnslothCore:
     """The core of a process that does nothing else; see `UnslothCore` and `process_core`."""
     return process_core(lambda: UnslothCore(**options), threads)
+
+
+class PackedRows(PaddedRows):
+    """Rows, at least one, as one sequence of their lengths' sum."""
+
+    def __init__(self, rows: Sequence[Row], counted: CountedTokens, scorer: Scorer) -> None:
+        base = scorer.base
+        lengths = np.array([len(row.token_ids) for row in rows])
+        starts: Ints = np.cumsum(lengths) - lengths
+        ids_P = np.concatenate([np.asarray(row.token_ids, np.int64) for row in rows])
+        place_P = np.concatenate([np.arange(length) for length in lengths])
+        place_T = starts[counted.row_T] + counted.at_T
+        self._ids_P, self._place_P, self._lengths = (
+            torch.from_numpy(x).to(base.device) for x in (ids_P, place_P, lengths.astype(np.int32))
+        )
+        self._predict(rows, counted, place_T, ids_P[place_T], base)
+        self.tokens = self.alive = len(ids_P)
+
+    def _inputs(self, scorer: Scorer) -> dict[str, Tensor]:
+        return {
+            "input_ids": self._ids_P[None],
+            "position_ids": self._place_P[None],
+            "packed_seq_lengths": self._lengths,
+        }
+
+
+class UnslothPacker(Packer):
+    """A `Packer` that lays rows end to end where the model takes no forest but keeps rows apart."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        super().__init__(scorer)
+        #: Why rows without a forest are padded and not laid end to end; None: they are laid so.
+        self.apart_because = self._mixed() if self.padded_because else None
+        if self.padded_because and self.apart_because is None:
+            self.layout = "rows end to end"
+
+    def _mixed(self) -> str | None:
+        """Reason why rows in one sequence are not as each to itself, if they are not."""
+        base = self._scorer.base
+        if why := excluded_by_config(base):
+            return why
+        try:
+            for offsets, _ in compared_rows(base):
+                if why := gap_of(self._scorer, offsets, PackedRows):
+                    return why
+        except torch.OutOfMemoryError:
+            raise  # not a property of the model
+        except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            log.debug("Rows cannot be laid end to end.", exc_info=True)
+            return str(error) or type(error).__name__
+        return None
+
+    def _padded_groups(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        lengths = [len(row.token_ids) for row in rows]
+        return super()._padded_groups(rows, budget) if self.apart_because else fill(lengths, budget)
+
+    def _without_forest(self, rows: Sequence[Row], counted: CountedTokens) -> Packing:
+        if self.apart_because:
+            return super()._without_forest(rows, counted)
+        return PackedRows(rows, counted, self._scorer)
+
+
+def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Rows by groups of at most so many tokens: the longest first, each where there is room.
+
+    A row longer than that goes alone. Example: ``fill([3, 9, 4, 6], 10)`` gives
+    ``[[1], [3, 2], [0]]``.
+    """
+    groups: list[list[int]] = []
+    sums: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        length = lengths[index]
+        at = next((at for at, used in enumerate(sums) if used + length <= tokens), None)
+        if at is None:
+            groups.append([index])
+            sums.append(length)
+        else:
+            groups[at].append(index)
+            sums[at] += length
+    return groups

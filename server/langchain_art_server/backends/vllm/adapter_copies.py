@@ -77,7 +77,8 @@ class AdapterCopies:
         """Check an adapter and copy it.
 
         Raises:
-            ConfigError: see `read_adapter`; or vLLM can not apply its rank or one of its layers.
+            ConfigError: see `read_adapter`; vLLM can not apply its rank or one of its layers; or
+                it was moved meanwhile.
         """
         pairs = read_adapter(path, self._all_linears).pairs
         rank = max(down.shape[0] for down, _ in pairs.values())
@@ -95,8 +96,11 @@ class AdapterCopies:
         if any(part.abs().max() > largest for pair in pairs.values() for part in pair):
             raise ConfigError(f"{path} holds numbers that are not finite in {self._dtype}.")
         folder = Path(tempfile.mkdtemp(prefix="adapter-", dir=self.folder))
-        for file in (CONFIG_FILE, WEIGHTS_FILE):
-            shutil.copyfile(path / file, folder / file)
+        try:
+            for file in (CONFIG_FILE, WEIGHTS_FILE):
+                shutil.copyfile(path / file, folder / file)
+        except OSError as error:
+            raise ConfigError(f"{path} can not be copied to {folder}: {error}") from error
         return CopiedAdapter(
             name=name,
             path=path,

@@ -30,14 +30,13 @@ from langchain_art.gpu_memory import (
 )
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
-from langchain_art_server.backends.vllm import forked_start, process_guard
+from langchain_art_server.backends.vllm import process_guard
 from langchain_art_server.backends.vllm.client import BASE, VllmClient, VllmError
 from langchain_art_server.backends.vllm.sampler import parallel_sizes
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
 _GUARD = Path(process_guard.__file__)
-_FORKED_START = Path(forked_start.__file__)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _POLL = 0.1
 #: Bytes of vLLM's output that are searched for exceptions, how many of those are reported, and
@@ -137,8 +136,7 @@ class VllmProcess:
         self._check_numbers({arg.partition("=")[0] for arg in chosen.args})
         if self._info.weights:
             options |= {"--quantization": "bitsandbytes", "--load-format": "bitsandbytes"}
-        program = [str(_FORKED_START)] if self._on_cpu else ["-m", forked_start.SERVER]
-        argv = [str(chosen.python), *program]
+        argv = [str(chosen.python), "-m", "vllm.entrypoints.openai.api_server"]
         argv += [part for pair in options.items() for part in pair] + flags
         return [*argv, "--lora-target-modules", *self._targets, *chosen.args]
 
@@ -160,7 +158,8 @@ class VllmProcess:
         if self._info.dtype != "bfloat16":
             raise ConfigError(
                 f"got a base in 4 bits with vLLM in {self._info.dtype}, expected bfloat16, in "
-                "which vLLM multiplies by 4-bit weights."
+                "which vLLM multiplies by 4-bit weights. On a GPU without it, sample with "
+                'kind = "transformers".'
             )
         if split := sorted(args & {"--tensor-parallel-size", "-tp"}):
             raise ConfigError(

@@ -50,7 +50,13 @@ class VllmSampler(ProcessSampler):
         # The GPUs as they are before the learner starts: a restart gets the same share.
         config: dict[str, Any] = {"replica": replica, "cards": [] if no_cards_here else gpus()}
         env = {} if no_cards_here or replica is None else {_VISIBLE: _gpus(settings, replica)}
-        super().__init__(settings, config=config, env=env, place=place)
+        super().__init__(settings, replica, place, config=config, env=env)
+
+    @staticmethod
+    def gpus(settings: Settings) -> int:
+        """See `ProcessSampler.gpus`."""
+        assert settings.sampler.kind == "vllm"
+        return gpus_of_replica(settings.sampler.args)
 
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""
@@ -88,8 +94,7 @@ def parallel_sizes(args: tuple[str, ...]) -> tuple[int, int]:
 
 def _gpus(settings: Settings, replica: int) -> str:
     """The GPUs of a replica, as CUDA_VISIBLE_DEVICES has them."""
-    assert settings.sampler.kind == "vllm"
-    each, replicas = gpus_of_replica(settings.sampler.args), settings.sampler.replicas
+    each, replicas = VllmSampler.gpus(settings), settings.sampler.replicas
     needed = each * replicas
     named = [one.strip() for one in os.environ.get(_VISIBLE, "").split(",") if one.strip()]
     if named and len(named) < needed:

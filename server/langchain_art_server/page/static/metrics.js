@@ -8,6 +8,7 @@ export const METRICS = [
   ["held_out", "Held-out reward", "Mean reward on held-out scenarios, which no step learns from, with its 95 % interval: at the step that made the version."],
   ["loss", "Loss", "What the step minimised. With policy gradients it says little by itself."],
   ["grad_norm", "Gradient norm", "How strongly the step pulled at the weights, before clipping."],
+  ["overflows", "Overflows", "Updates whose gradient overflowed float16: each was skipped and made again with half of the loss scale."],
   ["kl", "KL, sampler to learner", "How far the learner's probabilities are from those that the tokens were sampled with. Near 0 is right."],
   ["step_kl", "KL of the step", "How far the step moved the policy on its own runs, in nats a token. TrainConfig.max_kl is the most that it may."],
   ["kl_reference", "KL to the reference", "How far the policy is from the reference of its KL penalty, or from its teacher, in nats a token."],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.chat_models.http_answer import AnswerParser
 from langchain_art.chat_models.http_pools import httpx
+from langchain_art.chat_models.http_post import AnswerParser
 
 REQUEST = httpx.Request("POST", "http://localhost/v1")
 NAMES = st.text("abcdefgh-", min_size=1, max_size=8).map(lambda name: f"x-{name}")

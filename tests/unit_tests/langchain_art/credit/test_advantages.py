@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.credit.advantages import ADVANTAGES, has_zero_variance, pool_advantages
 from langchain_art.credit.batch_plan import overlong_penalty
+from langchain_art.credit.credit_assignment import ADVANTAGES, has_zero_variance, pool_advantages
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import SimpleAdvantage, Standardized
 

@@ -10,10 +10,9 @@ from langfuse._client.attributes import LangfuseOtelSpanAttributes
 from langfuse.api import CreateScoreRequest
 
 from langchain_art.export import ids
-from langchain_art.export.attributes import gen_ai_message
+from langchain_art.export.attributes import gen_ai_message, scores_of
 from langchain_art.export.otel_spans import otel_spans
 from langchain_art.export.records import Experiment, ExportBatch
-from langchain_art.export.scores import scores_of
 from langchain_art.wire.redaction import REDACTED, Redactor
 from tests.unit_tests.langchain_art.export.examples import SECRET, exported
 

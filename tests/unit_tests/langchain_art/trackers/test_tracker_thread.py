@@ -9,8 +9,13 @@ from threading import Event
 import pytest
 
 from langchain_art.trackers import tracker_thread
-from langchain_art.trackers.base import AdapterFiles, FitCard, TrackedRecord, TrackerRun
-from langchain_art.trackers.tracker_thread import FitTrackers
+from langchain_art.trackers.tracker_thread import (
+    AdapterFiles,
+    FitCard,
+    FitTrackers,
+    TrackedRecord,
+    TrackerRun,
+)
 
 
 class Recording:
@@ -77,7 +82,7 @@ def fit(tracker: Recording, folder: Path, known: int, new: int, *, fit_id: str =
     history = [record(number) for number in range(known)]
     trackers = FitTrackers([tracker], card(folder, fit_id), history, said.append)
     for number in range(known, known + new):
-        trackers.record(record(number))
+        trackers.put(record(number))
     trackers.finish()
     return said
 
@@ -96,10 +101,10 @@ def test_what_was_not_taken_is_offered_again_and_said_once(tmp_path: Path) -> No
     tracker, said = Recording(failures=2), list[str]()
     trackers = FitTrackers([tracker], card(tmp_path), [], said.append)
     for number, failures in enumerate([1, 0, 0, 0]):
-        trackers.record(record(number))
+        trackers.put(record(number))
         wait_for(lambda left=failures: tracker.failures <= left)
     wait_for(lambda: numbers(tracker) == [0, 1, 2, 3])
-    trackers.keep(AdapterFiles("p", tmp_path, ("best",), {}))
+    trackers.put(AdapterFiles("p", tmp_path, ("best",), {}))
     trackers.finish()
     assert said[0].startswith("recording: ConnectionError: the server is away. The fit goes on")
     assert said[1:] == [
@@ -129,7 +134,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(
     trackers = FitTrackers(both, card(tmp_path), [], said.append)
     beside.name = "beside"
     for number in range(3):
-        trackers.record(record(number))
+        trackers.put(record(number))
     wait_for(lambda: numbers(beside) == [0, 1, 2])
     trackers.finish()
     assert not numbers(tracker), "it was waited for"

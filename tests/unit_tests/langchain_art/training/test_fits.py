@@ -18,9 +18,9 @@ def test_fits_are_read_from_their_folders(tmp_path: Path) -> None:
     fits = {fit.name: fit for fit in read_fits(tmp_path)}
     assert set(fits) == {"slow", "fast", "in/deep"}
     slow, fast, deep = fits["slow"], fits["fast"], fits["in/deep"]
-    assert (slow.finished, slow.done, slow.best, slow.versions) == (True, 2, (2, 0.3), "p@2")
-    assert (fast.finished, fast.done, fast.best, fast.versions) == (False, 2, (1, 0.9), "p@1")
-    assert (deep.held_out, deep.rewards, deep.versions) == (False, [(1, 0.25)], "p@1")
+    assert (slow.finished, slow.done, slow.best, slow.use) == (True, 2, (2, 0.3), "p@2")
+    assert (fast.finished, fast.done, fast.best, fast.use) == (False, 2, (1, 0.9), "p@1")
+    assert (deep.held_out, deep.rewards, deep.use) == (False, [(1, 0.25)], "p@1")
     assert [fit.name for fit in chosen_fits(tmp_path, ["fast", "slow"])] == ["fast", "slow"]
     found = latest_of(tmp_path, "p")
     assert found is not None and found.at == max(fit.at for fit in fits.values())

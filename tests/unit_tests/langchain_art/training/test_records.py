@@ -16,6 +16,7 @@ from langchain_art.training.report import (
     excluded_counts,
     node_table,
     nothing_trained,
+    overflowed,
     summary_table,
 )
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
@@ -145,6 +146,16 @@ def test_training_on_nothing_cannot_be_overlooked() -> None:
     assert nothing_trained(step(ONE)) == []
     [line] = nothing_trained(step(WRITER, result("c", 0)))
     assert "trained c on NOTHING" in line, "the other policy did learn"
+
+
+def test_updates_that_overflowed_float16_are_said() -> None:
+    out = io.StringIO()
+    told = {"overflows": 2.0, "loss_scale": 16384.0}
+    record = step(WRITER, result("c", nodes={"n": node(8)}, metrics=told))
+    Display(Console(file=out, width=200)).step(record, 3, first=False)
+    [line] = [line for line in out.getvalue().splitlines() if "float16" in line]
+    assert "c: 2 updates overflowed" in line and "skipped" in line and "now 16384" in line
+    assert overflowed(result("c", metrics=told | {"overflows": 0.0})) == []
 
 
 def test_the_summary_counts_tokens_and_names_every_adapter() -> None:

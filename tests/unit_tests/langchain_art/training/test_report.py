@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from langchain_art.training.report import Curve, text_plot
+import pytest
+
+from langchain_art.training.report import Curve, all_alike, text_plot
 from tests.support.fits import evaluation, record
 
 STEPS = [record(n, n, n / 10) for n in range(1, 11)]
@@ -25,3 +27,19 @@ def test_a_curve_may_be_flat_or_empty() -> None:
     assert text_plot([Curve("x", [], ()), Curve("y", [record(1, 1, None)], ())], 40) == (
         "No rewards yet."
     )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [
+        ([0.0] * 8, "No run of 8 was rewarded"),
+        ([1.0] * 8, "Every run of 8 has the full reward"),
+        ([-1.0] * 8, "All 8 runs have the reward -1"),
+        ([0.0] * 7 + [0.1], None),
+        ([0.0] * 7, None),
+        ([], None),
+    ],
+)
+def test_runs_that_are_all_worth_the_same(rewards: list[float], words: str | None) -> None:
+    warning = all_alike(rewards, len(rewards))
+    assert warning is None if words is None else words in (warning or "")

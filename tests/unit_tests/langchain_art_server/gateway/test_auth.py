@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway import auth
@@ -58,6 +59,27 @@ async def test_wrong_keys_are_slowed_and_a_right_one_is_not(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2 and "10.0.0.1" in lines[0]  # one a peer in ten seconds
     assert "wrong-and-secret" not in caplog.text
+
+
+async def test_a_client_has_so_many_requests_at_once_and_another_does_not_wait_for_it() -> None:
+    begun, over = list[str](), asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["client"][0])
+        await over.wait()
+        await PlainTextResponse("in")(scope, receive, send)
+
+    app = AccessControl(lambda _: slow, Settings(model="m"), keys=Keyring(KEY))
+    async with client(app, KEY) as one, client(app, KEY, "10.0.0.2") as other:
+        asked = [asyncio.create_task(one.get("/v1/models")) for _ in range(3 * auth.AT_ONCE)]
+        asked.append(asyncio.create_task(one.get("/healthz")))
+        asked.append(asyncio.create_task(other.get("/v1/models")))
+        while "10.0.0.2" not in begun:
+            await asyncio.sleep(0)
+        assert begun.count("10.0.0.1") == auth.AT_ONCE + 1  # and the open path, which never waits
+        over.set()
+        answers = await asyncio.gather(*asked)
+    assert len(begun) == len(asked) and {answer.text for answer in answers} == {"in"}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,12 @@ def test_turns_and_how_their_prompts_meet_those_before() -> None:
     assert (for_p.rows, for_p.trained_tokens) == (2, 5)
 
 
+def test_a_run_whose_calls_alone_have_rewards_is_scored() -> None:
+    turns = (Turn(call_id="a", reward=0.25), Turn(call_id="b", reward=0.5), Turn(call_id="c"))
+    run = StoredRun(Trajectory(id="t", turns=turns), False, {})
+    assert audit(run, {}, None, {}).reward == 0.75
+
+
 def test_a_record_that_makes_no_sense_is_refused_as_training_would() -> None:
     broken = record("a", said=(2, 3), logprobs=[0.5, -1.0])
     with pytest.raises(InvalidRequest, match=r"call 'a': got the logprob 0.5"):

@@ -8,7 +8,7 @@ import pytest
 
 from langchain_art.statistics.intervals import sign_test, wilson
 from langchain_art.wire import Review, Trajectory, Turn
-from langchain_art_server.page.blind import (
+from langchain_art_server.page.evaluations import (
     BETTER_THAN,
     Pair,
     blind_run,

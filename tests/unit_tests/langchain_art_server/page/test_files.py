@@ -6,14 +6,17 @@ import gzip
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Mount
 
 from langchain_art_server.page.routes import FILES, PLACE, PageFiles
 
 
 @pytest.fixture
 async def http() -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=PageFiles())
-    return httpx.AsyncClient(transport=transport, base_url="http://page")
+    app = Starlette(routes=[Mount(PLACE, GZipMiddleware(PageFiles(), minimum_size=1))])
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://page")
 
 
 @pytest.mark.parametrize("name", ["main.js", "page.css", "views/overview.js", "icon.svg"])
@@ -46,7 +49,7 @@ async def test_what_is_no_file_of_the_page_is_not_there(http: httpx.AsyncClient,
 
 
 async def test_the_modules_that_are_asked_for_first_exist(http: httpx.AsyncClient) -> None:
-    page = (await http.get("/")).text
+    page = (await http.get(f"{PLACE}/index.html")).text
     named = [part.split('"')[0] for part in page.split('href="')[1:] if part.startswith(PLACE)]
     assert len(named) > 8
     for one in named:

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from langchain_art.errors import ArtError
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.peft.adapter_io import ADAM_EPS, adam_betas
-from langchain_art_server.policies.weight_change import MOST_RATES, check_weights
+from langchain_art_server.jobs.swap_check import MOST_RATES, check_weights
 
 A, B = "layer.lora_A.weight", "layer.lora_B.weight"
 

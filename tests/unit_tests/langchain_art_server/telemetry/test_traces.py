@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.telemetry.traces import open_traces
+from langchain_art_server.telemetry.job_watch import open_traces
 
 
 def test_nothing_is_imported_for_them_while_they_are_off() -> None:
     code = (
         "import sys, langchain_art_server.__main__\n"
-        "from langchain_art_server.telemetry.traces import open_traces\n"
+        "from langchain_art_server.telemetry.job_watch import open_traces\n"
         "assert open_traces(False) is None\n"
         "print(sorted(n for n in sys.modules if n.startswith('opentelemetry.sdk')))"
     )

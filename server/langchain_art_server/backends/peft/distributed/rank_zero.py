@@ -1,7 +1,9 @@
-"""Rank 0 of the learner: has the others do each step with it, and answers the parent.
+"""Rank 0 of the learner: has the others do each step with it, and answers the parent; the others.
 
-The others are processes of this machine, which it starts, or of the machines of a cluster, to which
-it is connected. Those get the adapter's and the rows' files with each step. Child side only.
+They are processes of this machine, which rank 0 starts (this module, run), or of the machines of a
+cluster (`serve`), to which it is connected. Those get the adapter's and the rows' files with each
+step: a message is a line of JSON, ``[method, params, files]``, and then the bytes of the files. A
+beat is one byte at each tick of a heartbeat. Child side only.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ import json
 import logging
 import math
 import os
+import queue
 import select
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import torch
@@ -26,9 +31,15 @@ import torch
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.ipc.channel import Channel
 from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS, Heartbeat
-from langchain_art_server.backends.ipc.step_codec import pack_step, write_rows
-from langchain_art_server.backends.models.device import set_threads, torch_device
+from langchain_art_server.backends.ipc.step_codec import (
+    pack_step,
+    read_rows,
+    unpack_step,
+    write_rows,
+)
+from langchain_art_server.backends.models.device import free_cache, set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
 from langchain_art_server.backends.peft.distributed.process_group import (
     LOST,
@@ -39,6 +50,97 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore, process
 from langchain_art_server.backends.peft.logprob_scoring import Progress
 
 log = logging.getLogger(__name__)
+_CHUNK = 1 << 20
+
+
+def serve(channel: Channel, config: dict[str, str]) -> None:
+    """Be a rank whose files come with the messages, into ``config["folder"]``."""
+    run(channel.socket, Path(config["folder"]))
+
+
+def run(connection: socket.socket, folder: Path | None) -> None:
+    """Do what rank 0 says, until it is gone. The first message is ``start``.
+
+    `folder` is for files that come with messages; None: rank 0 is on the same machine.
+    """
+    messages: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+
+    def read() -> None:
+        with connection.makefile("rb") as stream:
+            while message := receive(stream, folder):
+                messages.put(message)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True, name="rank-0").start()
+    beat(connection)
+    _, start = messages.get()
+    options: dict[str, Any] = start["core"]
+    ranks = Ranks(start["rank"], start["size"], start["meeting"], torch.device(options["device"]))
+    try:
+        core = process_core(lambda: DataParallelCore(**options, ranks=ranks), start["threads"])
+    except ArtError:
+        messages.get()  # rank 0 reports why, and then ends, and this process with it
+        return
+    while True:
+        method, params = messages.get()
+        try:
+            if method == "step":
+                core.step(unpack_step(params), lambda _fraction, _message: None)
+            else:
+                adapter = params["adapter"] and Path(params["adapter"])
+                core.logprobs(adapter, read_rows(Path(params["rows"])))
+        except ArtError as error:
+            log.debug("Rank %d: %s", ranks.rank, error)  # rank 0 reports the same
+        free_cache()
+
+
+def beat(connection: socket.socket) -> None:
+    """Show rank 0, on and on, that this process is not stopped."""
+
+    def write() -> None:
+        while True:
+            try:
+                connection.sendall(b".")
+            except OSError:
+                return  # rank 0 is gone, which the reading thread sees
+            time.sleep(TICK_SECONDS / 2)
+
+    threading.Thread(target=write, daemon=True, name="beat").start()
+
+
+def receive(stream: BinaryIO, folder: Path | None) -> tuple[str, dict[str, Any]] | None:
+    """The next message of `OtherRank.send`; None: rank 0 is gone.
+
+    Its files are put into `folder`, in place of those that came before; `params` has their paths.
+    """
+    try:
+        line = stream.readline()
+        if not line.endswith(b"\n"):
+            return None
+        method, params, sizes = json.loads(line)
+        if folder is not None:
+            shutil.rmtree(folder)
+            folder.mkdir()
+            for key, name, size in sizes:
+                (folder / key).mkdir(exist_ok=True)
+                if not _copy(stream, folder / key / name, size):
+                    return None
+                sent = Path(params[key]).name
+                params[key] = str(folder / key / name if name == sent else folder / key)
+    except OSError:
+        return None
+    return method, params
+
+
+def _copy(stream: BinaryIO, path: Path, size: int) -> bool:
+    with path.open("wb") as file:
+        while size > 0:
+            data = stream.read(min(size, _CHUNK))
+            if not data:
+                return False
+            file.write(data)
+            size -= len(data)
+    return True
 
 
 class OtherRank:
@@ -59,7 +161,7 @@ class OtherRank:
     def started(cls, rank: int) -> OtherRank:
         """Start one on this machine."""
         ours, theirs = socket.socketpair()
-        module = "langchain_art_server.backends.peft.distributed.rank_process"
+        module = "langchain_art_server.backends.peft.distributed.rank_zero"
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, str(theirs.fileno())], pass_fds=(theirs.fileno(),)
@@ -70,7 +172,7 @@ class OtherRank:
         """Have it do something. Ends this process if the other one has ended.
 
         Args:
-            method: of `rank_process`.
+            method: of another rank's `run`.
             params: JSON-able.
             paths: keys of `params` whose values are files or folders that it reads, or null.
         """
@@ -201,7 +303,7 @@ def make_core(
         threads: of each rank; None: all ranks together take half of the processors.
         ranks: how many.
         shard: as for `DataParallelCore`.
-        beside: connections to the processes of the other ranks (`rank_process.serve`), on other
+        beside: connections to the processes of the other ranks (`serve`), on other
             machines; none: they are started on this one.
         base: as for `LearnerCore`, with the device of the first rank.
     """
@@ -210,3 +312,7 @@ def make_core(
     set_threads(threads)
     own = threads or max(1, torch.get_num_threads() // ranks)
     return process_core(lambda: RankZero(own, ranks, shard, beside, **base), own)
+
+
+if __name__ == "__main__":
+    run(socket.socket(fileno=int(sys.argv[1])), None)

@@ -125,8 +125,10 @@ function limits(lines) {
   );
   if (!ends.length) return [0, 1];
   const [low, high] = [Math.min(...ends), Math.max(...ends)];
-  // Of nothing but zeros, uPlot would show 0 to 100.
-  return high > low || low ? uPlot.rangeNum(low, high, 0.1, true) : [0, 1];
+  if (high > low) return uPlot.rangeNum(low, high, 0.1, true);
+  // Of one value, uPlot would show all from 1 below it to 1 above it; of zero, 0 to 100.
+  const around = Math.abs(low) / 10;
+  return low ? [low - around, low + around] : [0, 1];
 }
 
 /**

@@ -25,8 +25,8 @@ from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 from langchain_art import RulerEvaluator
 from langchain_art.errors import ConfigError, JudgeError, Overloaded
 from langchain_art.evaluators import VoteEvaluator
-from langchain_art.evaluators.ruler import judge_calls
-from langchain_art.evaluators.ruler.judge_calls import JudgeCalls, retry_after
+from langchain_art.evaluators.ruler import judge_model
+from langchain_art.evaluators.ruler.judge_model import JudgeCalls, retry_after
 from langchain_art.evaluators.ruler.reply_parser import Verdict
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.literal_judge import ScriptedJudge, literal
@@ -148,7 +148,7 @@ class Counting:
 def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: dict[str, JudgeCalls] = {}
     monkeypatch.setattr(
-        judge_calls, "_calls_of", lambda name, _: calls.setdefault(name, JudgeCalls(2))
+        judge_model, "_calls_of", lambda name, _: calls.setdefault(name, JudgeCalls(2))
     )
 
 

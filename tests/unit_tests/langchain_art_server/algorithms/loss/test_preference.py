@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from langchain_art_server.algorithms.loss.preference import PairLogprobs, preference_weights
+from langchain_art_server.jobs.sft_records import PairLogprobs, preference_weights
 from tests.support.seeds import drawn_seed
 
 

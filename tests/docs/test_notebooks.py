@@ -1,0 +1,90 @@
+"""The notebooks run whole, on a small model; what is stored of them is shown, of no machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from docs.notebook_pages import notebook
+from langchain_art.wire.policies import FLOAT16_PRECISION
+from tests.support.langfuse_server import LangfuseServer
+from tests.support.live_server import BASE_MODEL
+from tests.support.pages import REPO
+
+BOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
+#: Stored without outputs, since no such card was at hand.
+NOT_RUN = "free_gpu"
+#: Ways of a machine, which no output shows.
+_PLACES = re.compile(r"/(?:work|tmp|root|home|usr|opt|var)/|ipykernel_\d|127\.0\.0\.1")
+
+
+def name(book: Path) -> str:
+    return book.stem
+
+
+def code_cells(book: Any) -> list[Any]:
+    return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", BOOKS, ids=name)
+def test_every_cell_runs(path: Path, tmp_path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = NotebookClient(book, timeout=600, kernel_name="python3", resources=resources)
+    env = os.environ | {"NOTEBOOK_MODEL": str(BASE_MODEL)}
+    with LangfuseServer() as langfuse:
+        client.execute(env=env | langfuse.environment)  # raises what a cell raises
+    ran = [cell for cell in code_cells(book) if cell.source.startswith("fit.plot")]
+    assert all(cell.outputs[0].data["image/png"] for cell in ran)
+    [history] = tmp_path.rglob("history.jsonl")
+    steps = [
+        one for one in map(json.loads, history.read_text().splitlines()) if one["kind"] == "step"
+    ]
+    assert steps
+    if path.stem == NOT_RUN:
+        told = [result["metrics"] for one in steps for result in one["results"].values()]
+        gap = max(one["logprob_gap_mean"] for one in told)
+        assert "'float16'" in str(book.cells) and gap <= FLOAT16_PRECISION
+        assert len(told) == 2 and all(one["loss_scale"] >= 1 for one in told)
+    assert path.stem != "langfuse" or len(langfuse.traces()) > 20
+
+
+def test_the_notebooks_are_there() -> None:
+    assert {name(book) for book in BOOKS} >= {"first_fit", "your_own_agent", "langfuse", NOT_RUN}
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=name)
+def test_what_is_stored_is_whole_and_of_no_machine(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    cells = code_cells(book)
+    stored = [output for cell in cells for output in cell.outputs]
+    if path.stem == NOT_RUN:
+        assert not stored and "**Not run on a card yet.**" in book.cells[0].source
+        return
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert "SmolLM2-135M-Instruct" in book.cells[0].source
+    assert not [one for one in stored if one.output_type == "error"]
+    told = json.dumps([{**one, "data": {**one.get("data", {}), "image/png": ""}} for one in stored])
+    assert not _PLACES.search(told), _PLACES.search(told)
+    assert "held out" in told or path.stem == "langfuse"
+    assert any("image/png" in one.get("data", {}) for one in stored) or path.stem == "langfuse"
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=name)
+def test_a_page_shows_all_of_a_notebook(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    page = notebook(path, None)
+    assert page.startswith("# ") and "colab.research" not in page
+    assert all(cell.source in page for cell in book.cells[1:])
+    assert page.count("<div ") >= sum(bool(cell.outputs) for cell in code_cells(book))
+    link = f"colab.research.google.com/github/ann/art/blob/main/docs/notebooks/{path.name})"
+    assert link in notebook(path, "ann/art")
