@@ -240,6 +240,8 @@ def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
     Each retry excludes one earlier try of the same request that no call continues; of several such
     tries the one that ended last. A try that failed before it was sampled has no record, and then
     nothing is excluded, unless an equal request ran in parallel: the two cannot be distinguished.
+    The last retries are looked at first: what continues them may seem to continue any earlier try
+    whose reply is equal, and no try between these two has to be continued for that.
     """
     if not any(completion.first.retry for completion in completions):
         return []
@@ -249,15 +251,17 @@ def _undelivered(completions: Sequence[_AnsweredRequest]) -> list[int]:
         equal[to_json([first.policy, first.tags, first.request])].append(completion)
     lost: list[_AnsweredRequest] = []
     for tries in equal.values():
-        for retry in tries:
+        continues = {one: one.later for one in tries}
+        for retry in sorted(tries, key=lambda one: one.first.retry, reverse=True):
             candidates = [
                 one
                 for one in tries
                 if one.first.began < retry.first.began
                 and one.first.retry < retry.first.retry
                 and one not in lost
-                and one.later <= retry.later
+                and one.later <= continues[retry]
             ]
             if candidates:
                 lost.append(max(candidates, key=lambda one: (one.first.retry, one.end)))
+                continues[lost[-1]] = continues[retry]
     return [choice for completion in lost for choice in completion.choices]

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -313,6 +314,18 @@ def test_a_try_with_a_seed_says_the_same_twice_and_counts_once() -> None:
     run = assemble("t-1", [lost, seen, on])
     assert excluded(run) == {"lost": "retried"}
     assert extends(run) == [None, None, 1]
+
+
+@pytest.mark.parametrize("texts", list(product("ab", repeat=3)) + list(product("ab", repeat=4)))
+def test_a_lost_try_that_said_what_a_later_one_said_again_is_discarded(
+    texts: tuple[str, ...],
+) -> None:
+    """Whatever the tries said: the call that continues the last one seems to continue its equals."""
+    tries = [at(3 * i, f"try-{i}", [USER], text, retry=i) for i, text in enumerate(texts)]
+    on = at(20, "on", [USER, said(texts[-1]), USER], "c")
+    run = assemble("t-1", [*tries, on])
+    assert excluded(run) == {call.id: "retried" for call in tries[:-1]}
+    assert extends(run)[-1] == len(tries) - 1
 
 
 def test_equal_requests_without_the_header_are_votes() -> None:
