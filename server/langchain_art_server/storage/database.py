@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import functools
 import io
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, OperationalError
@@ -28,6 +29,8 @@ from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+P = ParamSpec("P")
+StoredT = TypeVar("StoredT", bound="Database | Tables")
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
 #: Of PostgreSQL's schema, which is a tenant's: tables with their indexes and long values.
@@ -203,6 +206,48 @@ class Database:
             raise
         except DatabaseError as failure:
             raise _damaged(failure) from failure
+
+
+class Tables:
+    """Some of the tables of a database, and what they are asked."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def read(self, work: Callable[[sa.Connection], T]) -> T:
+        """See `Database.read`."""
+        return await self._database.read(work)
+
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """See `Database.write`."""
+        return await self._database.write(work)
+
+
+def reads(
+    method: Callable[Concatenate[StoredT, sa.Connection, P], T],
+) -> Callable[Concatenate[StoredT, P], Coroutine[Any, Any, T]]:
+    """A method that reads, as a coroutine: it gets a connection, and runs as by `Database.read`."""
+
+    @functools.wraps(method)
+    async def run(self: StoredT, *args: P.args, **options: P.kwargs) -> T:
+        return await self.read(lambda c: method(self, c, *args, **options))
+
+    return run
+
+
+def writes(
+    method: Callable[Concatenate[StoredT, sa.Connection, P], T],
+) -> Callable[Concatenate[StoredT, P], Coroutine[Any, Any, T]]:
+    """A method that writes, as a coroutine: it gets a connection, and runs as by `Database.write`.
+
+    It is one transaction.
+    """
+
+    @functools.wraps(method)
+    async def run(self: StoredT, *args: P.args, **options: P.kwargs) -> T:
+        return await self.write(lambda c: method(self, c, *args, **options))
+
+    return run
 
 
 class RowCount:

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from langchain_art import wire
 from langchain_art.errors import ArtError, Conflict, Damaged, NotFound, Overloaded
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import Database, Tables, reads, writes
 from langchain_art_server.storage.deletions import require_reference
 from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.queries import Page, behind, select_among, take_page, with_jobs
@@ -52,11 +52,12 @@ class ReviewStep:
     """The verdicts that it trains."""
 
 
-class JobStore:
+class JobStore(Tables):
     """Reads and writes jobs; see `Store.jobs`."""
 
     def __init__(self, database: Database, leases: PolicyLeases) -> None:
-        self._database, self.leases = database, leases
+        super().__init__(database)
+        self.leases = leases
         #: Grows when a job was added or has changed; its events do not count.
         self.changes = 0
 
@@ -97,7 +98,7 @@ class JobStore:
                 old = connection.execute(sa.select(JOBS).where(mine)).one()
             return job_of(old)
 
-        return await self._change(write)
+        return await self.write(write)
 
     async def add_reviewed(
         self,
@@ -145,28 +146,27 @@ class JobStore:
             insert(connection, JOBS, rows)
             return _of_order(connection, key, asked)
 
-        return await self._change(write)
+        return await self.write(write)
 
     async def reviewed(self, key: str, order: wire.ReviewTraining) -> list[wire.TrainJob]:
         """The jobs of an order by reviews; empty: its key is new. Raises Conflict."""
         asked = _order_digest(order)
-        return await self._database.read(lambda c: _of_order(c, key, asked))
+        return await self.read(lambda c: _of_order(c, key, asked))
 
-    async def repeated(self, key: str, request: wire.TrainRequest) -> wire.TrainJob | None:
+    @reads
+    def repeated(
+        self, connection: sa.Connection, key: str, request: wire.TrainRequest
+    ) -> wire.TrainJob | None:
         """The job of the same key and body, unless it is to be queued anew. Raises Conflict."""
-        asked = _digest(request)
-
-        def read(connection: sa.Connection) -> wire.TrainJob | None:
-            old = _of_key(connection, key, asked)
-            return None if old is None or old.retryable else job_of(old)
-
-        return await self._database.read(read)
+        old = _of_key(connection, key, _digest(request))
+        return None if old is None or old.retryable else job_of(old)
 
     async def get(self, job_id: str) -> wire.TrainJob:
         """Raises NotFound."""
-        return await self._database.read(lambda c: _job(c, job_id))
+        return await self.read(lambda c: _job(c, job_id))
 
-    async def next_open(self) -> wire.TrainJob | None:
+    @reads
+    def next_open(self, connection: sa.Connection) -> wire.TrainJob | None:
         """The job to run: one that was begun, whose versions are chosen, or else the oldest.
 
         One whose row is damaged is left out, and logged; so is, not logged, one of a policy that
@@ -174,23 +174,24 @@ class JobStore:
         """
         begun_first = sa.case((JOBS.c.state == "running", 0), else_=1)
         query = sa.select(JOBS).where(IS_OPEN).order_by(begun_first, JOBS.c.number)
+        taken = self.leases.taken(connection)
+        with connection.execute(query, execution_options={"yield_per": 1}) as rows:
+            for row in rows:
+                if row.policy in taken:
+                    continue
+                try:
+                    return job_of(row)
+                except Damaged as error:
+                    log.error("Job %s is not run: %s", row.id, error)
+        return None
 
-        def read(connection: sa.Connection) -> wire.TrainJob | None:
-            taken = self.leases.taken(connection)
-            with connection.execute(query, execution_options={"yield_per": 1}) as rows:
-                for row in rows:
-                    if row.policy in taken:
-                        continue
-                    try:
-                        return job_of(row)
-                    except Damaged as error:
-                        log.error("Job %s is not run: %s", row.id, error)
-            return None
-
-        return await self._database.read(read)
-
-    async def page(
-        self, limit: int, after: str | None = None, policy: str | None = None
+    @reads
+    def page(
+        self,
+        connection: sa.Connection,
+        limit: int,
+        after: str | None = None,
+        policy: str | None = None,
     ) -> Page[wire.TrainJob]:
         """Some jobs, oldest first. Raises InvalidRequest if there is no job `after`."""
         query = sa.select(JOBS).order_by(JOBS.c.number).limit(limit + 1)
@@ -200,30 +201,27 @@ class JobStore:
         def item(row: sa.Row[Any]) -> tuple[wire.TrainJob, int]:
             return job_of(row), len(row.result or "") + len(row.error or "")
 
-        def read(connection: sa.Connection) -> Page[wire.TrainJob]:
-            found = query.where(behind(connection, JOBS, after))
-            with connection.execute(found, execution_options={"yield_per": 8}) as rows:
-                return take_page(rows, limit, "id", item)
-
-        return await self._database.read(read)
+        found = query.where(behind(connection, JOBS, after))
+        with connection.execute(found, execution_options={"yield_per": 8}) as rows:
+            return take_page(rows, limit, "id", item)
 
     async def latest(self, limit: int) -> list[wire.TrainJob]:
         """The last `limit` jobs that were added, oldest first."""
         query = sa.select(JOBS).order_by(JOBS.c.number.desc()).limit(limit)
-        return await self._database.read(lambda c: [job_of(row) for row in c.execute(query)][::-1])
+        return await self.read(lambda c: [job_of(row) for row in c.execute(query)][::-1])
 
     async def last_events(self, job_id: str, limit: int) -> list[wire.JobEvent]:
         """The last `limit` events of a job, oldest first."""
         mine = sa.select(EVENTS).where(EVENTS.c.job_id == job_id)
         query = mine.order_by(EVENTS.c.seq.desc()).limit(limit)
-        return await self._database.read(lambda c: [_event(row) for row in c.execute(query)][::-1])
+        return await self.read(lambda c: [_event(row) for row in c.execute(query)][::-1])
 
     async def payload(
         self, job_id: str
     ) -> tuple[wire.TrainRequest, dict[str, RewardSnapshot], int | None]:
         """The request, the rewards by trajectory, and the version to make (None if not begun)."""
         query = sa.select(JOBS).where(JOBS.c.id == job_id)
-        row = await self._database.read(lambda c: intact(JOBS, c.execute(query).one()))
+        row = await self.read(lambda c: intact(JOBS, c.execute(query).one()))
         payload = unpack(row.payload)
         request = wire.TrainRequest.model_validate_json(to_json(payload["request"]))
         scored = {run: RewardSnapshot(**known) for run, known in payload["scored"].items()}
@@ -234,7 +232,7 @@ class JobStore:
         made = (JOBS.c.policy == policy) & (JOBS.c.state == "succeeded")
         made &= JOBS.c.target_version.is_not(None)
         query = sa.select(JOBS.c.target_version, JOBS.c.base_version).where(made)
-        return await self._database.read(
+        return await self.read(
             lambda c: {row.target_version: row.base_version for row in c.execute(query)}
         )
 
@@ -245,35 +243,32 @@ class JobStore:
 
         Only jobs that made a version of the `lineage` count (`steps_since`); None: all do.
         """
-        wanted = list(ids)
         column = TRAINED.c.trajectory_id
-        return await self._database.read(lambda c: _marks(c, column, wanted, policy, lineage))
+        return await self.read(lambda c: _marks(c, column, ids, policy, lineage))
 
     async def trained_calls(
         self, ids: Iterable[str], policy: str, lineage: Collection[int] | None = None
     ) -> dict[str, set[str]]:
         """The calls that jobs of a policy trained; as `trained_runs`."""
-        wanted = list(ids)
         column = TRAINED_CALLS.c.call_id
-        return await self._database.read(lambda c: _marks(c, column, wanted, policy, lineage))
+        return await self.read(lambda c: _marks(c, column, ids, policy, lineage))
 
-    async def begin(self, job_id: str, base: int, target: int) -> None:
+    @writes
+    def begin(self, connection: sa.Connection, job_id: str, base: int, target: int) -> None:
         """Store the versions that a job starts from and makes, and count the attempt.
 
         Raises LeaseLost, JobCancelled.
         """
+        mine = JOBS.c.id == job_id
+        require_running(connection, job_id, self.leases)
+        before = connection.scalar(sa.select(JOBS.c.attempts).where(mine)) or 0
+        values = {"base_version": base, "target_version": target, "attempts": before + 1}
+        update(connection, JOBS, mine, {"state": "running"} | values)
 
-        def write(connection: sa.Connection) -> None:
-            mine = JOBS.c.id == job_id
-            require_running(connection, job_id, self.leases)
-            before = connection.scalar(sa.select(JOBS.c.attempts).where(mine)) or 0
-            values = {"base_version": base, "target_version": target, "attempts": before + 1}
-            update(connection, JOBS, mine, {"state": "running"} | values)
-
-        await self._change(write)
-
-    async def finish(
+    @writes
+    def finish(
         self,
+        connection: sa.Connection,
         job_id: str,
         result: wire.TrainResult | None,
         error: str | None,
@@ -308,46 +303,39 @@ class JobStore:
 
         if checkpoint is None and not trained:  # another job's version may have its number
             values["target_version"] = None
+        mine = JOBS.c.id == job_id
+        require_running(connection, job_id, self.leases)
+        update(connection, JOBS, mine, values)
+        if error is None:
+            settle_marks(connection, job_id, (*trained, *calls, *imitated))
+        if checkpoint is not None:
+            insert_checkpoint(connection, checkpoint)
+            routed = POLICIES.c.name == checkpoint.policy
+            update(connection, POLICIES, routed, {"version": checkpoint.version})
+        if trained:
+            policy = _policy_of(connection, job_id)
+            rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
+            marked = (TRAINED.c.trajectory_id, trained), (TRAINED_CALLS.c.call_id, calls)
+            for column, ids in () if retrain else marked:
+                if twice := sorted(_marks(connection, column, ids, policy, lineage))[:5]:
+                    raise Conflict(
+                        f"Job {job_id} would train {policy!r} twice on {twice}. Set retrain to "
+                        "train again on purpose."
+                    )
+            insert(connection, TRAINED, rows)
+            marks = [{"call_id": one, "job_id": job_id} for one in calls]
+            insert(connection, TRAINED_CALLS, marks)
+        if message is not None:
+            _append(connection, job_id, message, 1.0)
 
-        def write(connection: sa.Connection) -> None:
-            mine = JOBS.c.id == job_id
-            require_running(connection, job_id, self.leases)
-            update(connection, JOBS, mine, values)
-            if error is None:
-                settle_marks(connection, job_id, (*trained, *calls, *imitated))
-            if checkpoint is not None:
-                insert_checkpoint(connection, checkpoint)
-                routed = POLICIES.c.name == checkpoint.policy
-                update(connection, POLICIES, routed, {"version": checkpoint.version})
-            if trained:
-                policy = _policy_of(connection, job_id)
-                rows = [{"trajectory_id": t, "policy": policy, "job_id": job_id} for t in trained]
-                marked = (TRAINED.c.trajectory_id, trained), (TRAINED_CALLS.c.call_id, calls)
-                for column, ids in () if retrain else marked:
-                    if twice := sorted(_marks(connection, column, ids, policy, lineage))[:5]:
-                        raise Conflict(
-                            f"Job {job_id} would train {policy!r} twice on {twice}. Set retrain to "
-                            "train again on purpose."
-                        )
-                insert(connection, TRAINED, rows)
-                marks = [{"call_id": one, "job_id": job_id} for one in calls]
-                insert(connection, TRAINED_CALLS, marks)
-            if message is not None:
-                _append(connection, job_id, message, 1.0)
-
-        await self._change(write)
-
-    async def cancel(self, job_id: str) -> wire.TrainJob:
+    @writes
+    def cancel(self, connection: sa.Connection, job_id: str) -> wire.TrainJob:
         """Cancel a job that has not ended; one that has is given as it is. Raises NotFound."""
         values = {"state": "cancelled", "finished_at": time.time()}
-
-        def write(connection: sa.Connection) -> wire.TrainJob:
-            if not _job(connection, job_id).ended:
-                update(connection, JOBS, JOBS.c.id == job_id, values)
-                _append(connection, job_id, "cancelled; nothing was published", None)
-            return _job(connection, job_id)
-
-        return await self._change(write)
+        if not _job(connection, job_id).ended:
+            update(connection, JOBS, JOBS.c.id == job_id, values)
+            _append(connection, job_id, "cancelled; nothing was published", None)
+        return _job(connection, job_id)
 
     async def add_event(self, job_id: str, message: str, progress: float | None = None) -> None:
         """Append an event to a job, unless another server has its policy by now."""
@@ -358,9 +346,10 @@ class JobStore:
 
         await self._database.write(write)
 
-    async def _change(self, write: Callable[[sa.Connection], T]) -> T:
+    async def write(self, work: Callable[[sa.Connection], T]) -> T:
+        """See `Database.write`; counts the change."""
         try:
-            return await self._database.write(write)
+            return await super().write(work)
         finally:
             self.changes += 1
 
@@ -373,7 +362,7 @@ class JobStore:
             event = _event(row)
             return event, len(event.message)
 
-        return await self._database.read(lambda c: take_page(c.execute(query), limit, "seq", item))
+        return await self.read(lambda c: take_page(c.execute(query), limit, "seq", item))
 
 
 class JobCancelled(ArtError):
@@ -483,7 +472,7 @@ def _job(connection: sa.Connection, job_id: str) -> wire.TrainJob:
 def _marks(
     connection: sa.Connection,
     column: sa.Column[str],
-    ids: Sequence[str],
+    ids: Iterable[str],
     policy: str,
     lineage: Collection[int] | None,
 ) -> dict[str, set[str]]:

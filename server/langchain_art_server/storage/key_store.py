@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from langchain_art.errors import NotFound
 from langchain_art.wire import ApiKey, KeyLimits, KeySpec, LoggedAction
 from langchain_art.wire.api_keys import DEFAULT_TENANT
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import Tables, reads, writes
 from langchain_art_server.storage.queries import Page, take_page
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import ACTIONS, API_KEYS
@@ -23,11 +23,8 @@ MAX_ENTRIES, MAX_SUBJECT = 10_000, 500
 Stamp = tuple[int, int]
 
 
-class KeyStore:
+class KeyStore(Tables):
     """The keys of one server, of all tenants; see `Store.keys`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add(self, spec: KeySpec, digest: str, *, by: str | None) -> ApiKey:
         """Store a key by the SHA-256 of it, in hex, and who made it."""
@@ -39,48 +36,41 @@ class KeyStore:
             insert(connection, API_KEYS, [row | {"hash": digest}])
             _note(connection, made.tenant, by, "made_key", f"{made.id} {made.name}")
 
-        await self._database.write(write)
+        await self.write(write)
         return made
 
-    async def revoke(self, key_id: str, *, by: str | None) -> ApiKey:
+    @writes
+    def revoke(self, connection: sa.Connection, key_id: str, *, by: str | None) -> ApiKey:
         """Revoke a key from now on. Idempotent. Raises NotFound."""
         mine = API_KEYS.c.id == key_id
-
-        def write(connection: sa.Connection) -> ApiKey:
-            row = connection.execute(sa.select(API_KEYS).where(mine)).first()
-            if row is None:
-                raise NotFound(
-                    f"No key {key_id!r} is known here; `langchain-art keys list` shows them."
-                )
-            if row.revoked_at is None:
-                update(connection, API_KEYS, mine, {"revoked_at": time.time()})
-                _note(connection, row.tenant, by, "revoked_key", f"{row.id} {row.name}")
-            return _key(connection.execute(sa.select(API_KEYS).where(mine)).one())
-
-        return await self._database.write(write)
+        row = connection.execute(sa.select(API_KEYS).where(mine)).first()
+        if row is None:
+            raise NotFound(
+                f"No key {key_id!r} is known here; `langchain-art keys list` shows them."
+            )
+        if row.revoked_at is None:
+            update(connection, API_KEYS, mine, {"revoked_at": time.time()})
+            _note(connection, row.tenant, by, "revoked_key", f"{row.id} {row.name}")
+        return _key(connection.execute(sa.select(API_KEYS).where(mine)).one())
 
     async def all(self) -> list[ApiKey]:
         """Every key that was ever made, oldest first."""
-        return [key for _, key in (await self.read())[1]]
+        return [key for _, key in (await self.known())[1]]
 
     async def stamp(self) -> Stamp:
         """See `Stamp`."""
-        return await self._database.read(_stamp)
+        return await self.read(_stamp)
 
-    async def read(self) -> tuple[Stamp, list[tuple[bytes, ApiKey]]]:
+    @reads
+    def known(self, connection: sa.Connection) -> tuple[Stamp, list[tuple[bytes, ApiKey]]]:
         """Every key with the SHA-256 of it, and the stamp of them all."""
-        query = sa.select(API_KEYS).order_by(API_KEYS.c.number)
-
-        def read(connection: sa.Connection) -> tuple[Stamp, list[tuple[bytes, ApiKey]]]:
-            stamp = _stamp(connection)
-            rows = connection.execute(query).all()
-            return stamp, [(bytes.fromhex(intact(API_KEYS, row).hash), _key(row)) for row in rows]
-
-        return await self._database.read(read)
+        stamp = _stamp(connection)
+        rows = connection.execute(sa.select(API_KEYS).order_by(API_KEYS.c.number)).all()
+        return stamp, [(bytes.fromhex(intact(API_KEYS, row).hash), _key(row)) for row in rows]
 
     async def note(self, tenant: str, key: str | None, action: str, subject: str) -> None:
         """Write an entry of the log, its subject cut at `MAX_SUBJECT`; the oldest one goes."""
-        await self._database.write(lambda c: _note(c, tenant, key, action, subject))
+        await self.write(lambda c: _note(c, tenant, key, action, subject))
 
     async def actions(self, limit: int, before: int | None = None) -> Page[LoggedAction]:
         """Some entries of the log, the newest first; `before` is the number of one."""
@@ -92,9 +82,7 @@ class KeyStore:
             entry = LoggedAction.model_validate(intact(ACTIONS, row), from_attributes=True)
             return entry, len(row.subject)
 
-        return await self._database.read(
-            lambda c: take_page(c.execute(query), limit, "number", item)
-        )
+        return await self.read(lambda c: take_page(c.execute(query), limit, "number", item))
 
 
 def _stamp(connection: sa.Connection) -> Stamp:

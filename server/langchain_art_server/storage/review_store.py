@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pydantic_core import from_json, to_json
 
 from langchain_art.wire import RefusedReview, Review, ReviewsKept, Trajectory
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import Tables, reads, writes
 from langchain_art_server.storage.queries import Page, select_among, take_page
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -104,39 +104,35 @@ def _mark_of(row: sa.Row[Any]) -> VerdictMark:
     return VerdictMark(*about, reviews, row.job_id, row.state, row.made, order)
 
 
-class ReviewStore:
+class ReviewStore(Tables):
     """The reviews of one database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def put(self, reviews: Sequence[Review]) -> ReviewsKept:
+    @writes
+    def put(self, connection: sa.Connection, reviews: Sequence[Review]) -> ReviewsKept:
         """Keep reviews: by source and id, the one with the later `at` (or the last of one time).
 
         Those of a trajectory or a call that is not known are refused, and the others are kept.
         """
+        calls = _calls_of(connection, {one.trajectory for one in reviews})
+        refused: list[RefusedReview] = []
+        rows: list[dict[str, Any]] = []
+        for one in reviews:
+            if one.trajectory not in calls:
+                reason = "unknown_trajectory"
+            elif one.call_id is not None and one.call_id not in calls[one.trajectory]:
+                reason = "unknown_call"
+            else:
+                rows.append(_row(one))
+                continue
+            refused.append(RefusedReview(source=one.source, id=one.id, reason=reason))
+        counts, revised = _put(connection, rows)
+        trained = _versions_of(connection, revised)
+        return ReviewsKept(**counts, refused=tuple(refused), trained=trained)
 
-        def write(connection: sa.Connection) -> ReviewsKept:
-            calls = _calls_of(connection, {one.trajectory for one in reviews})
-            refused: list[RefusedReview] = []
-            rows: list[dict[str, Any]] = []
-            for one in reviews:
-                if one.trajectory not in calls:
-                    reason = "unknown_trajectory"
-                elif one.call_id is not None and one.call_id not in calls[one.trajectory]:
-                    reason = "unknown_call"
-                else:
-                    rows.append(_row(one))
-                    continue
-                refused.append(RefusedReview(source=one.source, id=one.id, reason=reason))
-            counts, revised = _put(connection, rows)
-            trained = _versions_of(connection, revised)
-            return ReviewsKept(**counts, refused=tuple(refused), trained=trained)
-
-        return await self._database.write(write)
-
-    async def page(
+    @reads
+    def page(
         self,
+        connection: sa.Connection,
         limit: int,
         *,
         policy: str | None = None,
@@ -147,6 +143,7 @@ class ReviewStore:
         """Some reviews as JSON, in the order in which they first came.
 
         Args:
+            connection: to read by (`reads`).
             limit: the most that are wanted.
             policy: only those of runs that have a call of this policy.
             trajectory: only those of this run and its calls.
@@ -166,11 +163,8 @@ class ReviewStore:
             body: bytes = intact(REVIEWS, row).body
             return body, len(body)
 
-        def read(connection: sa.Connection) -> Page[bytes]:
-            with connection.execute(query, execution_options={"yield_per": 100}) as rows:
-                return take_page(rows, limit, "number", item)
-
-        return await self._database.read(read)
+        with connection.execute(query, execution_options={"yield_per": 100}) as rows:
+            return take_page(rows, limit, "number", item)
 
     async def of_policy(self, policy: str) -> list[Review]:
         """All reviews of runs that have a call of a policy, in the order in which they came."""
@@ -182,15 +176,11 @@ class ReviewStore:
         column = REVIEWS.c.trajectory_id
         return await self._reviews((column == run.id) | column.in_(siblings))
 
-    async def of_runs(self, runs: Iterable[str]) -> list[Review]:
+    @reads
+    def of_runs(self, connection: sa.Connection, runs: Iterable[str]) -> list[Review]:
         """All reviews of some runs."""
-        wanted = list(runs)
-
-        def read(connection: sa.Connection) -> list[Review]:
-            rows = select_among(connection, sa.select(REVIEWS), REVIEWS.c.trajectory_id, wanted)
-            return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
-
-        return await self._database.read(read)
+        rows = select_among(connection, sa.select(REVIEWS), REVIEWS.c.trajectory_id, runs)
+        return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
 
     async def _reviews(self, which: sa.ColumnElement[bool]) -> list[Review]:
         query = sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number)
@@ -199,21 +189,18 @@ class ReviewStore:
             rows = connection.execute(query)
             return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
 
-        return await self._database.read(read)
+        return await self.read(read)
 
     async def marks(self, policy: str) -> list[VerdictMark]:
         """See `read_marks`."""
-        return await self._database.read(lambda c: read_marks(c, policy))
+        return await self.read(lambda c: read_marks(c, policy))
 
-    async def held_out(self, scenarios: Iterable[str]) -> set[str]:
+    @reads
+    def held_out(self, connection: sa.Connection, scenarios: Iterable[str]) -> set[str]:
         """Runs of the scenarios that an evaluation ran."""
-        column, wanted = HELD_OUT_SCENARIOS.c.scenario, list(scenarios)
-
-        def read(connection: sa.Connection) -> set[str]:
-            rows = select_among(connection, sa.select(HELD_OUT_SCENARIOS), column, wanted)
-            return {intact(HELD_OUT_SCENARIOS, row).scenario for row in rows}
-
-        return await self._database.read(read)
+        column = HELD_OUT_SCENARIOS.c.scenario
+        rows = select_among(connection, sa.select(HELD_OUT_SCENARIOS), column, scenarios)
+        return {intact(HELD_OUT_SCENARIOS, row).scenario for row in rows}
 
 
 def _calls_of(connection: sa.Connection, runs: Iterable[str]) -> dict[str, set[str]]:

@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage import rollout_leases as leases
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import Database, Tables, reads
 from langchain_art_server.storage.queries import select_among, take_page
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import BATCHES, ROLLOUTS, WORKERS, pack, unpack
@@ -24,11 +24,11 @@ MAX_HELD = 100_000
 LOOK_SECONDS = 1.0
 
 
-class RolloutQueue:
+class RolloutQueue(Tables):
     """The rollouts of one database."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         #: Rung when there may be something to lease, and when something has ended.
         self.work, self.ends = ChangeSignal(), ChangeSignal()
 
@@ -79,25 +79,25 @@ class RolloutQueue:
             insert(connection, ROLLOUTS, new)
             return len(new)
 
-        added = await self._database.write(write)
+        added = await self.write(write)
         self.work.notify()
         return added
 
     async def lease(self, asked: wire.LeaseRequest) -> wire.Leases:
         """Lease rollouts to a worker, if some wait."""
-        return await self._database.write(lambda c: leases.lease(c, asked))
+        return await self.write(lambda c: leases.lease(c, asked))
 
     async def is_due(self, rollout: str) -> bool:
         """True if there is something to lease, or a lease has ended."""
-        return await self._database.read(lambda c: leases.is_due(c, rollout))
+        return await self.read(lambda c: leases.is_due(c, rollout))
 
     async def hold(self, held: wire.LeasesHeld) -> list[str]:
         """Renew leases; returns those that have ended."""
-        return await self._database.write(lambda c: leases.hold(c, held))
+        return await self.write(lambda c: leases.hold(c, held))
 
     async def give_back(self, returned: wire.LeasesReturned) -> None:
         """Give leases to other workers."""
-        await self._database.write(
+        await self.write(
             lambda c: leases.give_back(c, returned.worker, returned.holds, leaving=returned.leaving)
         )
         self.work.notify()
@@ -140,7 +140,7 @@ class RolloutQueue:
                 leases.set_rollout(connection, row, **ended)
             return None
 
-        refusal = await self._database.write(write)
+        refusal = await self.write(write)
         if outcome.error is not None:
             self.work.notify()  # its next attempt
         self.ends.notify()
@@ -170,20 +170,20 @@ class RolloutQueue:
                 not asked.done and leases.now_of(connection) - asked_at < leases.BATCH_SECONDS / 10
             )
 
-        if not await self._database.read(is_noted):
-            await self._database.write(write)
+        if not await self.read(is_noted):
+            await self.write(write)
         return await self.finished(batch, asked.limit)
 
     async def finished(self, batch: str, limit: int) -> tuple[list[bytes], bytes]:
         """The answer of `take`, without deleting. Leases that are over end. Raises NotFound."""
-        if await self._database.read(_any_ended):
-            await self._database.write(lambda c: leases.sweep(c, leases.now_of(c)))
+        if await self.read(_any_ended):
+            await self.write(lambda c: leases.sweep(c, leases.now_of(c)))
             self.work.notify()
-        return await self._database.read(lambda c: _finished(c, batch, limit))
+        return await self.read(lambda c: _finished(c, batch, limit))
 
     async def status(self, batch: str) -> wire.BatchStatus:
         """Raises NotFound."""
-        return await self._database.read(lambda c: _status(c, batch))
+        return await self.read(lambda c: _status(c, batch))
 
     async def cancel(self, batch: str) -> None:
         """Delete a batch; its leases end. Raises NotFound."""
@@ -192,45 +192,44 @@ class RolloutQueue:
             _require_batch(connection, batch)
             leases.delete_batch(connection, batch)
 
-        await self._database.write(write)
+        await self.write(write)
         self.ends.notify()
 
     async def lease_of(self, rollout_id: str, trajectory_id: str) -> str | None:
         """The scenario's name, if this attempt has the rollout."""
         mine = (ROLLOUTS.c.id == rollout_id) & (ROLLOUTS.c.trajectory_id == trajectory_id)
-        return await self._database.read(lambda c: c.scalar(sa.select(ROLLOUTS.c.name).where(mine)))
+        return await self.read(lambda c: c.scalar(sa.select(ROLLOUTS.c.name).where(mine)))
 
     async def resume(self) -> None:
         """Let no lease end by the time during which no server was there to renew it."""
-        await self._database.write(leases.prolong)
+        await self.write(leases.prolong)
 
-    async def counts(self) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
+    @reads
+    def counts(
+        self, connection: sa.Connection
+    ) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
         """Rollouts by state, and the workers, those that asked last among the first."""
-
-        def read(connection: sa.Connection) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
-            by_state = sa.select(ROLLOUTS.c.state, sa.func.count()).group_by(ROLLOUTS.c.state)
-            states = {row[0]: row[1] for row in connection.execute(by_state)}
-            held, now = leases.held_by(connection), leases.now_of(connection)
-            recent = WORKERS.c.heard_at >= now - leases.FORGET_SECONDS
-            query = sa.select(WORKERS).where(recent).order_by(WORKERS.c.name, WORKERS.c.id)
-            workers = tuple(
-                wire.WorkerStatus(
-                    id=row.id,
-                    name=row.name,
-                    rollout=row.rollout,
-                    slots=row.slots,
-                    leased=held.get(row.id, 0),
-                    finished=row.finished,
-                    failed=row.failed,
-                    expired=row.expired,
-                    heard_seconds=max(0.0, now - row.heard_at),
-                )
-                for row in connection.execute(query)
-                if intact(WORKERS, row)
+        by_state = sa.select(ROLLOUTS.c.state, sa.func.count()).group_by(ROLLOUTS.c.state)
+        states = {row[0]: row[1] for row in connection.execute(by_state)}
+        held, now = leases.held_by(connection), leases.now_of(connection)
+        recent = WORKERS.c.heard_at >= now - leases.FORGET_SECONDS
+        query = sa.select(WORKERS).where(recent).order_by(WORKERS.c.name, WORKERS.c.id)
+        workers = tuple(
+            wire.WorkerStatus(
+                id=row.id,
+                name=row.name,
+                rollout=row.rollout,
+                slots=row.slots,
+                leased=held.get(row.id, 0),
+                finished=row.finished,
+                failed=row.failed,
+                expired=row.expired,
+                heard_seconds=max(0.0, now - row.heard_at),
             )
-            return states, workers
-
-        return await self._database.read(read)
+            for row in connection.execute(query)
+            if intact(WORKERS, row)
+        )
+        return states, workers
 
 
 def _row(batch: wire.RolloutBatch, one: wire.QueuedRollout) -> dict[str, Any]:

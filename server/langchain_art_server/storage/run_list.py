@@ -15,7 +15,7 @@ from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Status
 from langchain_art.wire.identifiers import Id, Name, ScenarioName
-from langchain_art_server.storage.database import Database
+from langchain_art_server.storage.database import Database, Tables, reads
 from langchain_art_server.storage.queries import select_among, with_jobs
 from langchain_art_server.storage.run_index import HELD_OUT, RUN_FACTS, RUN_MARKS, having_words
 from langchain_art_server.storage.seals import intact
@@ -122,14 +122,13 @@ class RunNames(BaseModel):
     """Number of stored runs."""
 
 
-class RunList:
+class RunList(Tables):
     """Finds runs; see `Store.runs`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def page(
+    @reads
+    def page(
         self,
+        connection: sa.Connection,
         asked: RunFilter,
         *,
         sort: Sort = "number",
@@ -140,6 +139,7 @@ class RunList:
         """Some runs. Those that have no value to sort by come last, the newest first.
 
         Args:
+            connection: to read by (`reads`).
             asked: which runs.
             sort: ``number`` is the order in which they came, ``score`` that of `asked.score`.
             descending: the highest (newest) first.
@@ -152,30 +152,27 @@ class RunList:
         if sort == "score" and asked.score is None:
             raise InvalidRequest("got sort=score, expected the name of a score too", param="score")
         place = _place(after)
+        query, by = _chosen(connection, asked, sort)
+        number = RUN_FACTS.c.number
+        found: list[sa.Row[Any]] = []
+        if sort == "number" or place is None or place[0] is not None:
+            keys = [number] if sort == "number" else [by, number]
+            first = query if sort == "number" else query.where(by.is_not(None))
+            if place is not None:
+                first = first.where(_behind(keys, place, descending))
+            ordered = [key.desc() if descending else key.asc() for key in keys]
+            found += connection.execute(first.order_by(*ordered).limit(limit + 1)).all()
+        if sort != "number" and len(found) <= limit:
+            rest = query.where(by.is_(None)).order_by(number.desc())
+            if place is not None and place[0] is None:
+                rest = rest.where(number < place[1])
+            found += connection.execute(rest.limit(limit + 1 - len(found))).all()
+        runs = _summaries(connection, found[:limit])
+        last = found[limit - 1] if len(found) > limit else None
+        return RunsPage(runs=runs, next=_cursor(last, sort) if last is not None else None)
 
-        def read(connection: sa.Connection) -> RunsPage:
-            query, by = _chosen(connection, asked, sort)
-            number = RUN_FACTS.c.number
-            found: list[sa.Row[Any]] = []
-            if sort == "number" or place is None or place[0] is not None:
-                keys = [number] if sort == "number" else [by, number]
-                first = query if sort == "number" else query.where(by.is_not(None))
-                if place is not None:
-                    first = first.where(_behind(keys, place, descending))
-                ordered = [key.desc() if descending else key.asc() for key in keys]
-                found += connection.execute(first.order_by(*ordered).limit(limit + 1)).all()
-            if sort != "number" and len(found) <= limit:
-                rest = query.where(by.is_(None)).order_by(number.desc())
-                if place is not None and place[0] is None:
-                    rest = rest.where(number < place[1])
-                found += connection.execute(rest.limit(limit + 1 - len(found))).all()
-            runs = _summaries(connection, found[:limit])
-            last = found[limit - 1] if len(found) > limit else None
-            return RunsPage(runs=runs, next=_cursor(last, sort) if last is not None else None)
-
-        return await self._database.read(read)
-
-    async def siblings(self, run_id: str) -> list[RunSummary]:
+    @reads
+    def siblings(self, connection: sa.Connection, run_id: str) -> list[RunSummary]:
         """The runs of a run's group, or of its scenario, if it came without a group.
 
         The newest `MAX_SIBLINGS`, oldest first; the run itself is among them.
@@ -183,40 +180,33 @@ class RunList:
         Raises:
             NotFound: there is no such run.
         """
-
-        def read(connection: sa.Connection) -> list[RunSummary]:
-            mine = sa.select(RUN_FACTS).where(RUN_FACTS.c.id == run_id)
-            row = connection.execute(mine).first()
-            if row is None:
-                raise NotFound(f"No trajectory {run_id!r} is stored here.")
-            query = sa.select(RUN_FACTS).where(RUN_FACTS.c.number != row.number)
-            if row.group_id is not None:
-                query = query.where(RUN_FACTS.c.group_id == row.group_id)
-            elif row.scenario is not None:
-                query = query.where(
-                    RUN_FACTS.c.scenario == row.scenario, RUN_FACTS.c.group_id.is_(None)
-                )
-            else:
-                query = query.where(sa.false())
-            newest = query.order_by(RUN_FACTS.c.number.desc()).limit(MAX_SIBLINGS - 1)
-            rows = [row, *connection.execute(newest)]
-            return _summaries(connection, sorted(rows, key=lambda one: one.number))
-
-        return await self._database.read(read)
-
-    async def names(self) -> RunNames:
-        """Values to filter by."""
-
-        def read(connection: sa.Connection) -> RunNames:
-            return RunNames(
-                policies=_names(connection, "policy"),
-                versions=_names(connection, "version"),
-                nodes=_names(connection, "node"),
-                scores=_names(connection, "score"),
-                runs=connection.scalar(sa.select(sa.func.count()).select_from(RUN_FACTS)) or 0,
+        mine = sa.select(RUN_FACTS).where(RUN_FACTS.c.id == run_id)
+        row = connection.execute(mine).first()
+        if row is None:
+            raise NotFound(f"No trajectory {run_id!r} is stored here.")
+        query = sa.select(RUN_FACTS).where(RUN_FACTS.c.number != row.number)
+        if row.group_id is not None:
+            query = query.where(RUN_FACTS.c.group_id == row.group_id)
+        elif row.scenario is not None:
+            query = query.where(
+                RUN_FACTS.c.scenario == row.scenario, RUN_FACTS.c.group_id.is_(None)
             )
+        else:
+            query = query.where(sa.false())
+        newest = query.order_by(RUN_FACTS.c.number.desc()).limit(MAX_SIBLINGS - 1)
+        rows = [row, *connection.execute(newest)]
+        return _summaries(connection, sorted(rows, key=lambda one: one.number))
 
-        return await self._database.read(read)
+    @reads
+    def names(self, connection: sa.Connection) -> RunNames:
+        """Values to filter by."""
+        return RunNames(
+            policies=_names(connection, "policy"),
+            versions=_names(connection, "version"),
+            nodes=_names(connection, "node"),
+            scores=_names(connection, "score"),
+            runs=connection.scalar(sa.select(sa.func.count()).select_from(RUN_FACTS)) or 0,
+        )
 
 
 def _names(connection: sa.Connection, kind: str) -> list[str]:
@@ -362,37 +352,33 @@ class EvaluatedRun:
     failed: bool
 
 
-class Evaluations:
+class Evaluations(Tables):
     """Reads them."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._known: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
 
-    async def all(self) -> list[Evaluation]:
+    @reads
+    def all(self, connection: sa.Connection) -> list[Evaluation]:
         """All evaluations, oldest first. One is read again only if it has changed."""
         marks = RUN_MARKS.c
         sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
         query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)
         query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None)).order_by(sums[0])
-        known = self._known
-
-        def read(connection: sa.Connection) -> dict[str, tuple[tuple[Any, ...], Evaluation]]:
-            found: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
-            for row in connection.execute(query):
-                name, stamp = str(row.name), tuple[Any, ...](row)
-                last = known.get(name)
-                if last is None or last[0] != stamp:
-                    last = stamp, _evaluation(connection, name)
-                found[name] = last
-            return found
-
-        self._known = await self._database.read(read)
-        return [one for _, one in self._known.values()]
+        found: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
+        for row in connection.execute(query):
+            name, stamp = str(row.name), tuple[Any, ...](row)
+            last = self._known.get(name)
+            if last is None or last[0] != stamp:
+                last = stamp, _evaluation(connection, name)
+            found[name] = last
+        self._known = found
+        return [one for _, one in found.values()]
 
     async def runs(self, versions: str) -> list[EvaluatedRun]:
         """The runs of these versions' evaluations, oldest first."""
-        return await self._database.read(lambda c: _runs(c, versions))
+        return await self.read(lambda c: _runs(c, versions))
 
 
 def _evaluation(connection: sa.Connection, versions: str) -> Evaluation:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, RolledBack, Trajectory
-from langchain_art_server.storage.database import Database, RowCount
+from langchain_art_server.storage.database import Database, RowCount, reads, writes
 from langchain_art_server.storage.deletions import (
     delete_among,
     delete_policy,
@@ -78,15 +78,11 @@ class Store(Database):
             raise NotFound(f"No call {call_id!r} is recorded here.")
         return found[call_id]
 
-    async def calls(self, call_ids: Iterable[str]) -> dict[str, CallRecord]:
+    @reads
+    def calls(self, connection: sa.Connection, call_ids: Iterable[str]) -> dict[str, CallRecord]:
         """The recorded ones among `call_ids`, by id."""
-        wanted = list(call_ids)
-
-        def read(connection: sa.Connection) -> dict[str, CallRecord]:
-            rows = select_among(connection, sa.select(CALLS), CALLS.c.id, wanted)
-            return {row.id: CallRecord.of(row) for row in rows}
-
-        return await self.read(read)
+        rows = select_among(connection, sa.select(CALLS), CALLS.c.id, call_ids)
+        return {row.id: CallRecord.of(row) for row in rows}
 
     async def tagged_calls(self, trajectory_id: str) -> list[CallRecord]:
         """The calls that were tagged with a trajectory's id, in the order they were recorded in."""
@@ -139,22 +135,20 @@ class Store(Database):
             raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
         return found[trajectory_id]
 
-    async def trajectories(self, ids: Iterable[str]) -> dict[str, StoredRun]:
+    @reads
+    def trajectories(self, connection: sa.Connection, ids: Iterable[str]) -> dict[str, StoredRun]:
         """The stored ones among `ids`, by id."""
-        wanted = list(ids)
+        rows = select_among(connection, sa.select(TRAJECTORIES), TRAJECTORIES.c.id, ids)
+        found = {row.id: StoredRun(trajectory_of(row), row.assembled, {}) for row in rows}
+        marks = with_jobs(TRAINED).order_by(TRAINED.c.policy, JOBS.c.number)
+        for mark in select_among(connection, marks, TRAINED.c.trajectory_id, found):
+            found[mark.trajectory_id].trained_by[mark.policy] = intact(TRAINED, mark).job_id
+        return found
 
-        def read(connection: sa.Connection) -> dict[str, StoredRun]:
-            rows = select_among(connection, sa.select(TRAJECTORIES), TRAJECTORIES.c.id, wanted)
-            found = {row.id: StoredRun(trajectory_of(row), row.assembled, {}) for row in rows}
-            marks = with_jobs(TRAINED).order_by(TRAINED.c.policy, JOBS.c.number)
-            for mark in select_among(connection, marks, TRAINED.c.trajectory_id, found):
-                found[mark.trajectory_id].trained_by[mark.policy] = intact(TRAINED, mark).job_id
-            return found
-
-        return await self.read(read)
-
-    async def recent_trajectories(
+    @reads
+    def recent_trajectories(
         self,
+        connection: sa.Connection,
         limit: int,
         scenario: str | None = None,
         after: str | None = None,
@@ -178,16 +172,18 @@ class Store(Database):
             body = zlib.decompress(intact(TRAJECTORIES, row).body)
             return body, len(body)
 
-        def read(connection: sa.Connection) -> Page[bytes]:
-            found = query.where(behind(connection, TRAJECTORIES, after, newest_first=True))
-            options = {"yield_per": 8}  # a body may have megabytes
-            with connection.execute(found, execution_options=options) as rows:
-                return take_page(rows, limit, "id", item)
+        found = query.where(behind(connection, TRAJECTORIES, after, newest_first=True))
+        options = {"yield_per": 8}  # a body may have megabytes
+        with connection.execute(found, execution_options=options) as rows:
+            return take_page(rows, limit, "id", item)
 
-        return await self.read(read)
-
-    async def set_reward(
-        self, trajectory_id: str, reward: Reward, assembled: Trajectory | None = None
+    @writes
+    def set_reward(
+        self,
+        connection: sa.Connection,
+        trajectory_id: str,
+        reward: Reward,
+        assembled: Trajectory | None = None,
     ) -> Trajectory:
         """Set the reward and those of single calls, and add scores and metadata (`changed`).
 
@@ -199,41 +195,37 @@ class Store(Database):
             InvalidRequest: it does not have a call that a reward is for.
             Conflict: a job trained on it, and a reward of it or its calls would change.
         """
-
-        def write(connection: sa.Connection) -> Trajectory:
-            mine = TRAJECTORIES.c.id == trajectory_id
-            row = connection.execute(sa.select(TRAJECTORIES).where(mine)).first()
-            if row is None:
-                if assembled is None:
-                    raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
-                new = changed(assembled, reward)
-                stored = trajectory_row(new, None, assembled=True)
-                insert(connection, TRAJECTORIES, [stored])
-                _link(connection, [new])
-                write_index(connection, [RunIndex.of(new)])
-                return new
-            old = trajectory_of(row)
-            turns = None
-            if row.assembled and assembled is not None and len(assembled.turns) > len(old.turns):
-                _refuse_late_calls(connection, old, len(assembled.turns))
-                turns = assembled.turns
-            new = changed(old, reward, turns)
-            before, after = rewards_in_words(old), rewards_in_words(new)
-            if before != after and (jobs := jobs_of_run(connection, trajectory_id)):
-                raise Conflict(
-                    f"Trajectory {trajectory_id!r} was trained on by {jobs} with reward {before}; "
-                    f"it cannot change to {after} any more."
-                )
-            kept = trajectory_row(new, row.group_id)
-            values = {name: kept[name] for name in ("body", "reward", "scenario")}
-            update(connection, TRAJECTORIES, mine, values)
-            if turns is not None:
-                delete_among(connection, RUN_CALLS.c.trajectory_id, [trajectory_id])
-                _link(connection, [new])
+        mine = TRAJECTORIES.c.id == trajectory_id
+        row = connection.execute(sa.select(TRAJECTORIES).where(mine)).first()
+        if row is None:
+            if assembled is None:
+                raise NotFound(f"No trajectory {trajectory_id!r} is stored here.")
+            new = changed(assembled, reward)
+            stored = trajectory_row(new, None, assembled=True)
+            insert(connection, TRAJECTORIES, [stored])
+            _link(connection, [new])
             write_index(connection, [RunIndex.of(new)])
             return new
-
-        return await self.write(write)
+        old = trajectory_of(row)
+        turns = None
+        if row.assembled and assembled is not None and len(assembled.turns) > len(old.turns):
+            _refuse_late_calls(connection, old, len(assembled.turns))
+            turns = assembled.turns
+        new = changed(old, reward, turns)
+        before, after = rewards_in_words(old), rewards_in_words(new)
+        if before != after and (jobs := jobs_of_run(connection, trajectory_id)):
+            raise Conflict(
+                f"Trajectory {trajectory_id!r} was trained on by {jobs} with reward {before}; "
+                f"it cannot change to {after} any more."
+            )
+        kept = trajectory_row(new, row.group_id)
+        values = {name: kept[name] for name in ("body", "reward", "scenario")}
+        update(connection, TRAJECTORIES, mine, values)
+        if turns is not None:
+            delete_among(connection, RUN_CALLS.c.trajectory_id, [trajectory_id])
+            _link(connection, [new])
+        write_index(connection, [RunIndex.of(new)])
+        return new
 
     async def delete_trajectory(self, trajectory_id: str) -> None:
         """See `deletions.delete_run`."""
@@ -243,61 +235,47 @@ class Store(Database):
 
     # --- policies and checkpoints ---------------------------------------------------------------
 
-    async def add_policy(self, name: str, lora: LoraConfig) -> None:
+    @writes
+    def add_policy(self, connection: sa.Connection, name: str, lora: LoraConfig) -> None:
         """Insert a policy whose version 0 is published. Idempotent. Raises LeaseLost."""
-
-        def write(connection: sa.Connection) -> None:
-            self.leases.require(connection, name)
-            if not connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
-                row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
-                insert(connection, POLICIES, [row | {"created_at": time.time()}])
-
-        await self.write(write)
+        self.leases.require(connection, name)
+        if not connection.execute(sa.select(POLICIES).where(POLICIES.c.name == name)).first():
+            row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
+            insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
     async def refuse_open_jobs(self, policy: str) -> None:
         """See `deletions.refuse_open_jobs`."""
         await self.read(lambda c: refuse_open_jobs(c, policy))
 
-    async def delete_policy(self, policy: str) -> None:
+    @writes
+    def delete_policy(self, connection: sa.Connection, policy: str) -> None:
         """See `deletions.delete_policy`. Raises LeaseLost, too."""
+        self.leases.require(connection, policy)
+        delete_policy(connection, policy)
 
-        def write(connection: sa.Connection) -> None:
-            self.leases.require(connection, policy)
-            delete_policy(connection, policy)
-
-        await self.write(write)
-
-    async def policies(self) -> dict[str, tuple[LoraConfig, int]]:
+    @reads
+    def policies(self, connection: sa.Connection) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
+        found = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
+        rows = [intact(POLICIES, row) for row in found]
+        return {r.name: (LoraConfig.model_validate_json(r.lora), r.version) for r in rows}
 
-        def read(connection: sa.Connection) -> dict[str, tuple[LoraConfig, int]]:
-            found = connection.execute(sa.select(POLICIES).order_by(POLICIES.c.name))
-            rows = [intact(POLICIES, row) for row in found]
-            return {r.name: (LoraConfig.model_validate_json(r.lora), r.version) for r in rows}
-
-        return await self.read(read)
-
-    async def served(self) -> tuple[dict[str, int], set[tuple[str, int]]]:
+    @reads
+    def served(self, connection: sa.Connection) -> tuple[dict[str, int], set[tuple[str, int]]]:
         """The version that serves, of each policy, and all versions that are kept."""
+        kept = connection.execute(sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version))
+        policies = connection.execute(sa.select(POLICIES))
+        serving = {row.name: intact(POLICIES, row).version for row in policies}
+        return serving, {(row.policy, row.version) for row in kept}
 
-        def read(connection: sa.Connection) -> tuple[dict[str, int], set[tuple[str, int]]]:
-            serving = {row.name: intact(POLICIES, row).version for row in connection.execute(all_)}
-            return serving, {(row.policy, row.version) for row in connection.execute(kept)}
-
-        all_, kept = sa.select(POLICIES), sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version)
-        return await self.read(read)
-
-    async def roll_back(self, name: str, version: int, why: str) -> None:
+    @writes
+    def roll_back(self, connection: sa.Connection, name: str, version: int, why: str) -> None:
         """Route the bare name to `version`, and write down what that discards, and why.
 
         Raises LeaseLost.
         """
-
-        def write(connection: sa.Connection) -> None:
-            self.leases.require(connection, name)
-            _roll_back(connection, name, version, why)
-
-        await self.write(write)
+        self.leases.require(connection, name)
+        _roll_back(connection, name, version, why)
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
@@ -336,15 +314,12 @@ class Store(Database):
         adapters = await self.read(lambda c: int(c.execute(query).scalar_one()))
         return await self.size() + adapters
 
-    async def counts(self) -> tuple[int, int, dict[str, int]]:
+    @reads
+    def counts(self, connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
         """Number of calls, of trajectories, and of jobs by state."""
-
-        def read(connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
-            query = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
-            jobs = {row[0]: row[1] for row in connection.execute(query)}
-            return self._calls.read(connection), self._runs.read(connection), jobs
-
-        return await self.read(read)
+        query = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
+        jobs = {row[0]: row[1] for row in connection.execute(query)}
+        return self._calls.read(connection), self._runs.read(connection), jobs
 
 
 def _link(connection: sa.Connection, runs: Iterable[Trajectory]) -> None:

@@ -155,7 +155,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "trained_verdicts": [lambda: store.reviews.marks("p")],
         "held_out_scenarios": [lambda: store.reviews.held_out(["s"])],
         "job_events": [lambda: store.jobs.events("job-1", 0, 9)],
-        "api_keys": [store.keys.read, store.keys.all],
+        "api_keys": [store.keys.known, store.keys.all],
         "policy_leases": [lambda: leases.take("p"), lambda: leases.renew("p")],
         "actions": [lambda: store.keys.actions(9)],
     }

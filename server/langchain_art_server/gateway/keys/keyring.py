@@ -114,7 +114,7 @@ class Keyring:
         async with self._reading:
             if await self.store.stamp() == self._stamp:
                 return
-            stamp, known = await self.store.read()
+            stamp, known = await self.store.known()
             found, closed = {self._servers.hash: self._servers}, set[str]()
             for tenant in {key.tenant for _, key in known}:
                 try:
