@@ -320,7 +320,7 @@ def test_a_try_with_a_seed_says_the_same_twice_and_counts_once() -> None:
 def test_a_lost_try_that_said_what_a_later_one_said_again_is_discarded(
     texts: tuple[str, ...],
 ) -> None:
-    """Whatever the tries said: the call that continues the last one seems to continue its equals."""
+    """Whatever tries said: the call that continues the last one seems to continue its equals."""
     tries = [at(3 * i, f"try-{i}", [USER], text, retry=i) for i, text in enumerate(texts)]
     on = at(20, "on", [USER, said(texts[-1]), USER], "c")
     run = assemble("t-1", [*tries, on])
