@@ -221,8 +221,9 @@ def _trajectory(outcome: object, name: str) -> Trajectory:
         found = cast(Trajectory, method())
     else:
         raise StopsAll(
-            f"The rollout returned {outcome!r:.200}, expected the run that capture() gives, a "
-            "Trajectory, or a number as its reward. End it with `return run`."
+            f"The rollout returned {outcome!r:.200} for the scenario {name!r}, expected the run "
+            "that capture() gives, a Trajectory, or a number as its reward. End each way through "
+            "it with `return run`, or with the number."
         )
     return found if found.scenario is not None else found.model_copy(update={"scenario": name})
 

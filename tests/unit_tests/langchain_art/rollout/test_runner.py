@@ -598,6 +598,11 @@ def test_batches_are_epochs_without_replacement() -> None:
         draw([], 0, seed=0)
 
 
+def test_a_rollout_without_a_reward_is_named_with_its_scenario() -> None:
+    with pytest.raises(ConfigError, match=r"returned None for the scenario 'q'.*or with the num"):
+        gather_sync(lambda scenario: None, [{"id": "q"}], group_size=1)
+
+
 @pytest.mark.parametrize(
     ("given", "reward"),
     [(True, 1.0), (np.bool_(True), 1.0), (Decimal("0.5"), 0.5), (np.float32(0.5), 0.5)],
