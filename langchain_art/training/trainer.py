@@ -30,6 +30,7 @@ from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, FitResult
+from langchain_art.training.report import all_alike
 from langchain_art.training.run_setup import Setup
 from langchain_art.training.tune import TuneResult, check_rates, tune
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
@@ -344,7 +345,11 @@ class Trainer:
         async with self._setup(rollout) as setup:
             await setup.client.ready()
             async with setup.workers():
-                return await setup.evaluate(scenarios, samples=samples)
+                found = await setup.evaluate(scenarios, samples=samples)
+        alike = all_alike(found.scenarios.values(), found.n)
+        if alike and all(version.endswith("@0") for version in found.versions):
+            self._display.warn(alike)
+        return found
 
     def evaluate_sync(
         self, rollout: Rollout | str, scenarios: Sequence[Any], *, samples: int = 1

@@ -131,6 +131,20 @@ def test_a_base_that_fares_alike_everywhere_is_told_of_before_the_first_step(
     assert shown.index(words) < shown.index("step 1/2"), shown
 
 
+def test_an_evaluation_of_a_base_that_fares_alike_everywhere_says_what_to_do(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    console = quiet()
+    model = ChatART(model="evaluated-alike", base_url=art_server.base_url, max_tokens=2)
+    ArtClient(art_server.base_url).create_policy("evaluated-alike")
+    trainer = Trainer(model, out_dir=tmp_path, console=console)
+    for reward in (0.0, 0.5):
+        trainer.evaluate_sync(
+            lambda name, worth=reward: worth * len(name), ["a", "b", "c", "dd"], samples=2
+        )
+    assert console.file.getvalue().count("No run of 8 was rewarded: warm-start") == 1  # type: ignore[attr-defined]
+
+
 # --- judging ----------------------------------------------------------------------------------
 
 
