@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.backends.models.base_weights import read_config
 from langchain_art_server.config import load_settings
 from langchain_art_server.start_checks import check_model, check_port
 from tests.support.hot_swap import train_once
@@ -61,6 +62,11 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         check_model(str(tmp_path / "file"))
     check_model(str(BASE_MODEL))
     check_model("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+def test_without_a_hub_the_models_that_need_none_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"the Hugging Face hub .*no hub is asked .*smollm2-135m"):
+        read_config("no/such-model")
 
 
 def test_a_template_that_shows_nothing_ends_the_start_in_one_line(tmp_path: Path) -> None:

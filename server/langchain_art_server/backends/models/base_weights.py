@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art_server.start_checks import INDEX, WEIGHTS
+from langchain_art_server.start_checks import INDEX, PACKAGED, WEIGHTS
 
 _AUTO = cast(Any, AutoModelForCausalLM)
 _META = torch.device("meta")
@@ -61,9 +61,11 @@ def in_one_line(name: str, file: str) -> Generator[None]:
         local = Path(name).is_dir()
         where = "this directory" if local else "the Hugging Face hub (or its cache)"
         words = " ".join(str(error).split())
+        others = f"a folder, a GGUF file or {', '.join(PACKAGED)}"
+        hint = "" if local else f" (no hub is asked for {others})"
         raise ConfigError(
             f"The model {name!r} can not be loaded from {where}: {file}: "
-            f"{type(error).__name__}: {words}"
+            f"{type(error).__name__}: {words}{hint}"
         ) from error
 
 
