@@ -238,12 +238,17 @@ def _prefix(turn: wire.TurnAudit) -> str:
     return f"{turn.prefix} {turn.prefix_turn} after {turn.prefix_tokens}"
 
 
+_NOT_TRAINED = (
+    "Not trained yet; runs of an evaluation, or of a group whose rewards are all equal, never are."
+)
+
+
 def _totals(audit: wire.TrajectoryAudit) -> str:
     done = ", ".join(f"{policy} (job {job})" for policy, job in audit.trained_by.items())
     return (
         f"{audit.trained_tokens} of {audit.sampled_tokens} sampled tokens learn, in {audit.rows} "
         f"{'row' if audit.rows == 1 else 'rows'}. "
-        f"{f'Trained by {done}.' if done else 'Not trained yet.'}"
+        f"{f'Trained by {done}.' if done else _NOT_TRAINED}"
     )
 
 

@@ -347,7 +347,7 @@ async def test_the_audit_is_a_command(
     shown = text(told.id)
     assert max(map(len, shown.splitlines())) <= 80
     total = f"{writer + critic} of {writer + critic} sampled tokens learn"
-    for word in ("writer", "critic", total, "Not trained yet", "extends"):
+    for word in ("writer", "critic", total, "Not trained yet", "evaluation", "extends"):
         assert word in shown
     shown = text(told.id, "--trainable", "critic=false", "--policy", art_server.policy)
     assert f"{writer} of {writer + critic}" in shown
