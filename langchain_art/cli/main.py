@@ -334,6 +334,7 @@ def export(
       langchain-art export email-agent out/merged --merge --base Qwen/Qwen2.5-0.5B-Instruct
     """
     from langchain_art.cli.export import export_adapter, export_merged
+    from langchain_art.wire.identifiers import is_folder
 
     if float32 and not merge:
         raise ConfigError("got --float32 without --merge; an adapter is exported as it is")
@@ -345,6 +346,9 @@ def export(
         else:
             export_adapter(client, policy, number, directory, base, root=root)
         say(f"{policy}@{number} is in {directory}")
+        if is_folder(named := base or client.status().model_path):
+            lacks = "" if merge else "; who lacks the folder needs whole weights (--merge)"
+            say(f"{directory}/README.md names its base by the folder {named}: edit that{lacks}")
         if number:  # the first version is always kept
             try:
                 client.pin(policy, number)

@@ -312,7 +312,8 @@ def test_checkpoints_are_managed(here: LiveServer) -> None:
 
 
 def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) -> None:
-    text(["export", here.policy, str(tmp_path / "adapter")])
+    said = text(["export", here.policy, str(tmp_path / "adapter")])
+    assert f"names its base by the folder {BASE_MODEL}: edit that; who lacks" in said
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= names
     with pytest.raises(SystemExit):
