@@ -10,6 +10,7 @@ import json
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from langchain_art.client.http_request import (
 )
 from langchain_art.client.job_endpoints import JobEndpoints
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.wire.api_keys import DEFAULT_TENANT
+from langchain_art.wire.api_keys import DEFAULT_TENANT, RunKey
 
 
 class Endpoints(JobEndpoints):
@@ -303,6 +304,18 @@ class Endpoints(JobEndpoints):
             expires_at=expires_at,
         )
         return Request("POST", "/v1/keys", wire.NewApiKey.model_validate_json, body=spec)
+
+    def run_key(self, run: str, *, seconds: float = 3600.0) -> str:
+        """A key of one run, for a program that can set nothing but its key and its base URL.
+
+        Its model calls are calls of the run, as with the run in the URL
+        (``…/v1/runs/RUN``), and it may do nothing else. It is made here, of the client's key.
+
+        Args:
+            run: the trajectory's id.
+            seconds: until it is refused.
+        """
+        return RunKey.of(self.api_key or "", run, time.time() + seconds).text
 
     @endpoint
     def api_keys(self) -> Request[list[wire.ApiKey]]:

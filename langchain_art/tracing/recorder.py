@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,10 @@ from langchain_art.tracing.spans import Span, SpanTree
 from langchain_art.wire import Message, Turn, Usage
 from langchain_art.wire.turn_links import superseded_attempts
 
+#: The ids of the server's calls, in each of its formats, and the end of its versions' names.
+_OUR_ID = re.compile(r"(?:chatcmpl-|msg_|resp_)[0-9a-f]{32}(?::\d+)?")
+_OUR_MODEL = re.compile(r"@\d+\Z")
+
 
 @dataclass(slots=True)
 class ModelCall:
@@ -28,7 +33,7 @@ class ModelCall:
     """Fields of `wire.CallTags`."""
     params: Mapping[str, Any]
     ours: bool
-    """True if the model is a `ChatART`."""
+    """True if the server sampled it: for `ChatART`, or for another model that speaks to it."""
     model: str | None
     first: int = 0
     """Number of the first call of its request: of itself, but for further choices (``n > 1``)."""
@@ -55,6 +60,8 @@ class ModelCall:
         metadata = {**llm_output, **reply.response_metadata}
         self.call_id = metadata.get("call_id") or (None if self.ours else metadata.get("id"))
         self.model = metadata.get("model_name") or self.model
+        if _OUR_ID.fullmatch(self.call_id or "") and _OUR_MODEL.search(self.model or ""):
+            self.ours = True
         usage = getattr(reply, "usage_metadata", None)
         if usage and "input_tokens" in usage:  # LangChain's cache gives a cost alone
             self.usage = Usage(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import re
 import secrets
 import zlib
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field
@@ -20,6 +24,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 #: The tenant of ART_API_KEY, and of a server without a key.
 DEFAULT_TENANT = "default"
 #: A tenant's name is a directory's, and in PostgreSQL a schema's.
+_RUN_KEY = re.compile(r"art-run\.([0-9a-f]{16})\.([0-9]{1,12})\.([\w-]{1,1024})\.[0-9a-f]{64}")
 _TENANT = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -99,6 +104,64 @@ class LoggedAction(Wire):
     ``deleted_run``, ``reviewed``, ``made_key``, ``revoked_key``."""
     subject: str
     """Subject of the action: a job and its policy, a version, a run, reviews, a key."""
+
+
+RUN_KEY = "art-run."
+"""What the key of one run begins with."""
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """The key of one run, for a program that can set nothing but a key: its calls are of the run.
+
+    It holds the run, its end, which key it was made of, and an HMAC-SHA256 of the three (RFC 2104).
+    That is keyed by the hash of that key, which the server has, too: nothing is stored for it, and
+    with that key it is revoked.
+
+    Example::
+
+        RunKey.of("sk-art-…", "run-17", time.time() + 3600).text
+    """
+
+    text: str
+    made_of: str
+    """The first 16 hexadecimal digits of the SHA-256 of that key's hash."""
+    ends: int
+    """Seconds since the epoch from which on it is refused."""
+    run: str
+
+    @classmethod
+    def of(cls, key: str, run: str, ends: float) -> RunKey:
+        """The key of a run that is made of `key`."""
+        digest = hashlib.sha256(key.encode()).digest()
+        run64 = base64.urlsafe_b64encode(run.encode()).decode().rstrip("=")
+        signed = f"{RUN_KEY}{key_mark(digest)}.{int(ends)}.{run64}"
+        return cls(f"{signed}.{_signature(digest, signed)}", key_mark(digest), int(ends), run)
+
+    @classmethod
+    def read(cls, text: str) -> RunKey | None:
+        """The key that `text` is; None: it has not that form."""
+        if not (found := _RUN_KEY.fullmatch(text)):
+            return None
+        try:
+            run = base64.urlsafe_b64decode(found[3] + "=" * (-len(found[3]) % 4)).decode()
+        except ValueError:
+            return None
+        return cls(text, found[1], int(found[2]), run)
+
+    def is_of(self, digest: bytes) -> bool:
+        """True if it was made of the key with this SHA-256."""
+        signed, _, signature = self.text.rpartition(".")
+        return secrets.compare_digest(_signature(digest, signed), signature)
+
+
+def key_mark(digest: bytes) -> str:
+    """What a run's key says of the key that it was made of, whose SHA-256 `digest` is."""
+    return hashlib.sha256(digest).hexdigest()[:16]
+
+
+def _signature(digest: bytes, signed: str) -> str:
+    return hmac.new(digest, signed.encode(), "sha256").hexdigest()
 
 
 def new_api_key() -> str:

@@ -11,6 +11,7 @@ _SECRETS = re.compile(
         [
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)",
             r"\bsk-[\w-]{16,}",  # OpenAI, Anthropic and their like
+            r"\bart-run\.[\w.-]{64,}",
             r"\bgh[opsur]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{20,}",
             r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
             r"\bAIza[\w-]{30,}|\bhf_\w{20,}|\bxox[abeoprs]-[\w-]{10,}|\blsv2_\w{20,}",
@@ -31,7 +32,18 @@ _SHORTEST = 6
 #: A text without any of these, its case folded, has nothing that a pattern finds: to look for them
 #: costs a hundredth of the patterns.
 _SIGNS = (
-    *("private key-", "sk-", "ghp_", "gho_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-"),
+    *(
+        "private key-",
+        "sk-",
+        "art-run.",
+        "ghp_",
+        "gho_",
+        "ghs_",
+        "ghu_",
+        "ghr_",
+        "github_pat_",
+        "glpat-",
+    ),
     *("akia", "asia", "aiza", "hf_", "xox", "lsv2_", "eyj", "bearer ", "basic ", "://"),
     *("password", "passwd", "secret", "token", "apikey", "api_key", "api-key"),
 )

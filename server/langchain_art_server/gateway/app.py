@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from langchain_art import wire
 from langchain_art._version import __version__
 from langchain_art.errors import ArtError, EngineUnavailable, InvalidRequest, UnknownModel
-from langchain_art_server.gateway.auth import CHAT, AccessControl, access_of, peer_of
-from langchain_art_server.gateway.chat.completions import ChatCompletions
+from langchain_art_server.gateway.auth import CALLS, AccessControl, access_of, peer_of
+from langchain_art_server.gateway.chat.completions import ModelCalls
 from langchain_art_server.gateway.keys.keyring import Keyring
 from langchain_art_server.gateway.keys.scopes import require_rules
 from langchain_art_server.gateway.lists import After, Limit, ListOf, PageOf, look_turns
@@ -92,19 +92,20 @@ def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIA
     page(app, service)
     require_rules(app.routes)
     document_route(app)
-    chat = ChatCompletions(service)
+    calls = ModelCalls(service)
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:
         # FastAPI's layers would add 40 µs to each completion, a tenth of its cost to the server.
-        completes = scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", CHAT)
-        await (chat if completes else app)(scope, receive, send)
+        is_call = scope["type"] == "http" and scope["path"] in CALLS and scope["method"] == "POST"
+        await (calls if is_call else app)(scope, receive, send)
 
     return front
 
 
 def _openai_routes(app: FastAPI, service: Service) -> None:
     # POST goes past this, by `front`; other methods are answered 405 here.
-    app.router.routes.append(Route(CHAT, ChatCompletions(service), methods=["POST"]))
+    for path in sorted(CALLS):
+        app.router.routes.append(Route(path, ModelCalls(service), methods=["POST"]))
 
     def card(name: str, parent: str | None) -> dict[str, Any]:
         known = {"id": name, "object": "model", "created": int(time.time()), "parent": parent}

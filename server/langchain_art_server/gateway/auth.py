@@ -23,7 +23,7 @@ from langchain_art.errors import (
     Overloaded,
     PermissionDenied,
 )
-from langchain_art.wire.api_keys import DEFAULT_TENANT
+from langchain_art.wire.api_keys import DEFAULT_TENANT, RunKey
 from langchain_art_server.config import Settings, is_loopback
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
 from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR, Rule, is_path, rule_of
@@ -33,7 +33,9 @@ from langchain_art_server.gateway.sessions import FILES, Sessions
 from langchain_art_server.telemetry.log_context import current
 
 log = logging.getLogger(__name__)
-CHAT = "/v1/chat/completions"
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+#: The routes of model calls (`chat.completions.DIALECTS`).
+CALLS = frozenset({CHAT, RESPONSES, MESSAGES, f"{MESSAGES}/count_tokens"})
 OPEN_PATHS = {"/healthz", "/readyz"}
 #: Wrong keys of a peer that are answered at once, seconds that each further one takes, how many of
 #: them may wait, and seconds after the last one until the peer starts anew.
@@ -170,7 +172,9 @@ class AccessControl:
 
         try:
             headers = dict(scope["headers"])
-            tenant, chat, rule = DEFAULT_TENANT, path == CHAT, rule_of(scope["method"], path)
+            if (key := headers.get(b"x-api-key")) and b"authorization" not in headers:
+                headers[b"authorization"] = b"Bearer " + key  # Anthropic's clients send it so
+            tenant, chat, rule = DEFAULT_TENANT, path in CALLS, rule_of(scope["method"], path)
             if path not in OPEN_PATHS and (access := await self._access(scope, headers)):
                 tenant, meter = access.tenant, access.meter if chat else None
                 self._check_scope(scope, access, rule)
@@ -183,14 +187,14 @@ class AccessControl:
                 async with self._at_once.setdefault(peer, asyncio.Semaphore(AT_ONCE)):
                     await self._app_of(tenant)(scope, body.receive, begin)
         except ArtError as error:
-            await answer(error)(scope, receive, begin)
+            await answer(error, path)(scope, receive, begin)
         except ClientDisconnect:
             log.debug("A client disconnected before it was answered.")
         except Exception as error:
             log.exception("%s %s failed.", scope["method"], path)
             if begun:
                 raise  # the server's connection is closed: an answer cut short must not look whole
-            await answer(error)(scope, receive, send)
+            await answer(error, path)(scope, receive, send)
 
     async def _access(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
         """Access by a request's key or session; None: it needs none.
@@ -211,10 +215,13 @@ class AccessControl:
         return access
 
     def _find(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
+        got = headers.get(b"authorization", b"")
         if self._keys is None:
             _require_this_machine(scope, headers)
+            if key := RunKey.read(got[7:].decode("latin-1")):
+                _name_run(scope, key.run)
             return None
-        if got := headers.get(b"authorization", b""):
+        if got:
             access = self._keys.find(got)
         elif self._sessions is None:
             access = None
@@ -229,6 +236,8 @@ class AccessControl:
             )
         if access.ends <= time.time():
             raise access.refusal()
+        if access.run is not None:
+            _name_run(scope, access.run)
         return access
 
     def _check_scope(self, scope: Scope, access: Access, rule: Rule | None) -> None:
@@ -241,6 +250,15 @@ class AccessControl:
         _require(rule, method, path, access)
         if rule.stores and access.meter is not None:
             access.meter.require_space(self._stored_bytes(access.tenant))
+
+
+def _name_run(scope: Scope, run: str) -> None:
+    """The run of a request is that of its key. Raises InvalidRequest: its URL names another."""
+    if scope.setdefault("art.run", run) != run:
+        raise InvalidRequest(
+            f"got the run {scope['art.run']!r:.200} in the URL and {run!r:.200} in the key, "
+            "expected one of them alone"
+        )
 
 
 def _require(rule: Rule, method: str, path: str, access: Access) -> None:

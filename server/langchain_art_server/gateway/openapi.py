@@ -9,14 +9,17 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from langchain_art_server.gateway.auth import CHAT
+from langchain_art_server.gateway.auth import CALLS, CHAT, MESSAGES, RESPONSES
+from langchain_art_server.gateway.chat.anthropic_messages import MessagesBody, TokenCountBody
+from langchain_art_server.gateway.chat.openai_responses import ResponsesBody
 from langchain_art_server.gateway.chat.request import ChatBody
 
-_CHAT_DOCS: dict[str, Any] = {
-    "summary": "Create Chat Completion",
-    "description": "Sample a completion from a policy, one of its versions, or the base model.",
-    "operationId": "create_chat_completion",
-    "responses": {"200": {"description": "The completion, whole or as server-sent events."}},
+#: The routes of model calls: what they do, the model of their body, and what they answer.
+_CALL_DOCS: dict[str, tuple[str, type[BaseModel], str]] = {
+    CHAT: ("Create Chat Completion", ChatBody, "The completion"),
+    RESPONSES: ("Create Response", ResponsesBody, "The response"),
+    MESSAGES: ("Create Message", MessagesBody, "The message"),
+    f"{MESSAGES}/count_tokens": ("Count Message Tokens", TokenCountBody, "The number of tokens"),
 }
 _REF = "#/components/schemas/{model}"
 _DEFINITIONS: dict[str, Any] = {}
@@ -74,7 +77,8 @@ def document_route(app: FastAPI) -> None:
 def _document(app: FastAPI) -> dict[str, Any]:
     if not app.openapi_schema:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        schema["paths"][CHAT] = {"post": _CHAT_DOCS | body_docs(ChatBody)}
+        for path, (summary, body, answered) in _CALL_DOCS.items():
+            schema["paths"][path] = {"post": _call_docs(summary, answered) | body_docs(body)}
         for path, methods in schema["paths"].items():
             for method, operation in methods.items():
                 _add_refusals(path, method, operation)
@@ -88,13 +92,26 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
+def _call_docs(summary: str, answered: str) -> dict[str, Any]:
+    counts = summary.startswith("Count")
+    streamed = "." if counts else ", whole or as server-sent events."
+    return {
+        "summary": summary,
+        "description": "Count the prompt's tokens."
+        if counts
+        else "Sample a reply from a policy, one of its versions, or the base model.",
+        "operationId": summary.lower().replace(" ", "_"),
+        "responses": {"200": {"description": answered + streamed}},
+    }
+
+
 def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
     answered = {"405", "500", "503"} if path in _NO_KEY else set(_REFUSALS) - {"404", "409", "413"}
-    if "{" in path or path == CHAT or "policy" in _fields_of_body(operation):
+    if "{" in path or path in CALLS or "policy" in _fields_of_body(operation):
         answered.add("404")
-    if method != "get" and path != CHAT:
+    if method != "get" and path not in CALLS:
         answered.add("409")
     if "requestBody" in operation:
         answered.add("413")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -27,9 +28,28 @@ from langchain_art_server.telemetry.log_context import current
 _MESSAGE, _VALUE = 4000, 200
 
 
-def answer(error: Exception) -> JSONResponse:
-    """The response to an error. An unexpected one is 500, without its words."""
+#: Anthropic's name of an error, by its status; of others: ``invalid_request_error`` below 500.
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def answer(error: Exception, path: str = "") -> JSONResponse:
+    """The response to an error. An unexpected one is 500, without its words.
+
+    `path` is the request's: Anthropic's has errors of its own shape.
+    """
     response, code = _answer(error)
+    if path.startswith("/v1/messages"):
+        about = anthropic_error(response.status_code, from_json(bytes(response.body)))
+        headers = {n: v for n, v in response.headers.items() if not n.startswith("content-")}
+        response = JSONResponse(about, status_code=response.status_code, headers=headers)
     if (context := current()) is not None:
         context.refused = code
     return response
@@ -56,6 +76,12 @@ def _answer(error: Exception) -> tuple[JSONResponse, str]:
     body = error.body()
     body["error"]["message"] = body["error"]["message"][:_MESSAGE]
     return JSONResponse(body, status_code=error.status, headers=headers), error.code
+
+
+def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """An error in Anthropic's shape, with the fields of ours beside."""
+    kind = _ANTHROPIC.get(status, "invalid_request_error")
+    return {"type": "error", "error": body["error"] | {"type": kind}}
 
 
 _UNEXPECTED = "The server failed at this request; its log has the traceback. Please report it."

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from langchain_art.errors import ConfigError, EngineUnavailable
-from langchain_art_server.gateway.auth import CHAT
+from langchain_art_server.gateway.auth import CALLS
 from langchain_art_server.gateway.keys.scopes import template_of
 from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.gateway.service import Service
@@ -42,6 +42,8 @@ PROBES = {"/healthz", "/readyz", "/metrics", "/status"}
 _READS = {"GET", "HEAD", "OPTIONS"}
 #: Where workers ask for work again and again. If they get some, they do more than that.
 _LEASE = "/v1/rollouts/lease"
+#: Base URLs of runs begin with it.
+_RUNS = "/v1/runs/"
 #: Seconds after which a request that was refused for that may find another server.
 RETRY_AFTER = 5
 #: Seconds after which a client asks again whether the model is loaded.
@@ -83,6 +85,8 @@ class RequestWatch:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(_RUNS):
+            scope = _with_run(scope)
         begun, status, path = time.monotonic(), 0, scope["path"]
         headers: dict[bytes, bytes] = dict(scope["headers"])
         context = LogContext(request_id=request_id_of(headers.get(b"x-request-id")))
@@ -126,8 +130,8 @@ class RequestWatch:
     def _tell(self, scope: Scope, status: int, seconds: float, context: LogContext) -> str:
         """Count a request, and write its record; returns the template of its path."""
         method, path = scope["method"], scope["path"]
-        if path == CHAT:
-            route = CHAT
+        if path in CALLS:
+            route = path
         else:
             route = FILES + "{file}" if path.startswith(FILES) else template_of(path)
         self._metrics.answered(method, route, status, seconds)
@@ -143,6 +147,16 @@ class RequestWatch:
                 fields["code"] = context.refused
             log.info("%s %s %d", method, route or "?", status, extra={"fields": fields})
         return route
+
+
+def _with_run(scope: Scope) -> Scope:
+    """The request of a client whose base URL names its run: ``/v1/runs/RUN`` and a call's path.
+
+    Clients of Anthropic's add the ``/v1`` to the base URL, those of OpenAI's do not.
+    """
+    run, _, rest = scope["path"][len(_RUNS) :].partition("/")
+    path = "/v1/" + rest.removeprefix("v1/")
+    return {**scope, "path": path, "art.run": run} if run and path in CALLS else scope
 
 
 def _end(span: OtelSpan, method: str, route: str, status: int, context: LogContext) -> None:

@@ -1,7 +1,6 @@
-"""POST /v1/chat/completions: samples, records and answers.
+"""The routes of model calls (`DIALECTS`): each samples, records and answers.
 
 A choice's last byte is sent after its `CallRecord` is on disk.
-Format: OpenAI's API reference, "The chat completion object" and "The chat completion chunk object".
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import Any, Self
 
-from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -27,7 +25,11 @@ from langchain_art_server.backends.base import (
     ChatRequest,
     EarlierCall,
 )
-from langchain_art_server.gateway.auth import access_of, peer_of
+from langchain_art_server.gateway.auth import CHAT, MESSAGES, RESPONSES, access_of, peer_of
+from langchain_art_server.gateway.chat.anthropic_messages import MessagesDialect, TokenCount
+from langchain_art_server.gateway.chat.completion_format import ChatDialect, message
+from langchain_art_server.gateway.chat.dialect import Dialect
+from langchain_art_server.gateway.chat.openai_responses import ResponsesDialect
 from langchain_art_server.gateway.chat.request import (
     CheckedChatRequest,
     parse_json,
@@ -48,16 +50,17 @@ _STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _LARGE = 64 << 10
 #: A choice's index, and a part of its reply.
 IndexedPiece = tuple[int, ChatDelta | ChatReply]
-#: Tokens whose logprobs are written in one turn of the event loop: half a millisecond.
-_SLICE = 16
-DONE = b"data: [DONE]\n\n"
-#: The characters at which `str.splitlines`, and with it httpx's `iter_lines`, ends a line and JSON
-#: and server-sent events do not; what JSON writes for them.
-_SEPARATORS = [(chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029)]
+#: The routes, and what their requests and answers are like.
+DIALECTS: dict[str, Callable[[Any], Dialect]] = {
+    CHAT: ChatDialect,
+    RESPONSES: ResponsesDialect,
+    MESSAGES: MessagesDialect,
+    f"{MESSAGES}/count_tokens": TokenCount,
+}
 
 
-class ChatCompletions:
-    """The route, as an ASGI endpoint."""
+class ModelCalls:
+    """The routes, as an ASGI endpoint."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -70,7 +73,10 @@ class ChatCompletions:
         raw, size = parse_json(sent), len(sent)
         if size > _LARGE:  # other requests have turns of the event loop in between
             await asyncio.sleep(0)
-        call = CheckedChatRequest(raw, scope["headers"])
+        form = DIALECTS[scope["path"]](raw)
+        if form.previous is not None:
+            form.continue_call(await service.store.call(form.previous))
+        call = CheckedChatRequest(form.body, scope["headers"], run=scope.get("art.run"))
         most = service.sampler.info.max_prompt_chars
         # The texts of a body are no longer than the body.
         if size > min(most, MAX_SCHEMA_CHARS):
@@ -89,7 +95,7 @@ class ChatCompletions:
             ):
                 began, earlier = await service.begin_call(call.body.art.trajectory_id)
                 completion = _Completion(
-                    service, call, target, slots, peer, meter, began=began, earlier=earlier
+                    service, form, call, target, slots, peer, meter, began=began, earlier=earlier
                 )
                 if call.body.stream:
                     return await completion.stream(scope, receive, send, client.stop)
@@ -157,6 +163,7 @@ class _Completion:
     def __init__(
         self,
         service: Service,
+        form: Dialect,
         call: CheckedChatRequest,
         target: RoutedModel,
         slots: Lease,
@@ -167,11 +174,11 @@ class _Completion:
         earlier: Sequence[EarlierCall],
     ) -> None:
         self._service, self._call, self._target, self._slots = service, call, target, slots
-        self._client, self._meter = client, meter
+        self._form, self._client, self._meter = form, client, meter
         self._began, self._start, self._earlier = began, time.monotonic(), earlier
         made = time.time()
         # Ids that grow with time are adjacent in the table's index: a batch writes few pages.
-        self._id = f"chatcmpl-{int(made * 1e6):014x}{random.getrandbits(72):018x}"
+        self._id = f"{form.prefix}{int(made * 1e6):014x}{random.getrandbits(72):018x}"
         self._frame = {"id": self._id, "created": int(made), "model": target.model}
         named, self._run = target.policy or target.model, call.body.art.trajectory_id
         self._series = service.metrics.calls_of(service.tenant, named)
@@ -214,7 +221,7 @@ class _Completion:
             version=self._target.version,
             model=self._target.model,
             tags=self._call.body.art,
-            request=self._call.record,
+            request=self._call.record | self._form.recorded,
             reply=message(reply),
             prompt_token_ids=reply.prompt_token_ids,
             token_ids=reply.token_ids,
@@ -236,9 +243,10 @@ class _Completion:
             replies = [await self._one(0)]
         else:
             replies = await asyncio.gather(*map(self._one, range(self._call.count)))
-        records = [self._record(index, reply) for index, reply in enumerate(replies)]
-        await self._service.store.add_calls(records)
-        return await completion(self._frame, replies, bool(self._call.body.logprobs))
+        if not self._form.only_counts:
+            records = [self._record(index, reply) for index, reply in enumerate(replies)]
+            await self._service.store.add_calls(records)
+        return await self._form.whole(self._frame, self._call, replies)
 
     async def _one(self, index: int) -> ChatReply:
         reply = None
@@ -295,140 +303,22 @@ class _Completion:
     async def _events(
         self, first: IndexedPiece, pieces: AsyncGenerator[IndexedPiece, None]
     ) -> AsyncGenerator[bytes, None]:
-        body = self._call.body
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        frame = self._frame | ({"usage": None} if with_usage else {})
-        choices = [Chunks(frame, index) for index in range(self._call.count)]
-        for chunks in choices:
-            yield chunks.begin()
+        form = self._form
+        yield form.begin(self._frame, self._call)
         replies: list[ChatReply] = []
         following: IndexedPiece | None = first
         try:
             while following is not None:
                 index, piece = following
                 if isinstance(piece, ChatDelta):
-                    yield choices[index].delta(piece)
+                    yield form.delta(index, piece)
                 else:
                     await self._service.store.add_calls([self._record(index, piece)])
                     replies.append(piece)
-                    yield await choices[index].end(piece, bool(body.logprobs))
+                    yield await form.end(index, piece)
                 following = await anext(pieces, None)
         except ArtError as error:
             refusal = error if isinstance(error, RequestRefused) else EngineUnavailable(str(error))
-            yield sse(refusal.body())
+            yield form.refusal(refusal)
             return
-        if with_usage:
-            yield usage_chunk(frame, replies)
-        yield DONE
-
-
-def message(reply: ChatReply) -> dict[str, Any]:
-    """The assistant's message."""
-    answer: dict[str, Any] = {"role": "assistant", "content": reply.content}
-    if reply.tool_calls:
-        answer["tool_calls"] = reply.tool_calls
-    return answer
-
-
-async def logprobs(reply: ChatReply) -> bytes:
-    """The ``logprobs`` of a choice, as JSON.
-
-    With all that may be asked for they take a tenth of a second, so other requests have turns of
-    the event loop in between.
-    """
-    parts: list[bytes] = []
-    for start in range(0, len(reply.token_texts), _SLICE):
-        if start:
-            await asyncio.sleep(0)
-        tokens: list[dict[str, Any]] = []
-        for index, text in enumerate(reply.token_texts[start : start + _SLICE], start):
-            top = reply.top_logprobs[index] if reply.top_logprobs else []
-            others = [_token(other, value) for _, value, other in top]
-            tokens.append(_token(text, reply.logprobs[index]) | {"top_logprobs": others})
-        parts.append(to_json(tokens)[1:-1])
-    return b'{"content":[' + b",".join(parts) + b'],"refusal":null}'
-
-
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def usage(replies: list[ChatReply]) -> dict[str, int]:
-    """Token counts of a request: its prompt once, and the completions of all choices."""
-    prompt = len(replies[0].prompt_token_ids)
-    sampled = sum(len(reply.token_ids) for reply in replies)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-async def completion(frame: dict[str, Any], replies: list[ChatReply], with_logprobs: bool) -> bytes:
-    """The whole answer. `frame` holds ``id``, ``created`` and ``model``."""
-    answer = frame | {"object": "chat.completion", "usage": usage(replies)}
-    choices = [
-        {
-            "index": index,
-            "message": message(reply),
-            "finish_reason": reply.finish_reason,
-            "logprobs": None,
-        }
-        for index, reply in enumerate(replies)
-    ]
-    if not with_logprobs:
-        return to_json(answer | {"choices": choices})
-    parts: list[bytes] = []
-    for choice, reply in zip(choices, replies, strict=True):
-        parts.append(to_json(choice).removesuffix(b"null}") + await logprobs(reply) + b"}")
-    return to_json(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
-
-
-class Chunks:
-    """One choice's chunks, as server-sent events."""
-
-    def __init__(self, frame: dict[str, Any], index: int) -> None:
-        self._frame = frame | {"object": "chat.completion.chunk"}
-        self._index, self._calls = index, 0
-
-    def begin(self) -> bytes:
-        """The first chunk, with the role."""
-        return self._event({"role": "assistant", "content": ""})
-
-    def delta(self, piece: ChatDelta) -> bytes:
-        """A part of the reply."""
-        delta: dict[str, Any] = {}
-        if piece.content:
-            delta["content"] = piece.content
-        if piece.tool_calls:
-            numbered = enumerate(piece.tool_calls, self._calls)
-            delta["tool_calls"] = [{"index": number, **call} for number, call in numbered]
-            self._calls += len(piece.tool_calls)
-        return self._event(delta)
-
-    async def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
-        """The last chunk: the reason to stop, and the logprobs of all tokens."""
-        event = self._event({}, reply.finish_reason)
-        if not with_logprobs:
-            return event
-        said = _one_line(await logprobs(reply))
-        return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
-
-    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": self._index, "delta": delta, "finish_reason": finish, "logprobs": None}
-        return sse(self._frame | {"choices": [choice]})
-
-
-def usage_chunk(frame: dict[str, Any], replies: list[ChatReply]) -> bytes:
-    """The chunk with the usage of all choices, after their last."""
-    about = frame | {"object": "chat.completion.chunk"}
-    return sse(about | {"choices": [], "usage": usage(replies)})
-
-
-def sse(value: Any) -> bytes:
-    """A server-sent event."""
-    return b"data: " + _one_line(to_json(value)) + b"\n\n"
-
-
-def _one_line(text: bytes) -> bytes:
-    """JSON that is one line to every client."""
-    if not text.isascii():
-        for separator, escaped in _SEPARATORS:
-            text = text.replace(separator, escaped)
-    return text
+        yield form.close(replies)

@@ -8,9 +8,9 @@ which can also be sent in headers (``x-art-trajectory-id``, ``x-art-node`` …).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isinf
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -56,6 +56,7 @@ _MAX_STOPS, _MAX_STOP_CHARS = 16, 1024
 _NOT_RECORDED = {"art", "model", "stream", "stream_options"}
 
 
+Body = TypeVar("Body", bound=BaseModel)
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
 
 
@@ -100,6 +101,7 @@ class CheckedChatRequest:
     Args:
         raw: the parsed JSON of its body. It is changed.
         headers: ASGI's, with names in lower case.
+        run: the run that its URL or its key names.
 
     Attributes:
         body: the body, with the headers' tags in its `art`.
@@ -113,10 +115,21 @@ class CheckedChatRequest:
         InvalidRequest: the field, what was got, what is expected.
     """
 
-    def __init__(self, raw: Any, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(
+        self, raw: Any, headers: Iterable[tuple[bytes, bytes]] = (), run: str | None = None
+    ) -> None:
         tags = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
         retry = tags.pop(b"x-stainless-retry-count", b"")
-        self.body = body = _body(raw, _header_tags(tags))
+        header_tags = _header_tags(tags)
+        if run is not None:
+            header_tags.setdefault("trajectory_id", run)
+        self.body = body = _body(raw, header_tags)
+        if run is not None and (tagged := body.art.trajectory_id) != run:
+            raise InvalidRequest(
+                f"got the run {shown(tagged)} in the tags and {shown(run)} in the URL or the "
+                "key, expected one of them alone",
+                param="art",
+            )
         self.retry = int(retry) if retry and _RETRIES.fullmatch(retry) else 0
         self.count = body.n or 1
         tools, tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
@@ -233,26 +246,45 @@ def _not_finite(body: bytes) -> str:
     return ". NaN and infinity are no JSON: expected finite numbers, and null for no score"
 
 
-def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
+def read_body(
+    raw: Any, kind: type[Body], neutral: Mapping[str, tuple[Any, ...]], notes: Iterable[str]
+) -> Body:
+    """The body of a request, checked.
+
+    Args:
+        raw: its parsed JSON. Its names in `neutral` and `notes` are removed.
+        kind: the model of all other names.
+        neutral: options that are not supported, and their values that have no effect.
+        notes: options that change no reply.
+
+    Raises:
+        InvalidRequest: the field, what was got, what is expected.
+    """
     if not isinstance(raw, dict):
         raise InvalidRequest(f"got a {type(raw).__name__} as body, expected a JSON object")
-    for name, neutral in NEUTRAL.items():
-        if name in raw and (value := raw.pop(name)) not in neutral:
+    for name, accepted in neutral.items():
+        if name in raw and (value := raw.pop(name)) not in accepted:
             raise InvalidRequest(
                 f"got {name}={shown(value)}, which this server does not support; leave it out "
-                f"(or send one of {list(neutral)})",
+                f"(or send one of {list(accepted)})",
                 param=name,
             )
-    for name in NOTES:
+    for name in notes:
         raw.pop(name, None)
-    tags = {} if raw.get("art") is None else raw["art"]
-    if isinstance(tags, dict):  # others are refused below
-        raw["art"] = header_tags | tags
     try:
-        body = ChatBody.model_validate(raw)
+        body = kind.model_validate(raw)
     except ValidationError as error:
-        raise refuse(error.errors(), ChatBody) from error
+        raise refuse(error.errors(), kind) from error
     refuse_overflow(raw)
+    return body
+
+
+def _body(raw: Any, header_tags: dict[str, Any]) -> ChatBody:
+    if isinstance(raw, dict):
+        tags = {} if raw.get("art") is None else raw["art"]
+        if isinstance(tags, dict):  # others are refused below
+            raw["art"] = header_tags | tags
+    body = read_body(raw, ChatBody, NEUTRAL, NOTES)
     for index, message in enumerate(body.messages):
         _check_message(index, message)
     _check_pairs(body)

@@ -15,11 +15,19 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property
 
 from langchain_art.errors import ArtError, AuthenticationFailed, InvalidRequest
 from langchain_art.wire import ApiKey, KeySpec, NewApiKey
-from langchain_art.wire.api_keys import DEFAULT_TENANT, SCOPES, new_tenant_key
+from langchain_art.wire.api_keys import (
+    DEFAULT_TENANT,
+    RUN_KEY,
+    SCOPES,
+    RunKey,
+    key_mark,
+    new_tenant_key,
+)
 from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR
 from langchain_art_server.gateway.limits import Clock, Meter
 from langchain_art_server.storage.key_store import KeyStore, Stamp
@@ -30,6 +38,7 @@ SERVERS_KEY = "ART_API_KEY"
 REFRESH_SECONDS = 0.5
 #: RFC 9110, 11.1: in any case.
 _BEARER = b"bearer "
+_RUN_KEY = RUN_KEY.encode()
 
 
 @dataclass(eq=False, frozen=True)
@@ -47,6 +56,13 @@ class Access:
     """None: it has no limits."""
     client: str | None = None
     """Client to whose share a request counts; None: the address that it comes from."""
+    run: str | None = None
+    """The run of which its calls are; None: they say it."""
+
+    @cached_property
+    def mark(self) -> str:
+        """What the keys of runs that are made of it say of it."""
+        return key_mark(self.hash)
 
     def refusal(self) -> AuthenticationFailed:
         """The refusal of a key that has ended."""
@@ -89,11 +105,24 @@ class Keyring:
         """The key of an Authorization header, if it is known; it may have ended."""
         if authorization[:7].lower() != _BEARER:
             return None
+        if authorization.startswith(_RUN_KEY, 7):
+            return self._of_run(RunKey.read(authorization[7:].decode("latin-1")))
         digest = hashlib.sha256(authorization[7:]).digest()
         access = self._by_hash.get(digest)
         if access is None or not secrets.compare_digest(access.hash, digest):
             return None
         return access
+
+    def _of_run(self, key: RunKey | None) -> Access | None:
+        """The access of a run's key: that of the key that it was made of, for calls alone."""
+        if key is None:
+            return None
+        for access in self._by_hash.values():
+            if access.mark == key.made_of and key.is_of(access.hash):
+                scopes = access.scopes & {"infer"}
+                ends = min(access.ends, float(key.ends))
+                return replace(access, scopes=scopes, ends=ends, run=key.run)
+        return None
 
     def of_hash(self, digest: bytes) -> Access | None:
         """The key of a session, as it is now."""

@@ -44,6 +44,9 @@ OPEN = {
 }
 RULES: dict[tuple[str, str], Rule] = {
     ("POST", "/v1/chat/completions"): Rule(("infer",), stores=True, waits=True),
+    ("POST", "/v1/responses"): Rule(("infer",), stores=True, waits=True),
+    ("POST", "/v1/messages"): Rule(("infer",), stores=True, waits=True),
+    ("POST", "/v1/messages/count_tokens"): Rule(("infer",), waits=True),
     ("GET", "/v1/models"): Rule(_ANY),
     ("GET", "/v1/models/{name}"): Rule(_ANY),
     ("GET", "/status"): Rule(_ANY),

@@ -93,9 +93,14 @@ async def test_the_looks_of_one_clients_workers_have_a_rate(
     polled.count(monkeypatch, polled.store.rollouts, "is_due")
     async with polled.client("1.1.1.1") as many:
         asked = [LEASE | {"worker": f"w{n}", "wait": SECONDS} for n in range(POLLS)]
-        answers = await asyncio.gather(*(many.post(LEASES, json=one, timeout=60) for one in asked))
-    assert {one.status_code for one in answers} == {200}
-    assert 0 < polled.looks <= 1.5 * lists.LOOKS_PER_SECOND * SECONDS
+        times = 0
+        while not polled.looks:  # on a busy machine a wait may be over before its first look
+            answers = await asyncio.gather(
+                *(many.post(LEASES, json=one, timeout=60) for one in asked)
+            )
+            assert {one.status_code for one in answers} == {200}
+            times += 1
+    assert polled.looks <= 1.5 * lists.LOOKS_PER_SECOND * SECONDS * times
 
 
 async def test_the_looks_at_a_job_have_a_rate(

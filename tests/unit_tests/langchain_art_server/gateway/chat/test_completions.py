@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from langchain_art_server.gateway.chat.completions import ChatCompletions
+from langchain_art_server.gateway.auth import CHAT
+from langchain_art_server.gateway.chat.completions import ModelCalls
 
 
 def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> None:
@@ -40,9 +41,9 @@ def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> Non
 
     async def run() -> None:
         task = asyncio.create_task(other())
-        scope = {"type": "http", "method": "POST", "headers": []}
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
         with pytest.raises(InvalidRequest, match="schema"):
-            await ChatCompletions(cast(Any, service))(scope, receive, cast(Any, None))
+            await ModelCalls(cast(Any, service))(scope, receive, cast(Any, None))
         task.cancel()
 
     asyncio.run(run())

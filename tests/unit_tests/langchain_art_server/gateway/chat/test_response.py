@@ -8,7 +8,7 @@ import sys
 import httpx
 
 from langchain_art_server.backends.base import ChatDelta, ChatReply
-from langchain_art_server.gateway.chat.completions import Chunks
+from langchain_art_server.gateway.chat.completion_format import Chunks
 
 #: All characters at which `str.splitlines` ends a line.
 ENDS = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1)

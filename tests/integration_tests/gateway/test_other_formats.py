@@ -1,0 +1,463 @@
+"""Calls in OpenAI's Responses and Anthropic's Messages, as both SDKs speak them: one capture."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import BaseModel
+
+from langchain_art import ArtClient, TrainConfig, TrajectoryGroup, capture
+from langchain_art.errors import PermissionDenied
+from langchain_art.wire.api_keys import RunKey, new_api_key
+from tests.conformance.suite.scripts import script
+from tests.support.live_server import ForkedServer, LiveServer, RuleServer
+
+SYSTEM, QUESTION = "Be short.", "When is the falcon review?"
+SCHEMA = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
+THOUGHT, REST = "\nA door, or two.\n", "\n\nI look."
+
+
+@pytest.fixture(scope="module")
+def http(art_server: LiveServer) -> Iterator[httpx.Client]:
+    with art_server.http() as client:
+        yield client
+
+
+@dataclass
+class Said:
+    """A reply in no format: the call's id, and what a client reads."""
+
+    call: str
+    text: str = ""
+    thought: str | None = None
+    tools: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    cut: bool = False
+
+
+def chat(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> Said:
+    """Turns are a user's text, a `Said`, or the result of the tool that was called last."""
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+    for turn, before in zip(turns, [None, *turns], strict=False):
+        if isinstance(turn, Said):
+            content = turn.text
+            if turn.thought is not None:
+                content = f"<think>{turn.thought}</think>{turn.text}"
+            calls = [
+                {
+                    "id": f"call_{name}",
+                    "type": "function",
+                    "function": {"name": name, "arguments": json.dumps(arguments)},
+                }
+                for name, arguments in turn.tools
+            ]
+            made = {"role": "assistant", "content": content or None}
+            messages.append(made | {"tool_calls": calls} if calls else made)
+        elif isinstance(before, Said) and before.tools:
+            result = {"tool_call_id": f"call_{before.tools[-1][0]}", "content": turn}
+            messages.append({"role": "tool"} | result)
+        else:
+            messages.append({"role": "user", "content": turn})
+    if options.pop("look", False):
+        function = {"name": "look", "parameters": SCHEMA}
+        options["tools"] = [{"type": "function", "function": function}]
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    if not stream:
+        reply = client.chat.completions.create(model="tiny", messages=messages, **options)
+        choice = reply.choices[0]
+    else:
+        with client.chat.completions.stream(model="tiny", messages=messages, **options) as events:
+            for _ in events:
+                reply = events.current_completion_snapshot
+        choice = reply.choices[0]
+    text, thought = choice.message.content or "", None
+    if text.startswith("<think>"):
+        thought, _, text = text.removeprefix("<think>").partition("</think>")
+    tools = [
+        (one.function.name, json.loads(one.function.arguments))
+        for one in choice.message.tool_calls or ()
+        if one.type == "function"
+    ]
+    return Said(reply.id, text, thought, tools, choice.finish_reason == "length")
+
+
+def responses(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> Said:
+    items: list[Any] = []
+    for turn, before in zip(turns, [None, *turns], strict=False):
+        if isinstance(turn, Said):
+            if turn.thought is not None:
+                content = [{"type": "reasoning_text", "text": turn.thought}]
+                items.append({"type": "reasoning", "id": "r", "summary": [], "content": content})
+            if turn.text or not turn.tools:
+                items.append({"role": "assistant", "content": turn.text})
+            for name, arguments in turn.tools:
+                call = {"call_id": f"call_{name}", "name": name}
+                made = call | {"arguments": json.dumps(arguments)}
+                items.append({"type": "function_call"} | made)
+        elif isinstance(before, Said) and before.tools:
+            result = {"call_id": f"call_{before.tools[-1][0]}", "output": turn}
+            items.append({"type": "function_call_output"} | result)
+        else:
+            items.append({"role": "user", "content": [{"type": "input_text", "text": turn}]})
+    if options.pop("look", False):
+        options["tools"] = [{"type": "function", "name": "look", "parameters": SCHEMA}]
+    options["max_output_tokens"] = options.pop("max_tokens")
+    extra = {"seed": options.pop("seed", None)}
+    asked = {"model": "tiny", "instructions": SYSTEM, "input": items, "extra_body": extra} | options
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    if not stream:
+        reply = client.responses.create(**asked)
+    else:
+        with client.responses.stream(**asked) as events:
+            seen = list(events)
+        reply = seen[-1].response  # `get_final_response` wants one that was not cut
+        assert [event.sequence_number for event in seen if hasattr(event, "sequence_number")]
+        told = "".join(e.delta for e in seen if e.type == "response.output_text.delta")
+        assert told == reply.output_text
+    said = Said(reply.id, reply.output_text, cut=reply.status == "incomplete")
+    for item in reply.output:
+        if item.type == "reasoning":
+            assert item.content is not None
+            said.thought = item.content[0].text
+        elif item.type == "function_call":
+            said.tools.append((item.name, json.loads(item.arguments)))
+    return said
+
+
+def in_anthropics(turns: list[Any]) -> list[Any]:
+    sent: list[Any] = []
+    for turn, before in zip(turns, [None, *turns], strict=False):
+        if isinstance(turn, Said):
+            content: list[Any] = []
+            if turn.thought is not None:
+                content.append({"type": "thinking", "thinking": turn.thought, "signature": ""})
+            if turn.text:
+                content.append({"type": "text", "text": turn.text})
+            for name, arguments in turn.tools:
+                used = {"id": f"call_{name}", "name": name, "input": arguments}
+                content.append({"type": "tool_use"} | used)
+            sent.append({"role": "assistant", "content": content})
+        elif isinstance(before, Said) and before.tools:
+            result = {"tool_use_id": f"call_{before.tools[-1][0]}", "content": turn}
+            sent.append({"role": "user", "content": [{"type": "tool_result"} | result]})
+        else:
+            sent.append({"role": "user", "content": turn})
+    return sent
+
+
+def messages(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> Said:
+    sent = in_anthropics(turns)
+    if options.pop("look", False):
+        options["tools"] = [{"name": "look", "input_schema": SCHEMA}]
+    extra = {name: options.pop(name, None) for name in ("seed", "temperature")}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    asked = {"model": "tiny", "system": SYSTEM, "messages": sent, "thinking": thinking} | options
+    client = anthropic.Anthropic(base_url=server.root, api_key="none")
+    if not stream:
+        reply = client.messages.create(**asked, extra_body=extra)
+    else:
+        with client.messages.stream(**asked, extra_body=extra) as events:
+            told = "".join(events.text_stream)
+            reply = events.get_final_message()
+        assert told == "".join(one.text for one in reply.content if one.type == "text")
+    said = Said(reply.id, cut=reply.stop_reason == "max_tokens")
+    for block in reply.content:
+        if block.type == "text":
+            said.text = block.text
+        elif block.type == "thinking":
+            said.thought = block.thinking
+        elif block.type == "tool_use":
+            said.tools.append((block.name, block.input))
+    assert (reply.stop_reason == "tool_use") == bool(said.tools)
+    return said
+
+
+Ask = Callable[..., Said]
+FORMATS: list[Ask] = [chat, responses, messages]
+
+
+def calls_of(server: LiveServer, *said: Said) -> list[dict[str, Any]]:
+    with server.http() as http:
+        return [http.get(f"/v1/calls/{one.call}").json() for one in said]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_conversation_has_the_same_tokens_in_each_format(
+    art_server: LiveServer, stream: bool
+) -> None:
+    first = [ask(art_server, [QUESTION], stream, max_tokens=12, seed=3) for ask in FORMATS]
+    second = [
+        ask(art_server, [QUESTION, before, "Go on."], stream, max_tokens=12, seed=4)
+        for ask, before in zip(FORMATS, first, strict=True)
+    ]
+    for replies in (first, second):
+        tokens = [(c["prompt_token_ids"], c["token_ids"]) for c in calls_of(art_server, *replies)]
+        assert tokens[0] == tokens[1] == tokens[2]
+        assert len({(one.text, one.cut) for one in replies}) == 1
+    for before, after in zip(first, second, strict=True):  # nothing was tokenised again
+        shown, went_on = calls_of(art_server, before, after)
+        sampled = shown["prompt_token_ids"] + shown["token_ids"]
+        assert went_on["prompt_token_ids"][: len(sampled)] == sampled
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ask", FORMATS)
+def test_thoughts_and_tool_calls_come_back_as_they_were_sampled(
+    rule_server: RuleServer, ask: Ask, stream: bool
+) -> None:
+    call = {"call": "look", "args": {"what": "a door"}}
+    steps = [call | {"say": f"<think>{THOUGHT}</think>{REST}"}, call, "A door."]
+    options: dict[str, Any] = {"max_tokens": 200, "look": True, "temperature": 0.0}
+    turns: list[Any] = [script(*steps)]
+    told: list[Said] = []
+    for result in ("It is open.", "It is shut.", None):
+        told.append(ask(rule_server, turns, stream, **options))
+        turns += [told[-1], result]
+    assert [one.thought for one in told] == [THOUGHT, None, None]
+    assert told[0].text.strip() == REST.strip() and told[2].text == "A door."
+    assert [one.tools for one in told] == [[("look", {"what": "a door"})]] * 2 + [[]]
+    records = calls_of(rule_server, *told)
+    for before, after in pairwise(records):
+        sampled = before["prompt_token_ids"] + before["token_ids"]
+        assert after["prompt_token_ids"][: len(sampled)] == sampled
+
+
+def test_a_response_continues_an_earlier_call_of_any_format(
+    art_server: LiveServer, http: httpx.Client
+) -> None:
+    client = openai.OpenAI(base_url=art_server.base_url, api_key="none")
+    for ask in FORMATS:
+        before = ask(art_server, [QUESTION], False, max_tokens=8, seed=1)
+        reply = client.responses.create(
+            model="tiny", input="Go on.", previous_response_id=before.call, max_output_tokens=4
+        )
+        asked = http.get(f"/v1/calls/{reply.id}").json()["request"]["messages"]
+        roles = [one["role"] for one in asked]
+        # Of a response, the instructions are not continued (OpenAI's reference).
+        own = [] if ask is responses else ["system"]
+        assert roles == [*own, "user", "assistant", "user"]
+        assert asked[-2]["content"] == before.text
+    with pytest.raises(openai.NotFoundError, match="resp_none"):
+        client.responses.create(model="tiny", input="x", previous_response_id="resp_none")
+
+
+def test_the_tokens_of_a_prompt_are_counted_and_nothing_is_recorded(
+    art_server: LiveServer, http: httpx.Client
+) -> None:
+    client = anthropic.Anthropic(base_url=art_server.root, api_key="none")
+    asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": QUESTION}]}
+    kept = http.get("/status").json()["calls"]
+    counted = client.messages.count_tokens(**asked, system=SYSTEM)
+    assert http.get("/status").json()["calls"] == kept
+    reply = client.messages.create(**asked, system=SYSTEM, max_tokens=2)
+    assert counted.input_tokens == reply.usage.input_tokens
+
+
+def test_replies_follow_a_schema_and_a_forced_tool(art_server: LiveServer) -> None:
+    class Look(BaseModel):
+        what: str
+
+    claude = anthropic.Anthropic(base_url=art_server.root, api_key="none")
+    gpt = openai.OpenAI(base_url=art_server.base_url, api_key="none")
+    ask: Any = [{"role": "user", "content": QUESTION}]
+    schema = {"type": "object", "properties": {"what": {"enum": ["door", "wall"]}}}
+    schema |= {"required": ["what"], "additionalProperties": False}
+    form: Any = {"type": "json_schema", "schema": schema}
+    message = claude.messages.create(
+        model="tiny", max_tokens=60, messages=ask, output_config={"format": form}
+    )
+    assert message.content[0].type == "text"
+    assert json.loads(message.content[0].text)["what"] in ("door", "wall")
+    response = gpt.responses.create(
+        model="tiny", max_output_tokens=60, input=ask, text={"format": form | {"name": "look"}}
+    )
+    assert json.loads(response.output_text)["what"] in ("door", "wall")
+    tools: Any = [{"name": "look", "input_schema": schema}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "look"}):
+        used = claude.messages.create(
+            model="tiny", max_tokens=60, messages=ask, tools=tools, tool_choice=choice
+        )
+        assert [one.type for one in used.content][-1] == "tool_use"
+    named: Any = {"type": "function", "name": "look"}
+    allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+    of_responses: Any = [named | {"parameters": schema, "strict": True}]
+    for choice in ("required", named, allowed):
+        called = gpt.responses.create(
+            model="tiny",
+            max_output_tokens=60,
+            input=ask,
+            tools=of_responses,
+            tool_choice=choice,
+        )
+        assert [one.type for one in called.output][-1] == "function_call"
+    told = gpt.responses.create(
+        model="tiny",
+        max_output_tokens=4,
+        input=ask,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    [item] = told.output
+    assert item.type == "message" and item.content[0].type == "output_text"
+    logprobs = item.content[0].logprobs or []
+    assert len(logprobs) == 4 and all(len(one.top_logprobs) == 2 for one in logprobs)
+
+
+USER: dict[str, Any] = {"role": "user", "content": QUESTION}
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "said"),
+    [
+        ("messages", {"max_tokens": None}, "max_tokens"),
+        ("messages", {"max_tokens": 0}, "max_tokens"),
+        ("messages", {"tempreature": 1.0}, "temperature"),
+        ("messages", {"mcp_servers": [{}]}, "mcp_servers"),
+        ("messages", {"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0"),
+        ("messages", {"messages": [USER | {"content": [{"type": "image"}]}]}, "image"),
+        ("messages", {"messages": [{"role": "system", "content": "x"}]}, "role"),
+        (
+            "messages",
+            {"messages": [USER | {"content": [{"type": "thinking", "thinking": "x"}]}]},
+            "role 'user'",
+        ),
+        ("messages/count_tokens", {"stream": True, "max_tokens": None}, "stream"),
+        ("responses", {"max_tokens": 4}, "max_tokens"),
+        ("responses", {"background": True}, "background"),
+        ("responses", {"store": False}, "store"),
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools.0"),
+        ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
+        ("responses", {"input": []}, "input"),
+        ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "reasoning"),
+        ("responses", {"reasoning": {"effort": "high"}}, "reasoning"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(
+    http: httpx.Client, path: str, changes: dict[str, Any], said: str
+) -> None:
+    body: dict[str, Any] = {"model": "tiny"}
+    body |= {"input": QUESTION} if path == "responses" else {"messages": [USER], "max_tokens": 4}
+    body = {name: value for name, value in (body | changes).items() if value is not None}
+    answer = http.post(f"/v1/{path}", json=body)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+    assert answer.json().get("type") == (None if path == "responses" else "error")
+
+
+def test_a_run_is_named_by_the_url(art_server: LiveServer, http: httpx.Client) -> None:
+    run = f"r-{uuid.uuid4().hex}"
+    claude = anthropic.Anthropic(base_url=f"{art_server.base_url}/runs/{run}", api_key="none")
+    gpt = openai.OpenAI(base_url=f"{art_server.base_url}/runs/{run}", api_key="none")
+    ask: Any = [{"role": "user", "content": QUESTION}]
+    ids = [
+        claude.messages.create(model="tiny", max_tokens=4, messages=ask).id,
+        gpt.responses.create(model="tiny", max_output_tokens=4, input=ask).id,
+        gpt.chat.completions.create(model="tiny", max_tokens=4, messages=ask).id,
+    ]
+    with pytest.raises(openai.BadRequestError, match="'other' in the tags"):
+        tags = {"art": {"trajectory_id": "other"}}
+        gpt.responses.create(model="tiny", input=ask, extra_body=tags)
+    put = http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).json()
+    assert [turn["call_id"] for turn in put["turns"]] == ids
+    assert http.post(f"/v1/runs/{run}/train", json={}).status_code == 404
+    assert http.post(f"/v1/runs/{'x' * 300}/responses", json={"input": "x"}).status_code == 400
+
+
+def test_a_run_is_named_by_its_key_alone(tmp_path: Path) -> None:
+    key = new_api_key()
+    server = ForkedServer(tmp_path / "data", env={"ART_API_KEY": key}).start()
+    try:
+        client = ArtClient(base_url=server.base_url, api_key=key)
+        made = client.run_key("run-17", seconds=60)
+        ask: Any = [{"role": "user", "content": QUESTION}]
+
+        def call(key: str, url: str = server.root) -> str:
+            claude = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+            return claude.messages.create(model="tiny", max_tokens=2, messages=ask).id
+
+        first, second = call(made), call(made)
+        assert [turn.call_id for turn in client.reward("run-17", 1.0).turns] == [first, second]
+        with pytest.raises(anthropic.BadRequestError, match="'other' in the URL"):
+            call(made, f"{server.base_url}/runs/other")
+        with (
+            ArtClient(base_url=server.base_url, api_key=made) as of_run,
+            pytest.raises(PermissionDenied, match="scope"),
+        ):
+            of_run.reward("run-17", 0.0)
+        past = RunKey.of(key, "run-17", time.time() - 1).text
+        forged = made[:-1] + ("0" if made[-1] != "0" else "1")
+        other = RunKey.of(new_api_key(), "run-17", time.time() + 60).text
+        renamed = made.replace(made.split(".")[3], "cnVuLTE4")
+        for wrong in (past, forged, other, renamed, "art-run.x"):
+            with pytest.raises(anthropic.AuthenticationError):
+                call(wrong)
+        assert key not in server.log.read_text() and made not in server.log.read_text()
+    finally:
+        server.stop()
+
+
+@tool
+def look(what: str) -> str:
+    """Look at something."""
+    return f"The {what} is open."
+
+
+def test_a_graph_whose_nodes_speak_other_formats_is_captured_and_trained(
+    art_server: LiveServer,
+) -> None:
+    policy = f"formats-{uuid.uuid4().hex[:8]}"
+    claude = ChatAnthropic(
+        model_name=policy, base_url=art_server.root, api_key="none", max_tokens_to_sample=40
+    )
+    gpt = ChatOpenAI(
+        model=policy,
+        base_url=art_server.base_url,
+        api_key="none",
+        use_responses_api=True,
+        max_tokens=8,
+    )
+    caller = claude.bind_tools([look], tool_choice="look")
+
+    def plan(state: MessagesState) -> dict[str, Any]:
+        asked = caller.invoke(state["messages"])
+        results = [
+            ToolMessage(look.invoke(one["args"]), tool_call_id=one["id"])
+            for one in asked.tool_calls
+        ]
+        return {"messages": [asked, *results]}
+
+    def write(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [gpt.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_node(plan).add_node(write)
+    agent = graph.add_edge(START, "plan").add_edge("plan", "write").add_edge("write", END).compile()
+    with ArtClient(base_url=art_server.base_url) as client:
+        client.create_policy(policy)
+        runs = list[Any]()
+        for seed in range(2):
+            with capture(scenario="q") as run:
+                agent.invoke({"messages": [("user", QUESTION)]})
+                run.reward = float(seed)
+            runs.append(run.trajectory())
+        for run in runs:
+            assert [turn.node for turn in run.turns] == ["plan", "write"]
+            assert all(turn.ours and turn.model == f"{policy}@0" for turn in run.turns)
+        group = TrajectoryGroup(id=policy, trajectories=tuple(runs))
+        result = client.wait(client.train([group], policy, TrainConfig(learning_rate=1e-4)))
+    assert result.metrics["calls_trained"] == 4 and not result.excluded
+    assert result.metrics["logprob_gap_mean"] <= 1e-5
