@@ -157,16 +157,21 @@ class FaultyServer(ForkedServer):
 
 
 class RuleServer(ForkedServer):
-    """The same server with the rule-following model (`tests.support.rule_model`), long context."""
+    """The same server with the rule-following model (`tests.support.rule_model`).
+
+    `context` is the length of its context in tokens.
+    """
 
     _read = 0  # bytes of the journal
     _lines: tuple[dict[str, Any], ...] = ()
 
-    def __init__(self, data_dir: Path, *args: str) -> None:
+    def __init__(self, data_dir: Path, *args: str, context: int = 16384) -> None:
         model = data_dir.parent / f"{data_dir.name}-model"
         shutil.copytree(BASE_MODEL, model)
         config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16384}))
+        (model / "config.json").write_text(
+            json.dumps(config | {"max_position_embeddings": context})
+        )
         self.journal = data_dir.parent / f"{data_dir.name}.jsonl"
         env = {"RULE_JOURNAL": str(self.journal)}
         super().__init__(

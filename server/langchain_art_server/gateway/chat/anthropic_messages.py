@@ -26,13 +26,14 @@ from langchain_art_server.gateway.chat.dialect import (
 from langchain_art_server.gateway.chat.request import CheckedChatRequest, read_body
 from langchain_art_server.gateway.refusals import anthropic_error
 
+_KEEPS_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 #: Options that are not supported, and their values that have no effect, which are accepted.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": (None, "auto", "standard_only"),
     "container": (None,),
     "mcp_servers": (None, []),
     "inference_geo": (None,),
-    "context_management": (None,),
+    "context_management": (None, {"edits": []}, {"edits": [_KEEPS_THOUGHTS]}),
     "speed": (None, "standard"),
 }
 #: Options that change no reply; they are ignored.
@@ -64,7 +65,7 @@ class _ToolResult(Part):
 
 
 class _Message(Part):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: (
         str
         | list[Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]]
@@ -98,7 +99,8 @@ class _Format(Part):
 class _OutputConfig(Part):
     model_config = ConfigDict(extra="forbid", strict=True)
     format: _Format | None = None
-    effort: None = None
+    effort: str | None = None
+    """How long a model thinks is its own choice: no effort is kept."""
 
 
 class TokenCountBody(Part):
@@ -283,10 +285,12 @@ def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     said, calls = list[str](), list[dict[str, Any]]()
     for place, block in enumerate(message.content):
-        if isinstance(block, _ToolResult if message.role == "assistant" else _Thinking | _ToolUse):
+        of_model = isinstance(block, _Thinking | _ToolUse)
+        if of_model != (message.role == "assistant") and not isinstance(block, _Text):
             raise InvalidRequest(
                 f"messages.{index}.content.{place}: got a block {block.type!r} in a message of the "
-                f"role {message.role!r}, expected it in one of the other role",
+                f"role {message.role!r}, expected it in one of "
+                f"{'the assistant' if of_model else 'the user'}",
                 param="messages",
             )
         if isinstance(block, _ToolResult):
@@ -298,11 +302,11 @@ def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
         elif message.role == "assistant":
             thought = isinstance(block, _Thinking)
             said.append(f"{BEGIN}{block.thinking}{END}" if thought else block.text)
-        elif made and made[-1]["role"] == "user":
+        elif made and made[-1]["role"] == message.role:
             made[-1]["content"].append({"type": "text", "text": block.text})
         else:
-            made.append({"role": "user", "content": [{"type": "text", "text": block.text}]})
-    if message.role == "user":
+            made.append({"role": message.role, "content": [{"type": "text", "text": block.text}]})
+    if message.role != "assistant":
         return made
     whole: dict[str, Any] = {"role": "assistant", "content": "".join(said) or None}
     return [whole | {"tool_calls": calls} if calls else whole]

@@ -35,9 +35,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "max_tool_calls": (None,),
     "moderation": (None,),
     "prompt": (None,),
-    "reasoning": (None, {}, {"effort": None}, {"effort": None, "summary": None}),
     "service_tier": (None, "auto", "default"),
-    "store": (None, True),
     "stream_options": (None, {}, {"include_obfuscation": False}),
     "truncation": (None, "disabled"),
 }
@@ -48,6 +46,7 @@ _NOTES = (
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
+    "reasoning",  # how long a model thinks is its own choice
     "safety_identifier",
     "user",
 )
@@ -137,6 +136,8 @@ class ResponsesBody(Part):
     seed: int | None = None
     """Not of this format: of the sampling, as in chat completions."""
     top_logprobs: int | None = None
+    store: bool = True
+    """The call is recorded, and can be continued, either way."""
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         None
     )
@@ -260,7 +261,7 @@ class ResponsesDialect(Dialect):
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": self.previous,
             "reasoning": {"effort": None, "summary": None},
-            "store": True,
+            "store": body.store,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": shown or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",

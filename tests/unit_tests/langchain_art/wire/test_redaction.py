@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from langchain_art.wire.api_keys import RunKey
 from langchain_art.wire.redaction import REDACTED, Redactor, redact, redact_values
 
 
@@ -16,6 +17,7 @@ from langchain_art.wire.redaction import REDACTED, Redactor, redact, redact_valu
         "github_pat_" + "a1B2c3D4" * 4,
         *(f"gh{kind}_" + "a1B2c3D4" * 4 for kind in "osur"),
         "glpat-" + "a1B2c3D4" * 4,
+        RunKey.of("key", "run-17", 1e9).text,
         "AKIA" + "ABCD1234" * 2,
         "ASIA" + "ABCD1234" * 2,
         "AIza" + "a1B2c3D4" * 4,
