@@ -299,9 +299,10 @@ def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
         elif isinstance(block, _ToolUse):
             function = {"name": block.name, "arguments": to_json(block.input).decode()}
             calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, _Thinking):
+            said.append(f"{BEGIN}{block.thinking}{END}")
         elif message.role == "assistant":
-            thought = isinstance(block, _Thinking)
-            said.append(f"{BEGIN}{block.thinking}{END}" if thought else block.text)
+            said.append(block.text)
         elif made and made[-1]["role"] == message.role:
             made[-1]["content"].append({"type": "text", "text": block.text})
         else:
