@@ -280,6 +280,11 @@ class capture:
                 var_child_runnable_config.reset(self._outer)
             except ValueError:  # left in another context than entered, as in a fixture's finalizer
                 var_child_runnable_config.set(None)
+        config = var_child_runnable_config.get() or {}
+        if isinstance(left := config.get("callbacks"), _Callbacks) and not _open.get():
+            # It was begun within a scope that has ended before it.
+            kept = {**config, "callbacks": left.copy()}
+            var_child_runnable_config.set(cast(Any, {n: v for n, v in kept.items() if v}) or None)
         if self._export is not None:
             self._export.add(self._run)
 

@@ -11,8 +11,9 @@ from threading import Event
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import StdOutCallbackHandler
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.runnables.config import ContextThreadPoolExecutor
+from langchain_core.runnables.config import ContextThreadPoolExecutor, var_child_runnable_config
 from langgraph.graph import StateGraph
 
 from langchain_art import capture
@@ -250,6 +251,24 @@ def test_a_generator_that_ends_leaves_nothing_behind() -> None:
     model.invoke("after")
     asking("after").compile().invoke(ASK)
     assert [heard(run) for run in runs.values()] == [[], []]
+    assert var_child_runnable_config.get() is None
+
+
+@pytest.mark.parametrize(
+    "given", [None, {"tags": ["mine"]}, {"callbacks": [StdOutCallbackHandler()]}]
+)
+def test_scopes_that_end_in_the_order_in_which_they_began_leave_the_config_as_it_was(
+    given: Any,
+) -> None:
+    token = var_child_runnable_config.set(given)
+    try:
+        first, second = capture(), capture()
+        first.__enter__(), second.__enter__()
+        first.__exit__(None, None, None), second.__exit__(None, None, None)
+        left = {name: v for name, v in (var_child_runnable_config.get() or {}).items() if v}
+        assert left == (given or {})
+    finally:
+        var_child_runnable_config.reset(token)
 
 
 @contextmanager
