@@ -44,7 +44,7 @@ def langfuse_runs(
     begun = [one.trace_id for one in roots(api, None, environment, limit) if one.trace_id]
     read = read_traces(api, begun, values(api, score), all_calls=True)
     notes = [f"{n} traces of Langfuse {REASONS[why]}." for why, n in read.unreadable.items()]
-    if unread := sum(not call.is_chat for trace in read.traces for call in trace.calls):
+    if unread := sum(trace.unread for trace in read.traces):
         notes.append(f"{unread} calls are no chat; their actions are not counted.")
     return LangfuseRuns([_run(trace) for trace in read.traces], notes)
 
@@ -56,5 +56,7 @@ def _run(trace: StoredTrace) -> Trajectory:
         reward=trace.score,
         status="failed" if trace.failed else "completed",
         error=trace.error,
-        turns=tuple(call.turn(ours="@" in (call.model or "")) for call in trace.calls),
+        turns=tuple(
+            call.model_copy(update={"ours": "@" in (call.model or "")}) for call in trace.calls
+        ),
     )

@@ -6,6 +6,7 @@ Every call is idempotent, so it is retried after connection errors and 408, 429 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from threading import Timer
 from typing import TypeVar
@@ -14,9 +15,17 @@ import httpx
 
 from langchain_art.client.endpoints import Endpoints
 from langchain_art.client.http_request import RETRYABLE, Flow, Request
-from langchain_art.errors import BodyTooLarge
+from langchain_art.errors import BodyTooLarge, NotFound
 
 T = TypeVar("T")
+
+
+def found_or_none(read: Callable[[str], T], id_: str) -> T | None:
+    """The answer of a client's method to an id; None if the server has nothing of this id."""
+    try:
+        return read(id_)
+    except NotFound:
+        return None
 
 
 class ArtClient(Endpoints):

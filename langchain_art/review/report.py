@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from langchain_art.errors import NotFound
+from langchain_art.client.sync_client import ArtClient, found_or_none
 from langchain_art.evaluators.calibration import Agreement, agreement
 from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.statistics.agreement import JUDGE, Verdicts, verdicts
 from langchain_art.wire import Trajectory
-
-if TYPE_CHECKING:
-    from langchain_art.client.sync_client import ArtClient
 
 #: What a run's own reward is called among its scores.
 OWN_REWARD = "reward"
@@ -53,7 +49,9 @@ def review_report(
     reviews = [one for one in client.reviews(policy=policy) if one.source != JUDGE]
     said = verdicts(reviews, name, min_agreement=min_agreement)
     human = {one.trajectory: one.value for one in said.used if one.call_id is None}
-    runs = list(filter(None, (_run(client, id_) for id_ in human)))
+    # A run whose calls are tagged with its id, and which has no reward yet, is not stored.
+    known = (found_or_none(client.trajectory, id_) for id_ in human)
+    runs = [run for run in known if run is not None]
     judges, across, missing = judge_agreement(runs, human, but=name)
     corrections = sum(one.correction is not None for one in reviews)
     return ReviewReport(len(reviews), corrections, said, judges, across, missing)
@@ -105,10 +103,3 @@ def scores_of(run: Trajectory) -> dict[str, float]:
     """The scores of a run by name, and its own reward as `OWN_REWARD`."""
     own = {} if run.total_return is None else {OWN_REWARD: run.total_return}
     return {**own, **run.scores}
-
-
-def _run(client: ArtClient, run: str) -> Trajectory | None:
-    try:
-        return client.trajectory(run)
-    except NotFound:  # its calls are tagged with its id, and it has no reward yet
-        return None

@@ -15,7 +15,8 @@ from langchain_art.export.langfuse_api import latest, observation_of
 from langchain_art.export.stored_messages import prompt_of
 from langchain_art.traces.from_langfuse import traces_of
 from langchain_art.traces.from_langsmith import traces_of_runs
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
+from langchain_art.traces.stored import Read, StoredTrace, Unreadable, score_of
+from langchain_art.wire import Turn
 
 if TYPE_CHECKING:
     from langchain_art.export.langfuse_api import ObservationV2
@@ -52,12 +53,7 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
         return _of_observations(lines)
     found = Read()
     for line in lines:
-        try:
-            found.traces.append(_conversation(line))
-        except Unreadable as reason:
-            found.leave_out(str(reason))
-        except (ValueError, KeyError, TypeError):
-            found.leave_out("unknown_shape")
+        found.add(_conversation, line)
     return found
 
 
@@ -73,10 +69,20 @@ def _of_observations(lines: list[Mapping[str, Any]]) -> Read:
 
 
 def _conversation(line: Mapping[str, Any]) -> StoredTrace:
-    messages, tools = prompt_of(dict(line))
+    try:
+        messages, tools = prompt_of(dict(line))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unreadable("unknown_shape") from error
     *prompt, reply = messages
     if reply["role"] != "assistant" or not prompt:
-        raise ValueError("no reply")
+        raise Unreadable("unknown_shape")
+    call = Turn(
+        messages=tuple(prompt),
+        reply=reply,
+        tools=tuple(tools),
+        call_id=line.get("call_id"),
+        ours=False,
+    )
     score = line.get("score")
     written = json.dumps(messages, sort_keys=True, ensure_ascii=False)
     first = next((one for one in prompt if one["role"] == "user"), prompt[-1])
@@ -84,7 +90,7 @@ def _conversation(line: Mapping[str, Any]) -> StoredTrace:
         id=str(line.get("id") or hashlib.sha256(written.encode()).hexdigest()[:32]),
         input=line.get("input", first.get("content")),
         output=reply.get("content"),
-        calls=[StoredCall(prompt, reply, tools, call_id=line.get("call_id"))],
+        calls=[call],
         scenario=line.get("scenario"),
         score=score_of([] if score is None else [score]),
     )

@@ -11,8 +11,8 @@ from langchain_art.evaluators.transcript import text_of
 from langchain_art.export.ids import CALL, DISCARDED, EXCLUDED, HUMAN_REWARD, SCENARIO, TRAJECTORY
 from langchain_art.export.langfuse_api import connect, observations, roots, values
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of, text_in
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
-from langchain_art.wire import Message, Usage
+from langchain_art.traces.stored import Read, StoredTrace, Unreadable, score_of
+from langchain_art.wire import Message, Turn, Usage
 
 if TYPE_CHECKING:
     from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
@@ -67,10 +67,7 @@ def traces_of(
     """The traces of these observations; see `read_traces`."""
     found = Read()
     for trace, parts in by_trace.items():
-        try:
-            found.traces.append(_trace(trace, parts, given or {}, all_calls))
-        except Unreadable as reason:
-            found.leave_out(str(reason))
+        found.add(_trace, trace, parts, given or {}, all_calls)
     return found
 
 
@@ -84,8 +81,9 @@ def _trace(
     root = next((one for one in ordered if one.is_root_observation), None)
     if root is None:
         raise Unreadable("no_root")
-    calls = [_call(one, all_calls) for one in ordered if one.type == "GENERATION"]
-    if not any(calls) and not all_calls:
+    generations = [one for one in ordered if one.type == "GENERATION"]
+    calls = list(filter(None, (_call(one, all_calls) for one in generations)))
+    if not calls and not all_calls:
         raise Unreadable("no_calls")
     known: dict[str, Any] = {}
     for one in ordered:
@@ -95,7 +93,8 @@ def _trace(
         id=trace,
         input=decoded(root.input),
         output=decoded(root.output),
-        calls=[call for call in calls if call is not None],
+        calls=[call for call, _ in calls],
+        unread=sum(not is_chat for _, is_chat in calls),
         run=text_in(known.get(TRAJECTORY)),
         scenario=text_in(known.get(SCENARIO)),
         score=score_of([*values.get(trace, ()), *values.get(root.id, ())]),
@@ -113,8 +112,8 @@ def _index(one: ObservationV2) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _call(one: ObservationV2, any_call: bool) -> StoredCall | None:
-    """A call; None: it failed, so that the graph had no reply of it."""
+def _call(one: ObservationV2, any_call: bool) -> tuple[Turn, bool] | None:
+    """A call, and whether it is a chat; None: it failed, so that the graph had no reply of it."""
     metadata, failed = one.metadata or {}, one.level == "ERROR"
     if one.output is None and failed and not any_call:
         return None
@@ -135,11 +134,11 @@ def _call(one: ObservationV2, any_call: bool) -> StoredCall | None:
         used: Mapping[str, Any] = one.usage_details or {}
         usage = Usage(prompt_tokens=used["input"], completion_tokens=used["output"])
     seconds = (one.end_time - one.start_time).total_seconds() if one.end_time else None
-    return StoredCall(
-        messages=messages,
-        tools=tools,
-        reply=reply,
-        is_chat=is_chat,
+    call = Turn(
+        messages=tuple(messages),
+        tools=tuple(tools),
+        reply=reply or None,
+        ours=False,
         call_id=text_in(metadata.get(CALL)),
         model=one.model,
         node=text_in(metadata.get("langgraph_node")) or one.name,
@@ -149,3 +148,4 @@ def _call(one: ObservationV2, any_call: bool) -> StoredCall | None:
         latency=None if seconds is None else max(0.0, seconds),
         error=(one.status_message or text_of(one.output)) if failed else None,
     )
+    return call, is_chat

@@ -13,8 +13,8 @@ from langsmith.utils import LangSmithConnectionError, LangSmithError
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.export.stored_messages import message_of
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace, Unreadable, score_of
-from langchain_art.wire import Message
+from langchain_art.traces.stored import Read, StoredTrace, Unreadable, score_of
+from langchain_art.wire import Message, Turn
 
 #: LangChain's classes of messages, as they are serialised, and OpenAI's roles.
 _CLASSES = {
@@ -95,10 +95,7 @@ def traces_of_runs(runs: Iterable[Mapping[str, Any]], name: str = HUMAN_REWARD) 
         by_trace.setdefault(str(run.get("trace_id") or run.get("id")), []).append(run)
     found = Read()
     for trace, parts in by_trace.items():
-        try:
-            found.traces.append(_trace(trace, parts, name))
-        except Unreadable as reason:
-            found.leave_out(str(reason))
+        found.add(_trace, trace, parts, name)
     return found
 
 
@@ -126,7 +123,7 @@ def _trace(trace: str, parts: Sequence[Mapping[str, Any]], name: str) -> StoredT
     )
 
 
-def _call(run: Mapping[str, Any]) -> StoredCall:
+def _call(run: Mapping[str, Any]) -> Turn:
     """A call, whose reply keeps LangChain's metadata of the response."""
     extra = run.get("extra") or {}
     asked, metadata = extra.get("invocation_params") or {}, extra.get("metadata") or {}
@@ -139,10 +136,11 @@ def _call(run: Mapping[str, Any]) -> StoredCall:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise Unreadable("unknown_shape") from error
     response = about.get("response_metadata") or {}
-    return StoredCall(
-        messages=messages,
+    return Turn(
+        messages=tuple(messages),
         reply=reply,
-        tools=list(asked.get("tools") or ()),
+        tools=tuple(asked.get("tools") or ()),
+        ours=False,
         call_id=response.get("call_id") or response.get("id"),
         model=response.get("model_name") or metadata.get("ls_model_name"),
         node=metadata.get("langgraph_node"),

@@ -22,14 +22,11 @@ from langchain_art.traces.stored import (
     safe_id,
 )
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.wire import Review, Trajectory, TrajectoryGroup
+from langchain_art.wire import Message, Review, Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.identifiers import scenario_id
 
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
-
-from langchain_art.traces.stored import StoredCall
-from langchain_art.wire import Message
 
 #: The files that an import writes, and what reads them.
 RUNS, SCENARIOS = "runs.jsonl", "scenarios.jsonl"
@@ -201,7 +198,7 @@ def _rated(trace: StoredTrace) -> list[Any] | str:
         Trajectory(
             id=safe_id(trace.id),
             scenario=trace.scenario or scenario_id({"input": jsonable(trace.input)}),
-            turns=tuple(call.turn() for call in trace.calls),
+            turns=tuple(trace.calls),
             input=jsonable(trace.input),
             output=jsonable(trace.output),
             scores={"human": trace.score},
@@ -246,23 +243,21 @@ def conversations(trace: StoredTrace) -> list[dict[str, Any]]:
     a summary, of attempts that the graph discarded) are context: their ``weight`` is 0.
     """
     calls = [call for call in trace.calls if call.excluded_because is None]
-    whole = [[*call.messages, call.reply] for call in calls]
-    found: list[dict[str, Any]] = []
-    for index, call in enumerate(calls):
-        if not any(_begins(whole[index], other, call) for other in calls[index + 1 :]):
-            found.append(_written(call, whole))
-    return found
+    whole = [[*call.messages, call.reply or {}] for call in calls]
+    return [
+        _written(call, shown, whole)
+        for index, (call, shown) in enumerate(zip(calls, whole, strict=True))
+        if not any(_begins(shown, other, call) for other in calls[index + 1 :])
+    ]
 
 
-def _begins(messages: list[Message], other: StoredCall, call: StoredCall) -> bool:
+def _begins(messages: list[Message], other: Turn, call: Turn) -> bool:
     """True if the messages are the beginning of another call's prompt, with the same tools."""
-    same_tools = list(other.tools) == list(call.tools)
-    return same_tools and list(other.messages[: len(messages)]) == messages
+    return other.tools == call.tools and list(other.messages[: len(messages)]) == messages
 
 
-def _written(call: StoredCall, whole: list[list[Message]]) -> dict[str, Any]:
+def _written(call: Turn, shown: list[Message], whole: list[list[Message]]) -> dict[str, Any]:
     messages: list[Message] = []
-    shown = [*call.messages, call.reply]
     for index, message in enumerate(shown):
         sampled = shown[: index + 1] in whole
         context = message["role"] == "assistant" and not sampled

@@ -4,64 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, ParamSpec
 
-from langchain_art.errors import NotFound
+from pydantic import ValidationError
+
+from langchain_art.client.sync_client import ArtClient, found_or_none
 from langchain_art.export.brief import was_cut
 from langchain_art.tracing.message_log import jsonable
-from langchain_art.wire import ID, CallTags, Message, Reward, Status, Trajectory, Turn, Usage
+from langchain_art.wire import ID, CallTags, Reward, Status, Trajectory, Turn, Usage
 from langchain_art.wire.identifiers import MAX_REWARD
 from langchain_art.wire.redaction import REDACTED
 
-if TYPE_CHECKING:
-    from langchain_art.client.sync_client import ArtClient
+P = ParamSpec("P")
 
 
 class Unreadable(Exception):
     """A trace that cannot be read; its only argument is a key of `REASONS`."""
-
-
-@dataclass(frozen=True)
-class StoredCall:
-    """One model call."""
-
-    messages: Sequence[Message]
-    reply: Message
-    """Empty: there is none."""
-    tools: Sequence[dict[str, Any]] = ()
-    call_id: str | None = None
-    """The completion's id, if the trace has it."""
-    model: str | None = None
-    node: str | None = None
-    excluded_because: str | None = None
-    """Reason for which the graph discarded the reply (`Turn.excluded_because`); None: it did not,
-    or the store does not tell."""
-    usage: Usage | None = None
-    started_at: float | None = None
-    latency: float | None = None
-    error: str | None = None
-    is_chat: bool = True
-    """False: the prompt or the reply has another shape, and is left out."""
-
-    def turn(self, *, ours: bool = False) -> Turn:
-        """The call as the store shows it."""
-        return Turn(
-            call_id=self.call_id,
-            node=self.node,
-            model=self.model,
-            messages=tuple(self.messages),
-            tools=tuple(self.tools),
-            reply=self.reply or None,
-            usage=self.usage,
-            started_at=self.started_at,
-            latency=self.latency,
-            ours=ours,
-            excluded_because=self.excluded_because,
-            error=self.error,
-        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +32,8 @@ class StoredTrace:
     id: str
     """The store's."""
     input: Any
-    calls: Sequence[StoredCall]
+    calls: Sequence[Turn]
+    """Model calls as the store shows them, each with its whole prompt."""
     output: Any = None
     run: str | None = None
     """The id of the run that it shows (`Trajectory.id`), if langchain-art exported it."""
@@ -80,6 +42,8 @@ class StoredTrace:
     """The mean of what people gave it."""
     failed: bool = False
     error: str | None = None
+    unread: int = 0
+    """Calls whose prompt or reply has another shape than a chat's, and is left out."""
 
 
 def score_of(given: Sequence[Any]) -> float | None:
@@ -100,9 +64,13 @@ class Read:
     traces: list[StoredTrace] = field(default_factory=list[StoredTrace])
     unreadable: dict[str, int] = field(default_factory=dict[str, int])
 
-    def leave_out(self, reason: str) -> None:
-        """Count a trace that cannot be read."""
-        self.unreadable[reason] = self.unreadable.get(reason, 0) + 1
+    def add(self, make: Callable[P, StoredTrace], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Add the trace that `make` makes of these arguments, or count why it cannot be read."""
+        try:
+            self.traces.append(make(*args, **kwargs))
+        except (Unreadable, ValidationError) as error:
+            reason = str(error) if isinstance(error, Unreadable) else "unknown_shape"
+            self.unreadable[reason] = self.unreadable.get(reason, 0) + 1
 
 
 #: Why a trace is not read.
@@ -143,16 +111,14 @@ class Recorder:
 
     def look_up(self, trace: StoredTrace) -> Provenance:
         """Look up what the server knows of a trace."""
-        recorded: list[dict[str, Any]] = []
-        for call in trace.calls:
-            if call.call_id is not None and (found := self._call(call.call_id)) is not None:
-                recorded.append(found)
+        client, ids = self._client, [call.call_id for call in trace.calls if call.call_id]
+        recorded = [one for id_ in ids if (one := found_or_none(client.call, id_)) is not None]
         tags = {one["tags"].get("trajectory_id") for one in recorded} - {None}
         run = trace.run or (next(iter(tags)) if len(tags) == 1 else None)
         ours = [one for one in recorded if one["policy"] is not None]
         return Provenance(
             run=run,
-            stored=None if run is None else self._run(run),
+            stored=None if run is None else found_or_none(client.trajectory, run),
             tagged=run in tags,
             records={one["id"]: one for one in recorded},
             staleness=self._staleness(ours),
@@ -162,18 +128,6 @@ class Recorder:
         if not ours or any(one["policy"] not in self._serving for one in ours):
             return None
         return max(self._serving[one["policy"]] - one["version"] for one in ours)
-
-    def _call(self, call: str) -> dict[str, Any] | None:
-        try:
-            return self._client.call(call)
-        except NotFound:
-            return None
-
-    def _run(self, run: str) -> Trajectory | None:
-        try:
-            return self._client.trajectory(run)
-        except NotFound:
-            return None
 
 
 def keep_run(client: ArtClient, trace: StoredTrace, about: Provenance, store: str) -> str:
@@ -192,7 +146,7 @@ def keep_run(client: ArtClient, trace: StoredTrace, about: Provenance, store: st
                 id=run,
                 scenario=trace.scenario,
                 turns=tuple(
-                    _turn(call, about.records.get(call.call_id or "")) for call in trace.calls
+                    _turn(one, about.records.get(one.call_id or "")) for one in trace.calls
                 ),
                 input=_whole(trace.input),
                 output=_whole(trace.output),
@@ -203,9 +157,9 @@ def keep_run(client: ArtClient, trace: StoredTrace, about: Provenance, store: st
     return run
 
 
-def _turn(call: StoredCall, record: Mapping[str, Any] | None) -> Turn:
+def _turn(call: Turn, record: Mapping[str, Any] | None) -> Turn:
     if record is None:
-        return call.turn()
+        return call
     tags = CallTags.model_validate(record["tags"])
     asked, said = len(record["prompt_token_ids"]), len(record["token_ids"])
     return Turn(

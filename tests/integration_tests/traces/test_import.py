@@ -24,8 +24,8 @@ from langchain_art.export.brief import brief
 from langchain_art.export.stored_messages import reply_of
 from langchain_art.traces.from_langfuse import read_langfuse
 from langchain_art.traces.importing import import_traces
-from langchain_art.traces.stored import Read, StoredCall, StoredTrace
-from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.traces.stored import Read, StoredTrace
+from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.identifiers import scenario_id
 from langchain_art.wire.redaction import REDACTED
 from tests.support.exported_runs import export
@@ -62,7 +62,8 @@ def test_what_was_cut_or_redacted_on_its_way_is_not_learned(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     def trace(name: str, asked: Any, answer: str = "In May.") -> StoredTrace:
-        call = StoredCall([{"role": "user", "content": "When?"}], reply_of(answer))
+        asked_model = ({"role": "user", "content": "When?"},)
+        call = Turn(messages=asked_model, reply=reply_of(answer), ours=False)
         return StoredTrace(id=name, input=asked, output=answer, calls=[call], score=1.0)
 
     read = Read(
@@ -147,7 +148,7 @@ def test_traces_are_sorted_by_what_can_be_learned_from_them(
         for run in (one for one in fresh if one.id == trace.run):
             assert trace.scenario == run.scenario
             for index, (call, turn) in enumerate(zip(trace.calls, run.turns, strict=True)):
-                assert (call.messages, call.reply) == (run.prompt(index), turn.reply)
+                assert (list(call.messages), call.reply) == (run.prompt(index), turn.reply)
                 assert (call.call_id, call.model) == (turn.call_id, turn.model)
                 assert (call.node, list(call.tools)) == (turn.node, list(turn.tools))
             fresh = [one for one in fresh if one is not run]
@@ -215,7 +216,7 @@ def test_a_run_that_failed_is_stored_as_failed(
     body |= {"art": {"trajectory_id": run}} if tagged else {}
     with art_server.http() as http:
         reply = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-    call = StoredCall(asked, reply_of("In May."), call_id=reply["id"])
+    call = Turn(messages=tuple(asked), reply=reply_of("In May."), call_id=reply["id"], ours=False)
     trace = StoredTrace(id=run, input="When?", output=None, calls=[call], failed=True)
     with ArtClient(art_server.base_url) as client:
         import_traces(client, Read([trace]), tmp_path, store="file")

@@ -8,8 +8,8 @@ from typing import Any
 
 from langchain_art.client.conversations import read_conversations
 from langchain_art.traces.importing import conversations
-from langchain_art.traces.stored import StoredCall, StoredTrace
-from langchain_art.wire import Trajectory
+from langchain_art.traces.stored import StoredTrace
+from langchain_art.wire import Message, Trajectory, Turn
 
 TOOL = {"type": "function", "function": {"name": "find"}}
 
@@ -18,15 +18,19 @@ def say(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def trace(*calls: StoredCall) -> StoredTrace:
+def called(asked: list[Message], reply: Message, *tools: Message, why: str | None = None) -> Turn:
+    return Turn(messages=tuple(asked), reply=reply, tools=tools, excluded_because=why, ours=False)
+
+
+def trace(*calls: Turn) -> StoredTrace:
     return StoredTrace(id="t", input="x", calls=calls)
 
 
 def test_calls_that_continue_each_other_are_one_conversation(tmp_path: Path) -> None:
     history = [say("user", "earlier"), say("assistant", "not sampled here"), say("user", "q")]
-    first = StoredCall(history, say("assistant", "a1"), [TOOL])
-    longer = [*history, first.reply, say("tool", "result")]
-    second = StoredCall(longer, say("assistant", "a2"), [TOOL])
+    first = called(history, say("assistant", "a1"), TOOL)
+    longer = [*history, say("assistant", "a1"), say("tool", "result")]
+    second = called(longer, say("assistant", "a2"), TOOL)
     [found] = conversations(trace(first, second))
     weights = [one.get("weight", 1) for one in found["messages"] if one["role"] == "assistant"]
     assert weights == [0, 1, 1] and found["tools"] == [TOOL]
@@ -39,24 +43,23 @@ def test_calls_that_continue_each_other_are_one_conversation(tmp_path: Path) -> 
 
 
 def test_calls_of_different_histories_or_tools_are_conversations_of_their_own() -> None:
-    first = StoredCall([say("user", "q")], say("assistant", "a1"))
-    critic = StoredCall([say("system", "judge"), say("user", "q")], say("assistant", "ok"))
-    other_tools = StoredCall(
-        [say("user", "q"), first.reply, say("user", "go on")], say("assistant", "a2"), [TOOL]
-    )
+    first = called([say("user", "q")], say("assistant", "a1"))
+    critic = called([say("system", "judge"), say("user", "q")], say("assistant", "ok"))
+    longer = [say("user", "q"), say("assistant", "a1"), say("user", "go on")]
+    other_tools = called(longer, say("assistant", "a2"), TOOL)
     found = conversations(trace(first, critic, other_tools))
     assert [one["messages"][-1]["content"] for one in found] == ["a1", "ok", "a2"]
 
 
 def test_the_same_call_twice_is_learned_twice() -> None:
-    call = StoredCall([say("user", "q")], say("assistant", "a"))
+    call = called([say("user", "q")], say("assistant", "a"))
     assert len(conversations(trace(call, call))) == 2
 
 
 def test_what_the_graph_discarded_is_not_shown() -> None:
     asked = [say("user", "q")]
     calls = [
-        StoredCall(asked, say("assistant", f"a{n}"), excluded_because=why)
+        called(asked, say("assistant", f"a{n}"), why=why)
         for n, why in enumerate(("retried", "unchosen", None))
     ]
     [found] = conversations(trace(*calls))

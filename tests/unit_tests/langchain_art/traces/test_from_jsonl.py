@@ -32,7 +32,7 @@ def test_a_conversation_is_a_trace_of_one_call(tmp_path: Path) -> None:
     [trace] = read.traces
     [call] = trace.calls
     assert (trace.input, trace.output, trace.score) == ("When?", "In May.", 0.5)
-    assert (call.messages, call.reply, call.tools) == ([USER], ANSWER, [TOOL])
+    assert (call.messages, call.reply, call.tools) == ((USER,), ANSWER, (TOOL,))
     assert call.call_id == "chatcmpl-1"
     assert read.unreadable == {"unknown_shape": 1}
 
@@ -79,7 +79,8 @@ def test_runs_of_langsmith_are_traces_with_their_calls_in_order(tmp_path: Path) 
     first, second = trace.calls
     assert (first.call_id, first.model, first.node) == ("chatcmpl-1", "agent@3", "agent")
     assert [one["role"] for one in first.messages] == ["system", "user"]
-    assert first.reply["tool_calls"] == [CALL] and first.tools == [TOOL]
+    assert first.reply is not None and first.reply["tool_calls"] == [CALL]
+    assert first.tools == (TOOL,)
     assert second.messages[2] == first.reply
     assert second.messages[3] == {"role": "tool", "content": "May", "tool_call_id": "c-1"}
     assert (second.reply, second.call_id) == (ANSWER, "chatcmpl-2")
@@ -107,7 +108,7 @@ def test_observations_of_langfuse_are_traces(tmp_path: Path) -> None:
     [trace] = read.traces
     assert trace.input == {"q": 1}
     [one] = trace.calls
-    assert (one.messages, one.tools, one.reply, one.model) == ([USER], [TOOL], ANSWER, "gpt")
+    assert (one.messages, one.tools, one.reply, one.model) == ((USER,), (TOOL,), ANSWER, "gpt")
     assert read.unreadable == {"no_root": 1, "unknown_shape": 1}
 
 
