@@ -58,7 +58,7 @@ class Endpoints(JobEndpoints):
     @endpoint
     def status(self) -> Request[wire.ServerStatus]:
         """The server's model, policies, engines and counts."""
-        return Request("GET", "/status", wire.ServerStatus.model_validate_json)
+        return Request("GET", "/status", wire.ServerStatus)
 
     @endpoint
     def models(self) -> Request[list[str]]:
@@ -71,7 +71,7 @@ class Endpoints(JobEndpoints):
     ) -> Request[wire.PolicyStatus]:
         """Make a policy. The same call again changes nothing; another `lora` raises Conflict."""
         spec = wire.PolicySpec(name=name, lora=lora or wire.LoraConfig())
-        return Request("POST", "/v1/policies", wire.PolicyStatus.model_validate_json, body=spec)
+        return Request("POST", "/v1/policies", wire.PolicyStatus, body=spec)
 
     @endpoint
     def policies(self) -> Request[list[wire.PolicyStatus]]:
@@ -81,7 +81,7 @@ class Endpoints(JobEndpoints):
     @endpoint
     def policy(self, name: str) -> Request[wire.PolicyStatus]:
         """One policy. Raises NotFound."""
-        return Request("GET", path_of("policies", name), wire.PolicyStatus.model_validate_json)
+        return Request("GET", path_of("policies", name), wire.PolicyStatus)
 
     @endpoint
     def delete_policy(self, name: str) -> Request[str]:
@@ -99,16 +99,12 @@ class Endpoints(JobEndpoints):
     @endpoint
     def pin(self, policy: str, version: int) -> Request[wire.Checkpoint]:
         """Keep a version from being pruned."""
-        return Request(
-            "PUT", version_path(policy, version, "pin"), wire.Checkpoint.model_validate_json
-        )
+        return Request("PUT", version_path(policy, version, "pin"), wire.Checkpoint)
 
     @endpoint
     def unpin(self, policy: str, version: int) -> Request[wire.Checkpoint]:
         """Allow a version to be pruned again."""
-        return Request(
-            "DELETE", version_path(policy, version, "pin"), wire.Checkpoint.model_validate_json
-        )
+        return Request("DELETE", version_path(policy, version, "pin"), wire.Checkpoint)
 
     @endpoint
     def rollback(self, policy: str, version: int, why: str = "") -> Request[wire.PolicyStatus]:
@@ -117,7 +113,7 @@ class Endpoints(JobEndpoints):
         What that takes out of service is shown with `why` (`Checkpoint.rolled_back`).
         """
         path, body = path_of("policies", policy, "rollback"), {"version": version, "why": why}
-        return Request("POST", path, wire.PolicyStatus.model_validate_json, body=body)
+        return Request("POST", path, wire.PolicyStatus, body=body)
 
     @endpoint
     def delete_checkpoint(self, policy: str, version: int) -> Request[str]:
@@ -159,7 +155,7 @@ class Endpoints(JobEndpoints):
     @endpoint
     def trajectory(self, run: HasId | str) -> Request[wire.Trajectory]:
         """One stored trajectory, by a run or its id. Raises NotFound."""
-        return Request("GET", run_path(run), wire.Trajectory.model_validate_json)
+        return Request("GET", run_path(run), wire.Trajectory)
 
     @endpoint
     def delete_trajectory(self, run: HasId | str) -> Request[str]:
@@ -197,9 +193,7 @@ class Endpoints(JobEndpoints):
             body = wire.Reward(**given)
         except ValidationError as error:
             raise ConfigError(f"This is no reward: {error}") from error
-        return Request(
-            "PUT", run_path(run, "reward"), wire.Trajectory.model_validate_json, body=body
-        )
+        return Request("PUT", run_path(run, "reward"), wire.Trajectory, body=body)
 
     @endpoint
     def audit(
@@ -223,9 +217,7 @@ class Endpoints(JobEndpoints):
         """
         chosen = [f"{name}:{str(learns).lower()}" for name, learns in (trainable or {}).items()]
         params = {"policy": policy, "trainable": chosen, "sft": "true" if sft else None}
-        return Request(
-            "GET", run_path(run, "audit"), wire.TrajectoryAudit.model_validate_json, params
-        )
+        return Request("GET", run_path(run, "audit"), wire.TrajectoryAudit, params)
 
     @endpoint
     def call(self, call_id: str) -> Request[dict[str, Any]]:
@@ -303,7 +295,7 @@ class Endpoints(JobEndpoints):
             limits=limits or wire.KeyLimits(),
             expires_at=expires_at,
         )
-        return Request("POST", "/v1/keys", wire.NewApiKey.model_validate_json, body=spec)
+        return Request("POST", "/v1/keys", wire.NewApiKey, body=spec)
 
     def run_key(self, run: str, *, seconds: float = 3600.0) -> str:
         """A key of one run, for a program that can set nothing but its key and its base URL.
@@ -325,7 +317,7 @@ class Endpoints(JobEndpoints):
     @endpoint
     def revoke_key(self, key_id: str) -> Request[wire.ApiKey]:
         """Revoke a key from now on. Raises NotFound."""
-        return Request("DELETE", path_of("keys", key_id), wire.ApiKey.model_validate_json)
+        return Request("DELETE", path_of("keys", key_id), wire.ApiKey)
 
     @endpoint
     def actions(self, limit: int | None = 100) -> Flow[list[wire.LoggedAction]]:

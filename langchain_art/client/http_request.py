@@ -144,7 +144,8 @@ class Request(Generic[T]):
     method: str
     path: str
     """Below the server's root: ``/v1/jobs``, ``/status``."""
-    parse: Callable[[bytes], T]
+    parse: type[T] | Callable[[bytes], T]
+    """A model that the answer is JSON of, or a function of the answer's bytes."""
     params: Mapping[str, Param] = field(default_factory=dict[str, Param])
     """None is left out; a sequence is repeated."""
     body: BaseModel | Mapping[str, Any] | None = None
@@ -193,7 +194,7 @@ class Request(Generic[T]):
         if not response.is_success:
             raise _refusal(response, content)
         try:
-            return self.parse(content)
+            return cast("Any", getattr(self.parse, "model_validate_json", self.parse))(content)
         except (ValidationError, ValueError, KeyError) as error:
             kind = response.headers.get("content-type", "")
             if not kind.startswith("application/json"):
@@ -365,7 +366,7 @@ def put_all(reviews: Sequence[wire.Review]) -> Flow[wire.ReviewsKept]:
     trained: dict[str, tuple[str, ...]] = {}
     for start in range(0, len(reviews), wire.MAX_REVIEWS):
         some = wire.Reviews(reviews=tuple(reviews[start : start + wire.MAX_REVIEWS]))
-        kept = yield Request("PUT", "/v1/reviews", wire.ReviewsKept.model_validate_json, body=some)
+        kept = yield Request("PUT", "/v1/reviews", wire.ReviewsKept, body=some)
         counts.update(kept.model_dump(exclude={"refused", "trained"}))
         refused += kept.refused
         trained |= kept.trained

@@ -168,7 +168,7 @@ class JobEndpoints(Address):
             asked: the step, or the policy that learns by the defaults of `ReviewTraining`.
         """
         body = wire.ReviewTraining(policy=asked) if isinstance(asked, str) else asked
-        return Request("POST", "/v1/reviews/plan", wire.ReviewPlan.model_validate_json, body=body)
+        return Request("POST", "/v1/reviews/plan", wire.ReviewPlan, body=body)
 
     @endpoint
     def train_reviews(
@@ -206,7 +206,7 @@ class JobEndpoints(Address):
         path, seen = path_of("jobs", job if isinstance(job, str) else job.id), 0
         # With `on_event` the long poll is short, so that events arrive within a second.
         hold = 1.0 if on_event else 25.0
-        poll = Request("GET", path, wire.TrainJob.model_validate_json, {"wait": hold}, hold=hold)
+        poll = Request("GET", path, wire.TrainJob, {"wait": hold}, hold=hold)
         while True:
             state: wire.TrainJob = yield poll
             if on_event:
@@ -228,7 +228,7 @@ class JobEndpoints(Address):
     @endpoint
     def job(self, job_id: str) -> Request[wire.TrainJob]:
         """One job."""
-        return Request("GET", path_of("jobs", job_id), wire.TrainJob.model_validate_json)
+        return Request("GET", path_of("jobs", job_id), wire.TrainJob)
 
     @endpoint
     def jobs(self, policy: str | None = None) -> Flow[list[wire.TrainJob]]:
@@ -242,7 +242,7 @@ class JobEndpoints(Address):
         Raises Conflict if it has ended, or publishes its version just now.
         """
         path = path_of("jobs", job if isinstance(job, str) else job.id, "cancel")
-        return Request("POST", path, wire.TrainJob.model_validate_json, hold=30.0)
+        return Request("POST", path, wire.TrainJob, hold=30.0)
 
     @endpoint
     def put_rollouts(
@@ -275,9 +275,7 @@ class JobEndpoints(Address):
     @endpoint
     def rollouts(self, batch: str) -> Request[wire.BatchStatus]:
         """Progress of a batch of rollouts. Raises NotFound."""
-        return Request(
-            "GET", path_of("rollouts", "batches", batch), wire.BatchStatus.model_validate_json
-        )
+        return Request("GET", path_of("rollouts", "batches", batch), wire.BatchStatus)
 
     @endpoint
     def take_rollouts(
@@ -293,7 +291,7 @@ class JobEndpoints(Address):
         """
         path = path_of("rollouts", "batches", batch, "take")
         body = wire.TakeRequest(done=tuple(done), limit=limit, wait=wait)
-        return Request("POST", path, wire.TakenRollouts.model_validate_json, body=body, hold=wait)
+        return Request("POST", path, wire.TakenRollouts, body=body, hold=wait)
 
     @endpoint
     def cancel_rollouts(self, batch: str) -> Request[str]:
@@ -307,14 +305,12 @@ class JobEndpoints(Address):
     def lease_rollouts(self, asked: wire.LeaseRequest) -> Request[wire.Leases]:
         """Lease rollouts to a worker."""
         path = "/v1/rollouts/lease"
-        return Request("POST", path, wire.Leases.model_validate_json, body=asked, hold=asked.wait)
+        return Request("POST", path, wire.Leases, body=asked, hold=asked.wait)
 
     @endpoint
     def renew_leases(self, held: wire.LeasesHeld) -> Request[wire.LeasesLost]:
         """Renew a worker's leases; the answer names those that have ended."""
-        return Request(
-            "POST", "/v1/rollouts/heartbeat", wire.LeasesLost.model_validate_json, body=held
-        )
+        return Request("POST", "/v1/rollouts/heartbeat", wire.LeasesLost, body=held)
 
     @endpoint
     def return_leases(self, returned: wire.LeasesReturned) -> Request[None]:
@@ -351,6 +347,4 @@ def _order(
     except ValidationError as error:
         raise ConfigError(f"This cannot be trained on: {error}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
-    return Request(
-        "POST", "/v1/train", wire.TrainJob.model_validate_json, body=body, headers=headers
-    )
+    return Request("POST", "/v1/train", wire.TrainJob, body=body, headers=headers)
