@@ -25,7 +25,6 @@ from typing import Any, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
-from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import get_runtime
@@ -133,23 +132,15 @@ class MetadataTagger(BaseCallbackHandler):
     run_inline = True
 
     def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: Any, messages: Any, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Publishes the call's tags."""
-        metadata = metadata or {}
-        if parent_run_id is None and (around := surroundings()) is not None:
+        metadata, tags = kwargs.get("metadata") or {}, kwargs.get("tags") or ()
+        if kwargs.get("parent_run_id") is None and (around := surroundings()) is not None:
             metadata = around.complete(metadata)
-            tags = [*around.tags, *(tags or ())]
+            tags = [*around.tags, *tags]
         attempt, began = node_execution()
-        sent = tags_from_metadata(metadata, attempt, tags or ())
+        sent = tags_from_metadata(metadata, attempt, tags)
         if began is not None and "namespace" in sent:
             sent["task_began"] = began
         if (value := metadata.get("art_trajectory_id")) is not None:

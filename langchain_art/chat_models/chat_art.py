@@ -7,11 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import openai
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
-    BaseCallbackManager,
-    CallbackManagerForLLMRun,
-)
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
@@ -213,14 +209,9 @@ class ChatART(FastChatOpenAI):
         return result
 
     def _convert_chunk_to_generation_chunk(
-        self,
-        chunk: dict[str, Any],
-        default_chunk_class: type,
-        base_generation_info: dict[str, Any] | None,
+        self, chunk: dict[str, Any], *args: Any, **kwargs: Any
     ) -> ChatGenerationChunk | None:
-        generation = super()._convert_chunk_to_generation_chunk(
-            chunk, default_chunk_class, base_generation_info
-        )
+        generation = super()._convert_chunk_to_generation_chunk(chunk, *args, **kwargs)
         if generation is None:
             return None
         metadata = generation.message.response_metadata
@@ -232,30 +223,17 @@ class ChatART(FastChatOpenAI):
             _keep_reasoning(generation.message, choices[0].get("delta") or {})
         return generation
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         self._refuse_choices(kwargs.get("n", self.n))
         first = True
-        for chunk in super()._stream(messages, stop=stop, run_manager=run_manager, **kwargs):
+        for chunk in super()._stream(*args, **kwargs):
             yield chunk if first else _without_names(chunk)
             first = False
 
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
         self._refuse_choices(kwargs.get("n", self.n))
         first = True
-        chunks = super()._astream(messages, stop=stop, run_manager=run_manager, **kwargs)
-        async for chunk in chunks:
+        async for chunk in super()._astream(*args, **kwargs):
             yield chunk if first else _without_names(chunk)
             first = False
 

@@ -90,19 +90,13 @@ class FastChatOpenAI(BaseChatOpenAI):
         # twice in each call, for the whole process.
         return self.asdict()
 
-    def _should_stream(
-        self,
-        *,
-        async_api: bool,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> bool:
+    def _should_stream(self, *, run_manager: Any = None, **kwargs: Any) -> bool:
         # The parent asks whether a handler is of the protocol of those that stream, in each call.
         # That protocol has this method, and to look for it takes a twentieth of the time.
         handlers = run_manager.handlers if run_manager else ()
         if not any(hasattr(handler, "tap_output_aiter") for handler in handlers):
             run_manager = None
-        return super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+        return super()._should_stream(run_manager=run_manager, **kwargs)
 
     def _generate(
         self,
@@ -233,20 +227,11 @@ class Completions(_Completions[openai.OpenAI]):
 
     def _send(self, payload: dict[str, Any]) -> RawReply:
         if payload.get("stream"):
-            stream = self._client.post(
-                f"/{_PATH}",
-                **_arguments(payload),
-                cast_to=cast("type[Any]", object),
-                stream=True,
-                stream_cls=_Stream,
-            )
+            stream = self._client.post(f"/{_PATH}", **_arguments(payload, _Stream))
             return RawReply(stream.response, stream)
         target = self._direct_target(payload)
         answer = None if target is None else self._post(target, to_json(_body(payload)))
-        if answer is not None:
-            return _reply(answer)
-        arguments = _arguments(payload)
-        return _reply(self._client.post(f"/{_PATH}", **arguments, cast_to=httpx.Response))
+        return _reply(answer or self._client.post(f"/{_PATH}", **_arguments(payload)))
 
     def _post(self, target: Target, body: bytes) -> Answer | None:
         for retries_taken in count():
@@ -273,20 +258,11 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
 
     async def _send(self, payload: dict[str, Any]) -> RawReply:
         if payload.get("stream"):
-            stream = await self._client.post(
-                f"/{_PATH}",
-                **_arguments(payload),
-                cast_to=cast("type[Any]", object),
-                stream=True,
-                stream_cls=_AsyncStream,
-            )
+            stream = await self._client.post(f"/{_PATH}", **_arguments(payload, _AsyncStream))
             return RawReply(stream.response, stream)
         target = self._direct_target(payload)
         answer = None if target is None else await self._post(target, to_json(_body(payload)))
-        if answer is not None:
-            return _reply(answer)
-        arguments = _arguments(payload)
-        return _reply(await self._client.post(f"/{_PATH}", **arguments, cast_to=httpx.Response))
+        return _reply(answer or await self._client.post(f"/{_PATH}", **_arguments(payload)))
 
     async def _post(self, target: Target, body: bytes) -> Answer | None:
         for retries_taken in count():
@@ -366,10 +342,12 @@ def _body(payload: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _arguments(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the SDK's `post`, from those of its `create`."""
+def _arguments(payload: Mapping[str, Any], stream: type | None = None) -> dict[str, Any]:
+    """The arguments of the SDK's `post`, from those of its `create`; `stream` is of chunks."""
     given = {_OPTIONS[name]: payload[name] for name in _OPTIONS if name in payload}
-    return {"body": _body(payload), "options": given}
+    kind = {"cast_to": object, "stream": True, "stream_cls": stream}
+    answer = {"cast_to": httpx.Response} if stream is None else kind
+    return {"body": _body(payload), "options": given, **answer}
 
 
 def _reply(answer: Answer | httpx.Response) -> RawReply:

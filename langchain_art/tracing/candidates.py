@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeAlias, cast
 from uuid import UUID
@@ -20,33 +20,10 @@ from langchain_art.wire import Message
 from langchain_art.wire.turn_links import DRAWING, unused_choices
 
 _Form: TypeAlias = "tuple[str, ...]"
+#: A call's model and LangChain's invocation parameters: tools, response format, stop …
+_Question: TypeAlias = "tuple[str | None, Mapping[str, Any]]"
 _DEPTH = 8  # of a node's output: commands, in them a state, in it messages, as dicts with blocks
 _ROLES = ("ai", "assistant", "human", "user", "system", "developer", "tool")
-
-
-@dataclass(slots=True, eq=False)
-class Question:
-    """Request of a call, beside its messages."""
-
-    model: str | None
-    params: Mapping[str, Any]
-    """LangChain's invocation parameters: tools, response format, stop …"""
-
-    def is_as(self, other: Question) -> bool:
-        """True if model, tools and all parameters agree, but for those of drawing an answer."""
-        return self.model == other.model and (
-            self.params is other.params or self._asked() == other._asked()
-        )
-
-    def _asked(self) -> Any:
-        given = {**self.params, **(self.params.get("extra_body") or {})}
-        return jsonable(
-            {
-                name: value
-                for name, value in given.items()
-                if name not in DRAWING and name != "extra_body" and value is not None
-            }
-        )
 
 
 class CandidateReplies:
@@ -66,7 +43,7 @@ class CandidateReplies:
     """
 
     def __init__(self) -> None:
-        self._questions: dict[tuple[UUID | None, int], list[tuple[Question, list[int]]]] = {}
+        self._asked: dict[tuple[UUID | None, int], list[tuple[_Question, list[int]]]] = {}
         self._candidates: dict[UUID | None, list[list[int]]] = {}
         self._places: dict[int, list[int]] = {}
         self._requests: dict[int, int] = {}
@@ -76,7 +53,7 @@ class CandidateReplies:
         self._ended: set[UUID | None] = set()
 
     def add_call(
-        self, attempt: UUID | None, prompt: int, call: int, first: int, question: Question
+        self, attempt: UUID | None, prompt: int, call: int, first: int, question: _Question
     ) -> None:
         """Add a call, one of the choices of the request that call `first` made."""
         self._requests[call] = first
@@ -86,16 +63,13 @@ class CandidateReplies:
             self._places[call] = calls
         calls.append(call)
 
-    def _place(self, attempt: UUID | None, prompt: int, question: Question) -> list[int]:
+    def _place(self, attempt: UUID | None, prompt: int, question: _Question) -> list[int]:
         """The calls of an attempt that asked the same."""
-        known, calls = self._questions.get((attempt, prompt)), list[int]()
-        if known is None:
-            self._questions[attempt, prompt] = [(question, calls)]
-        else:
-            for other, same in known:
-                if question.is_as(other):
-                    return same
-            known.append((question, calls))
+        known, calls = self._asked.setdefault((attempt, prompt), []), list[int]()
+        for other, same in known:
+            if _is_same(question, other):
+                return same
+        known.append((question, calls))
         self._candidates.setdefault(attempt, []).append(calls)
         return calls
 
@@ -189,6 +163,17 @@ class CandidateReplies:
             name, arguments = call["function"]["name"], _parsed(call["function"]["arguments"])
             values += [[call.get("id"), name, arguments], arguments]
         yield from filter(None, (tuple(self._texts(value, _DEPTH)) for value in values))
+
+
+def _is_same(one: _Question, other: _Question) -> bool:
+    """True if model, tools and all parameters agree, but for those of drawing an answer."""
+    return one[0] == other[0] and (one[1] is other[1] or _told(one[1]) == _told(other[1]))
+
+
+def _told(params: Mapping[str, Any]) -> Any:
+    given = {**params, **(params.get("extra_body") or {})}
+    asked = {k: v for k, v in given.items() if k not in DRAWING and v is not None}
+    return jsonable({k: v for k, v in asked.items() if k != "extra_body"})
 
 
 def _by_parts(forms: Mapping[int, tuple[_Form, ...]], output: set[str]) -> set[int]:

@@ -117,32 +117,24 @@ class CaptureHandler(GraphCallbackHandler):
 
     @_safely
     def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Start a turn, and publish its tags for the model."""
         if self._process != os.getpid():  # forked: what is recorded here stays here
             self._process = os.getpid()
             _log.warning("run %s does not hear the calls of process %d", self.run.id, self._process)
-        metadata = metadata or {}
-        recorder = self.run.recorder
-        if (around := self._around(parent_run_id)) is not None:
-            parent_run_id, metadata = around.run_id, around.complete(metadata)
-            tags = [*around.tags, *(tags or ())]
-        span = _span("model", run_id, self._parent(run_id, parent_run_id), metadata)
+        parent, tags = kwargs.get("parent_run_id"), kwargs.get("tags") or ()
+        metadata, recorder = kwargs.get("metadata") or {}, self.run.recorder
+        if (around := self._around(parent)) is not None:
+            parent, metadata = around.run_id, around.complete(metadata)
+            tags = [*around.tags, *tags]
+        span = _span("model", run_id, self._parent(run_id, parent), metadata)
         span.alone = kwargs.get("batch_size", 1) == 1
         recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
         attempt = max(call_tags.node_execution()[0], span.attempt_number)
-        where = call_tags.tags_from_metadata(metadata, attempt, tags or ())
-        outer = recorder.spans.enclosing_namespaces(parent_run_id, where.get("namespace", ""))
+        where = call_tags.tags_from_metadata(metadata, attempt, tags)
+        outer = recorder.spans.enclosing_namespaces(parent, where.get("namespace", ""))
         call_tags.prepend_outer_path(where, outer)
         sent = {**where, "trajectory_id": self.run.id}
         if self.run.scenario is not None:
@@ -197,17 +189,10 @@ class CaptureHandler(GraphCallbackHandler):
 
     @_safely
     def on_chain_start(
-        self,
-        serialized: dict[str, Any],
-        inputs: Any,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], inputs: Any, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Start the span of a graph, a node or a chain."""
-        self._start("chain", serialized, inputs, run_id, parent_run_id, metadata, kwargs)
+        self._start("chain", serialized, inputs, run_id, kwargs)
 
     def _start(
         self,
@@ -215,10 +200,9 @@ class CaptureHandler(GraphCallbackHandler):
         serialized: dict[str, Any] | None,
         inputs: Any,
         run_id: UUID,
-        parent: UUID | None,
-        metadata: dict[str, Any] | None,
         more: dict[str, Any],
     ) -> None:
+        parent, metadata = more.get("parent_run_id"), more.get("metadata")
         if (around := self._around(parent)) is not None:
             parent, metadata = around.run_id, around.complete(metadata)
             around = replace(around, run_id=run_id)
@@ -232,19 +216,10 @@ class CaptureHandler(GraphCallbackHandler):
 
     @_safely
     def on_tool_start(
-        self,
-        serialized: dict[str, Any],
-        input_str: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        inputs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Start the span of a tool, whose body may call models."""
-        given = inputs or input_str
-        self._start("tool", serialized, given, run_id, parent_run_id, metadata, kwargs)
+        self._start("tool", serialized, kwargs.get("inputs") or input_str, run_id, kwargs)
 
     @_safely
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, Generation, LLMResult
 
-from langchain_art.tracing.candidates import CandidateReplies, Question
+from langchain_art.tracing.candidates import CandidateReplies
 from langchain_art.tracing.message_log import LoggedPrompt, MessageLog, SampledReply, jsonable
 from langchain_art.tracing.spans import Span, SpanTree
 from langchain_art.wire import Message, Turn, Usage
@@ -192,7 +192,7 @@ class RunRecorder:
         index, attempt = len(self._calls), call.span.attempt
         self._calls.append(call)
         if call.prompt is not None:
-            prompt, question = call.prompt.position.node, Question(call.model, call.params)
+            prompt, question = call.prompt.position.node, (call.model, call.params)
             self._candidates.add_call(attempt, prompt, index, call.first, question)
 
     def _note_replies(self, messages: Sequence[Any]) -> None:
