@@ -304,8 +304,7 @@ class _AsyncConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._answer = AnswerParser()
         self._waiter: asyncio.Future[None] | None = None
-        self._heard = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._patience: float | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -321,30 +320,19 @@ class _AsyncConnection(asyncio.Protocol):
 
     async def post(self, target: Target, body: bytes) -> AnswerParser:
         """Sends a request and waits for its answer."""
-        loop = asyncio.get_running_loop()
-        self._answer, self._waiter = AnswerParser(), loop.create_future()
-        self._heard = loop.time()
-        if target.read_timeout is not None:
-            self._limit(self._heard + target.read_timeout, target.read_timeout)
+        self._answer, self._waiter = AnswerParser(), asyncio.get_running_loop().create_future()
+        self._patience, self._silence = target.read_timeout, asyncio.timeout(target.read_timeout)
         try:
-            self._transport.write(target.message(body))
-            await self._waiter
+            async with self._silence:
+                self._transport.write(target.message(body))
+                await self._waiter
+        except TimeoutError as error:
+            if self._silence.expired():
+                raise TimeoutError(f"the server said nothing for {self._patience:g} s") from error
+            raise
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
             self._waiter = None
         return self._answer
-
-    def _limit(self, until: float, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(until, self._check_silence, loop, seconds)
-
-    def _check_silence(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        until = self._heard + seconds
-        if loop.time() < until:
-            self._limit(until, seconds)
-        else:
-            self._end(TimeoutError(f"the server said nothing for {seconds:g} s"))
 
     def _end(self, error: Exception | None = None) -> None:
         if self._waiter is None or self._waiter.done():
@@ -358,7 +346,8 @@ class _AsyncConnection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():  # unasked
             self.close()
             return
-        self._heard = asyncio.get_running_loop().time()
+        if self._patience is not None:
+            self._silence.reschedule(asyncio.get_running_loop().time() + self._patience)
         try:
             self._answer.feed(data)
         except ConnectionError as error:
@@ -437,8 +426,6 @@ async def _open(target: Target) -> _AsyncConnection:
 
 def _is_readable(sock: socket.socket) -> bool:
     """True if an idle connection was closed by the server, or has data that belongs to nothing."""
-    if not hasattr(select, "poll"):
-        return bool(select.select([sock], [], [], 0)[0])
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))
