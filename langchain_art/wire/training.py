@@ -129,17 +129,13 @@ class TrainRequest(Wire):
         return self.policy, 0
 
     @model_validator(mode="after")
-    def _retrains_by_rewards(self) -> TrainRequest:
-        if self.retrain and not isinstance(self.config, TrainConfig):
+    def _fits_its_step(self) -> TrainRequest:
+        config = self.config
+        if self.retrain and not isinstance(config, TrainConfig):
             raise ValueError(
-                f"got retrain=true for a step of the kind {self.config.kind!r}, which needs none; "
+                f"got retrain=true for a step of the kind {config.kind!r}, which needs none; "
                 "leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _compares_calls(self) -> TrainRequest:
-        config = self.config
         reads = isinstance(config, TrainConfig) and config.credit.kind == "call"
         if self.compared and (len(self.compared) != len(self.groups) or not reads):
             raise ValueError(
@@ -147,46 +143,33 @@ class TrainRequest(Wire):
                 f"a step of the kind {config.kind!r}, expected one for each group of a TrainConfig "
                 "with credit='call'"
             )
+        for index, group in enumerate(self.groups if isinstance(config, PreferenceConfig) else ()):
+            if len(group) != 2 or group[0] == group[1]:
+                raise ValueError(
+                    f"groups[{index}] has the runs {list(group)[:5]}, expected two for a "
+                    "preference step: the chosen one and the rejected one"
+                )
         return self
 
     @model_validator(mode="after")
-    def _rewards_count(self) -> TrainRequest:
-        if not self.rewards and not self.turns:
-            return self
-        if not isinstance(self.config, TrainConfig) or self.config.scores:
+    def _values_count(self) -> TrainRequest:
+        config, own = self.config, self.rewards or self.turns
+        if own and (not isinstance(config, TrainConfig) or config.scores):
             raise ValueError(
                 "got rewards for a step that reads none, expected a TrainConfig without scores"
             )
+        if self.advantages is not None:
+            if not isinstance(config, TrainConfig) or own or self.compared:
+                raise ValueError(
+                    "got advantages for a step that reads none, or with rewards of its own, "
+                    "expected a TrainConfig and neither `rewards`, `turns` nor `compared`"
+                )
+            if unread := settings_of_rewards(config):
+                raise ValueError(f"got advantages together with {unread}, which would not be read")
         known = {one for group in self.groups for one in group}
-        if unknown := sorted(set(self.rewards) - known)[:5]:
-            raise ValueError(f"got rewards for {unknown}, expected runs of `groups`")
-        return self
-
-    @model_validator(mode="after")
-    def _advantages_count(self) -> TrainRequest:
-        if self.advantages is None:
-            return self
-        if not isinstance(self.config, TrainConfig) or self.rewards or self.turns or self.compared:
-            raise ValueError(
-                "got advantages for a step that reads none, or with rewards of its own, expected a "
-                "TrainConfig and neither `rewards`, `turns` nor `compared`"
-            )
-        if unread := settings_of_rewards(self.config):
-            raise ValueError(f"got advantages together with {unread}, which would not be read")
-        known = {one for group in self.groups for one in group}
-        if unknown := sorted(set(self.advantages) - known)[:5]:
-            raise ValueError(f"got advantages for {unknown}, expected runs of `groups`")
-        return self
-
-    @model_validator(mode="after")
-    def _prefers_one_of_two(self) -> TrainRequest:
-        if isinstance(self.config, PreferenceConfig):
-            for index, group in enumerate(self.groups):
-                if len(group) != 2 or group[0] == group[1]:
-                    raise ValueError(
-                        f"groups[{index}] has the runs {list(group)[:5]}, expected two for a "
-                        "preference step: the chosen one and the rejected one"
-                    )
+        for name, given in (("rewards", self.rewards), ("advantages", self.advantages or {})):
+            if unknown := sorted(set(given) - known)[:5]:
+                raise ValueError(f"got {name} for {unknown}, expected runs of `groups`")
         return self
 
 

@@ -269,6 +269,11 @@ class TrajectoryGroup(Wire):
             raise ValueError(f"got the same trajectory twice in one group: {twice}")
         return value
 
+    @property
+    def rewards(self) -> list[float]:
+        """Total returns (`Trajectory.total_return`) of the runs that have one."""
+        return [worth for t in self.trajectories if (worth := t.total_return) is not None]
+
     def marked(self, marks: Mapping[str, Any]) -> TrajectoryGroup:
         """The group, with these marks among the metadata of each of its runs."""
         runs = (
