@@ -152,7 +152,7 @@ class GatherResult:
     @property
     def rewards(self) -> list[float]:
         """The total return (`Trajectory.total_return`) of the runs that have one."""
-        return [worth for t in self.trajectories if (worth := t.total_return) is not None]
+        return [reward for group in self.groups for reward in group.rewards]
 
     @property
     def failed(self) -> int:

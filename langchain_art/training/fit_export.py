@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from langchain_art.export import ids
@@ -24,21 +23,6 @@ from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup
 
 #: Batches of rollouts whose spans are kept; those of groups that no step takes go with them.
 _KEPT_BATCHES = 4
-
-
-@contextmanager
-def exporting(
-    plan: FitSettings, folder: Path, display: Display
-) -> Generator[FitExport | None, None, None]:
-    """The export of `plan`, if it has one; sends at the end of the scope what is not sent yet."""
-    if plan.export is None:
-        yield None
-        return
-    export = FitExport(plan.export, plan, folder, display)
-    try:
-        yield export
-    finally:
-        export.close()
 
 
 class FitExport:

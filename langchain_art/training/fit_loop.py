@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 from langchain_art.errors import ConfigError, Conflict, JobFailed
@@ -82,8 +83,7 @@ class FitLoop:
                         # Gathered and judged; a step that was begun before a crash has its batch.
                         batch = history.pending() or await batches.collect(step)
                         if step == 1 and not self.schedule.eval_scenarios:
-                            worth = [run.total_return for run in batch.trajectories]
-                            rewards = [one for one in worth if one is not None]
+                            rewards = [reward for one in batch.groups for reward in one.rewards]
                             self._warn_if_alike(rewards, len(rewards))
                         started = time.monotonic()
                         results = await self._train(batch)
@@ -200,8 +200,8 @@ class FitLoop:
         """Store the record of a step whose training took so many seconds."""
         known = {name: getattr(pending, name) for name in records.BatchFacts.model_fields}
         seconds = {**pending.seconds, "train": took}
-        worth = [run.total_return for run in pending.trajectories]
-        rewards = [one for one in worth if one is not None]
+        by_group = [group.rewards for group in pending.groups]
+        rewards = list(chain.from_iterable(by_group))
         trained = sum(node.tokens for one in results.values() for node in one.nodes.values())
         known |= {"seconds": {**seconds, "total": sum(seconds.values())}}
         record = records.StepRecord(
@@ -209,12 +209,7 @@ class FitLoop:
             results=results,
             reward_mean=statistics.fmean(rewards) if rewards else None,
             reward_std=statistics.stdev(rewards) if len(rewards) > 1 else None,
-            reward_ci95=mean_of_scenarios(
-                [
-                    [one for run in group.trajectories if (one := run.total_return) is not None]
-                    for group in pending.groups
-                ]
-            ).ci95,
+            reward_ci95=mean_of_scenarios(by_group).ci95,
             node_rewards=records.node_rewards(pending.trajectories),
             groups=len(pending.groups),
             runs=len(rewards),

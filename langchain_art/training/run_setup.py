@@ -22,7 +22,7 @@ from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.records import EvalResult, summarize
-from langchain_art.wire import Trajectory, TrajectoryGroup
+from langchain_art.wire import Trajectory
 from langchain_art.wire.identifiers import scenario_id
 from langchain_art.wire.trajectories import EVALUATION
 
@@ -156,8 +156,12 @@ class Setup:
                 groups = [scored.get(group.id, group) for group in groups]
             runs = [t for group in groups for t in group.trajectories]
             _check(runs, expected, await _serving(client, plan.policies))
-            kept = groups if plan.export is None else list(map(plan.export.mark, groups))
-            await _keep(client, kept, " + ".join(expected), remote=is_remote(self.rollout))
+            kept = groups if plan.export is None else map(plan.export.mark, groups)
+            marked = [group.marked({EVALUATION: " + ".join(expected)}) for group in kept]
+            if is_remote(self.rollout):  # the server has the runs already, of their calls
+                await score_remote(client, marked)
+            else:
+                await client.post_groups(marked)
         now = cost_of(plan.evaluator)
         result = summarize(
             runs,
@@ -169,17 +173,6 @@ class Setup:
         if self.export is not None:
             await self.export.evaluation(groups, result)
         return result
-
-
-async def _keep(
-    client: AsyncArtClient, groups: Sequence[TrajectoryGroup], versions: str, *, remote: bool
-) -> None:
-    """Store the runs on the server, for `langchain-art runs`, marked as an evaluation's."""
-    marked = [group.marked({EVALUATION: versions}) for group in groups]
-    if remote:  # the server has the runs already, assembled from their calls
-        await score_remote(client, marked)
-    else:
-        await client.post_groups(marked)
 
 
 async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:

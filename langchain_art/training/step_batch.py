@@ -250,11 +250,9 @@ class StepBatchBuilder:
         """Results of groups with at least two rewards: others show no difficulty."""
         for group in groups:
             scenario = self._names.pop(group.id)
-            worth = [run.total_return for run in group.trajectories]
-            rewards = [one for one in worth if one is not None]
-            if len(rewards) > 1:
+            if len(group.rewards) > 1:
                 flat = self._is_flat(group, advantages)
-                mean = statistics.fmean(rewards)
+                mean = statistics.fmean(group.rewards)
                 yield GroupResult(scenario=scenario, reward=mean, flat=flat)
 
     async def _advantages(

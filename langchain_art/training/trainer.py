@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from langchain_art.trackers.tracker_thread import Tracker
 from langchain_art.training import addresses, fit_settings
 from langchain_art.training.advantages import AdvantageHook, check_hook
 from langchain_art.training.collapse import Gate, check_gate
-from langchain_art.training.fit_export import exporting
+from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
@@ -141,10 +141,8 @@ class Trainer:
     ) -> None:
         self.policies, self._base_url, self._api_key = addresses.address_of(model, client)
         self._models = addresses.sampling_settings(model)
-        self.out_dir, configs = (
-            addresses.folder_of(name, out_dir),
-            fit_settings.check_configs(config, self.policies),
-        )
+        self.out_dir = addresses.folder_of(name, out_dir)
+        configs = fit_settings.check_configs(config, self.policies)
         self._plan = fit_settings.FitSettings(
             policies=self.policies,
             trainable=fit_settings.check_trainable(trainable),
@@ -411,7 +409,8 @@ class Trainer:
     @asynccontextmanager
     async def _setup(self, rollout: Rollout | str) -> AsyncGenerator[Setup, None]:
         plan, display = self._plan, self._display
-        with exporting(plan, self.out_dir, display) as export:
+        export = plan.export and FitExport(plan.export, plan, self.out_dir, display)
+        with closing(export) if export else nullcontext():
             async with self._client() as client:
                 yield Setup(plan, client, display, rollout, export)
 
