@@ -109,15 +109,11 @@ def _no_error(source: object, error: BaseException) -> ArtError:
 
 def run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
     """Run a coroutine to its end; a ConfigError names what to await where a loop runs already."""
-    if _in_event_loop():
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # as it is to be
+        pass
+    else:
         work.close()
         raise ConfigError(f"An event loop runs here already; write `await {name}(...)`")
     return asyncio.run(work)
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

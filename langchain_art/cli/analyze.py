@@ -87,7 +87,19 @@ def analyze(
             f"got {' and '.join(refused)} with the name of a fit, whose files have no runs; leave "
             "out the name. `langchain-art curve --png` draws a fit."
         )
-    _fits(root, names, compare, gpu_rate, as_json)
+    from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
+    from langchain_art.training.fits import chosen_fits
+
+    told: list[dict[str, Any]] = []
+    for fit in chosen_fits(root, names):
+        found = analyze_fit(fit, gpu_rate)
+        compared = [compare_evals(found.evals, *compare)] if compare else []
+        if not as_json:
+            console.print(fit_view(found, compared))
+        shown = {"comparisons": [one.model_dump(mode="json") for one in compared]}
+        told.append(found.model_dump(mode="json") | shown)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2, allow_nan=False))
 
 
 def _runs(
@@ -115,25 +127,3 @@ def _runs(
         console.print(report.analysis_view(found, compared))
     if plot is not None:
         report.analysis_plot(found, plot)
-
-
-def _fits(
-    root: Path,
-    names: list[str],
-    versions: list[str] | None,
-    gpu_rate: float | None,
-    as_json: bool,
-) -> None:
-    from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
-    from langchain_art.training.fits import chosen_fits
-
-    told: list[dict[str, Any]] = []
-    for fit in chosen_fits(root, names):
-        found = analyze_fit(fit, gpu_rate)
-        compared = [compare_evals(found.evals, *versions)] if versions else []
-        if not as_json:
-            console.print(fit_view(found, compared))
-        shown = {"comparisons": [one.model_dump(mode="json") for one in compared]}
-        told.append(found.model_dump(mode="json") | shown)
-    if as_json:
-        typer.echo(json.dumps(told, indent=2, allow_nan=False))

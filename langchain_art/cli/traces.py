@@ -7,16 +7,13 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from langchain_art.cli.options import AsJson, BaseUrl, client_of, say
 from langchain_art.errors import ConfigError
 from langchain_art.export.ids import HUMAN_REWARD
-
-if TYPE_CHECKING:
-    from langchain_art.traces.stored import Read
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,7 +76,20 @@ def import_(
     for option in {one for one, value in options.items() if value is not None}:
         if option not in allowed.get(source, ()):
             raise ConfigError(f"got {option} with {source!r}, which has no use for it")
-    read = _read(source, begun, environment, project, name, limit)
+    if source == "langfuse":
+        from langchain_art.traces.from_langfuse import read_langfuse
+
+        read = read_langfuse(begun, environment=environment, name=name, limit=limit)
+    elif source == "langsmith":
+        from langchain_art.traces.from_langsmith import read_langsmith
+
+        if project is None:
+            raise ConfigError("got langsmith without --project, expected the project's name")
+        read = read_langsmith(project, begun, name=name, limit=limit)
+    else:
+        from langchain_art.traces.from_jsonl import read_file
+
+        read = read_file(Path(source), name)
     store = source if source in allowed else "file"
     with client_of(base_url) as client:
         found = import_traces(
@@ -97,26 +107,3 @@ def import_(
         say(f"{out / file}: {count} {FILES[file]}" if count else f"no {file}")
         for reason, left in found.left_out[file].items():
             say(f"  left out: {left} {REASONS[reason]}")
-
-
-def _read(
-    source: str,
-    since: datetime | None,
-    environment: str | None,
-    project: str | None,
-    name: str,
-    limit: int,
-) -> Read:
-    if source == "langfuse":
-        from langchain_art.traces.from_langfuse import read_langfuse
-
-        return read_langfuse(since, environment=environment, name=name, limit=limit)
-    if source == "langsmith":
-        from langchain_art.traces.from_langsmith import read_langsmith
-
-        if project is None:
-            raise ConfigError("got langsmith without --project, expected the project's name")
-        return read_langsmith(project, since, name=name, limit=limit)
-    from langchain_art.traces.from_jsonl import read_file
-
-    return read_file(Path(source), name)

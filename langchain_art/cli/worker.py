@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,23 +54,21 @@ def worker(
       langchain-art worker my_agent:rollout --server http://trainer.example:8000/v1
       langchain-art worker train:rollout --concurrency 16
     """
-    from langchain_art.rollout.runner import Rollout
     from langchain_art.rollout.scenarios import load
 
     if server is not None:
         os.environ["ART_BASE_URL"] = server  # of the rollout's own ChatART
-    asyncio.run(_work(cast(Rollout, load(rollout)), rollout, server, concurrency))
+    asyncio.run(_work(load(rollout), rollout, server, concurrency))
 
 
-async def _work(rollout: object, name: str, server: str | None, concurrency: int) -> None:
+async def _work(rollout: Any, name: str, server: str | None, concurrency: int) -> None:
     from langchain_art.client.async_client import AsyncArtClient
-    from langchain_art.rollout.runner import Rollout
     from langchain_art.rollout.worker import LeaseWorker
 
     say = partial(options.say, on=options.stderr)
     async with AsyncArtClient(server, patience=float("inf"), on_wait=say) as client:
         await client.ready(timeout=10)
-        mine = LeaseWorker(cast(Rollout, rollout), name, client, concurrency=concurrency, say=say)
+        mine = LeaseWorker(rollout, name, client, concurrency=concurrency, say=say)
         say(f"Worker of {name} for {client.base_url}: {concurrency} rollouts at once.")
         loop, begun = asyncio.get_running_loop(), time.monotonic()
         asked: list[int] = []

@@ -190,7 +190,7 @@ def _ending(run: Trajectory, known: set[str]) -> list[Block]:
     """End of the run, and the graph's output, unless it is one of the known texts."""
     ending: list[Block] = []
     if not run.turns and run.input is not None:
-        ending.append(Block("input", _value(run.input)))
+        ending.append(Block("input", as_text(run.input)))
     for text in _outcomes(run):
         if text and text not in known:
             ending.append(Block("output", text))
@@ -205,7 +205,7 @@ def _outcomes(run: Trajectory) -> list[str]:
     if output is None:
         return []
     if not isinstance(output, Mapping):
-        return [_value(output)]
+        return [as_text(output)]
     state = cast("Mapping[str, Any]", output)
     before = cast("Mapping[str, Any]", run.input) if isinstance(run.input, Mapping) else {}
     messages = state.get("messages")
@@ -217,7 +217,7 @@ def _outcomes(run: Trajectory) -> list[str]:
         for key, value in state.items()
         if before.get(key) != value and not (key == "messages" and last is not None)
     }
-    return [last or "", _value(rest) if rest else ""]
+    return [last or "", as_text(rest) if rest else ""]
 
 
 def _state(output: Any) -> Any:
@@ -242,5 +242,6 @@ def _state(output: Any) -> Any:
     return {**state, "messages": [told(one) for one in cast("list[Message]", messages)]}
 
 
-def _value(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """The text, or another value as JSON."""
     return value if isinstance(value, str) else compact(value)

@@ -101,7 +101,6 @@ def calibrate_judge(
     count: int = 4,
     good: float = 0.5,
     at_least: float = 0.5,
-    min_agreement: float = 0.0,
     keep: bool = False,
 ) -> Calibrated:
     """Compare a judge with people band by band, and keep its scores where it is trusted.
@@ -114,7 +113,6 @@ def calibrate_judge(
         count: see `bands_of`, as for the next two.
         good: see there.
         at_least: see there.
-        min_agreement: see `verdicts`; runs on which reviewers abstain are not compared.
         keep: the scores of trusted bands count as verdicts on runs that no person has reviewed;
             what was kept before of other bands is taken back.
 
@@ -128,7 +126,7 @@ def calibrate_judge(
         raise ConfigError(f"got the score {score!r}, expected one that runs have: {names}")
     reviews = client.reviews(policy=policy)
     people = [one for one in reviews if one.source != JUDGE]
-    said = verdicts(people, name, min_agreement=min_agreement).all
+    said = verdicts(people, name).all
     human = {
         one.trajectory: None if one.abstains else one.value for one in said if one.call_id is None
     }

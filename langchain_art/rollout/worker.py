@@ -12,9 +12,8 @@ import os
 import platform
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from langchain_art import errors, wire
 from langchain_art.call_seeds import RunSeed, run_seed
@@ -31,20 +30,20 @@ _BEATS = 4
 MAX_CONCURRENCY = 500
 
 
-@dataclass(frozen=True)
+@dataclass
 class WorkerCounts:
     """Counts of a worker's results so far."""
 
-    running: int
-    finished: int
+    running: int = 0
+    finished: int = 0
     """Completed with a trajectory."""
-    failed: int
+    failed: int = 0
     """Runs that raised, and attempts that ended with an error of the program."""
-    discarded: int
+    discarded: int = 0
     """Runs whose lease had ended before they did."""
-    handed_back: int
+    handed_back: int = 0
     """Runs that were stopped at the end, for other workers."""
-    first_error: str | None
+    first_error: str | None = None
 
 
 class LeaseWorker:
@@ -108,19 +107,14 @@ class LeaseWorker:
         self._completing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._draining, self._drain_by = asyncio.Event(), 0.0
-        self._counts: Counter[str] = Counter()
+        self._counts = WorkerCounts()
         self._others: frozenset[str] = frozenset()
 
     @property
     def counts(self) -> WorkerCounts:
         """Counts of the worker's results so far."""
-        known = {name: self._counts[name] for name in ("finished", "failed", "discarded")}
-        return WorkerCounts(
-            running=len(self._running),
-            handed_back=self._counts["handed_back"],
-            first_error=self._worker.first_error,
-            **known,
-        )
+        first = self._worker.first_error
+        return replace(self._counts, running=len(self._running), first_error=first)
 
     def drain(self, grace: float = 20.0) -> None:
         """Lease no more; finish what is finished within `grace` seconds, hand the rest back."""
@@ -199,7 +193,7 @@ class LeaseWorker:
             outcome = wire.AttemptOutcome(trajectory_id=lease.trajectory_id, trajectory=run)
         except Exception as error:  # noqa: BLE001 - what a run raises is in its trajectory
             outcome = _error(lease, error, fatal=isinstance(error, errors.ConfigError))
-            self._counts["failed"] += 1
+            self._counts.failed += 1
         except asyncio.CancelledError:
             self._held.discard(lease.trajectory_id)
             raise
@@ -223,13 +217,13 @@ class LeaseWorker:
                 raise
             except errors.RequestRefused as error:  # a body that the server does not take, say
                 await self._client.complete_rollout(lease.id, _error(lease, error))
-                self._counts["failed"] += 1
+                self._counts.failed += 1
         except errors.ArtError as error:
-            self._counts["discarded"] += 1
+            self._counts.discarded += 1
             if not isinstance(error, errors.Conflict | errors.NotFound):
                 self._say(f"A run of scenario {lease.name!r} is lost: {error}")
         else:
-            self._counts["finished"] += outcome.trajectory is not None
+            self._counts.finished += outcome.trajectory is not None
         finally:
             self._held.discard(lease.trajectory_id)
             self._changed.set()
@@ -250,7 +244,7 @@ class LeaseWorker:
         """Stop the runs whose leases have ended; what is being completed is refused there."""
         for one in lost:
             if (task := self._running.get(one)) is not None:
-                self._counts["discarded"] += 1
+                self._counts.discarded += 1
                 task.cancel()
 
     async def _finish(self) -> None:
@@ -265,7 +259,7 @@ class LeaseWorker:
     async def _stop(self) -> None:
         """Stop what still runs, and hand its leases back."""
         running = list(self._running.values())
-        self._counts["handed_back"] += len(running)
+        self._counts.handed_back += len(running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -279,8 +273,8 @@ class LeaseWorker:
 
     def _note(self, run: object) -> None:
         if getattr(run, "status", None) == "failed":
-            self._counts["failed"] += 1
-            if self._counts["failed"] == 1:
+            self._counts.failed += 1
+            if self._counts.failed == 1:
                 self._say(f"The first failed run: {self._worker.first_error}")
 
 

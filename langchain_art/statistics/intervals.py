@@ -319,33 +319,21 @@ def compare_rewards(before: str, after: str, first: Rewards, second: Rewards) ->
         for rewards in (first, second)
     ]
     old, new = means
-    shared = sorted(old.keys() & new.keys())
-    if len(shared) >= 2:
+    shared, alone = sorted(old.keys() & new.keys()), old.keys() ^ new.keys()
+    paired = len(shared) >= 2
+    if paired:
         tested = paired_test([new[name] - old[name] for name in shared])
-        how = "exact" if len(shared) <= EXACT else "10,000 draws"
-        words = f"paired sign-flip permutation test, {how}"
-        return _comparison(before, after, tested, words, len(shared), old.keys() ^ new.keys())
-    tested = unpaired_test(list(old.values()), list(new.values()))
-    words = "unpaired permutation test, 10,000 draws"
-    return _comparison(before, after, tested, words, len(old) + len(new), None)
-
-
-def _comparison(
-    before: str,
-    after: str,
-    tested: PairedTest,
-    words: str,
-    scenarios: int,
-    alone: Iterable[str] | None,
-) -> Comparison:
+        draws = "exact" if len(shared) <= EXACT else "10,000 draws"
+        test = f"paired sign-flip permutation test, {draws}"
+    else:
+        tested = unpaired_test(list(old.values()), list(new.values()))
+        test = "unpaired permutation test, 10,000 draws"
     return Comparison(
         before=before,
         after=after,
-        paired=alone is not None,
-        scenarios=scenarios,
-        left_out=len(set(alone or ())),
-        difference=tested.difference,
-        ci95=tested.ci95,
-        p_value=tested.p_value,
-        test=words,
+        paired=paired,
+        scenarios=len(shared) if paired else len(old) + len(new),
+        left_out=len(alone) if paired else 0,
+        **tested._asdict(),
+        test=test,
     )

@@ -29,6 +29,8 @@ Outputs: TypeAlias = "Callable[[Trajectory], Any]"
 """Part of a run that an evaluator is shown."""
 _Results: TypeAlias = "list[tuple[str, Any, str]]"
 """Name, value and comment of each result."""
+#: Names under which LangSmith puts inputs, outputs and references that are no mappings.
+_NAMES = ("input", "output", "output")
 _Ask: TypeAlias = "Callable[[Any, Any, Any], Awaitable[_Results]]"
 """Takes inputs, output and reference of one run."""
 
@@ -78,7 +80,7 @@ def from_langsmith(
 
     async def ask(inputs: Any, output: Any, reference: Any) -> _Results:
         now, id = datetime.now(UTC), uuid4()
-        given, shown, right = (_mapping(v, n) for v, n in _named(inputs, output, reference))
+        given, shown, right = map(_mapping, (inputs, output, reference), _NAMES)
         run = schemas.Run(
             id=id, name="run", run_type="chain", start_time=now, end_time=now, trace_id=id,
             dotted_order=f"{now:%Y%m%dT%H%M%S%f}Z{id}", inputs=given or {}, outputs=shown,
@@ -195,7 +197,7 @@ class _EachRun(GroupEvaluator):
 
     def __init__(self, ask: _Ask, name: str, wanted: str | None, outputs: Outputs | None) -> None:
         super().__init__(name)
-        self._ask, self._wanted, self._outputs = ask, wanted, outputs or _output
+        self._ask, self._wanted, self._outputs = ask, wanted, outputs
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The evaluator's score of each run."""
@@ -207,7 +209,8 @@ class _EachRun(GroupEvaluator):
         )
 
     async def _score(self, inputs: Any, run: Trajectory, reference: Any) -> Score | None:
-        results = await self._ask(inputs, self._outputs(run), reference)
+        output = run.output if self._outputs is None else self._outputs(run)
+        results = await self._ask(inputs, output, reference)
         names = [name for name, _, _ in results]
         wanted = self._wanted if self._wanted is not None or len(names) != 1 else names[0]
         if wanted not in names:
@@ -222,10 +225,6 @@ class _EachRun(GroupEvaluator):
         return None if value is None else Score(value, comment, kept)
 
 
-def _output(run: Trajectory) -> Any:
-    return run.output
-
-
 def _scenario(group: TrajectoryGroup) -> tuple[Any, Any]:
     """The inputs and the reference of a group: all but ``id`` and ``input``, or ``reference``."""
     scenario = group.metadata.get("scenario")
@@ -234,10 +233,6 @@ def _scenario(group: TrajectoryGroup) -> tuple[Any, Any]:
     fields = cast("Mapping[str, Any]", scenario)
     rest = {name: value for name, value in fields.items() if name not in ("id", "input")}
     return fields.get("input", scenario), rest.get("reference", rest or None)
-
-
-def _named(*values: Any) -> Iterable[tuple[Any, str]]:
-    return zip(values, ("input", "output", "output"), strict=True)
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any] | None:

@@ -127,18 +127,13 @@ class RulerEvaluator(GroupEvaluator):
         self._context, self._known = context, known
         self._cache = VerdictCache(cache) if cache is not None else None
         self._outputs, self._budget, self._attempts = output_tokens, budget, attempts
-        self._spent, self._lock = Spent(), Lock()
-
-    @property
-    def spent(self) -> Spent:
+        self.spent, self._lock = Spent(), Lock()
         """Counts and costs of this evaluator so far."""
-        return self._spent
 
     @property
     def cost(self) -> float | None:
         """US dollars spent so far, of the calls whose price litellm knows; None: of none."""
-        spent = self._spent
-        return None if spent.unpriced and not spent.cost else spent.cost
+        return None if self.spent.unpriced and not self.spent.cost else self.spent.cost
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """One score per run.
@@ -175,11 +170,7 @@ class RulerEvaluator(GroupEvaluator):
             return [Score(TIE, f"All {len(runs)} runs are the same.") for _ in runs]
         task = self._context(group) if self._context is not None else None
         case = Case(
-            task=task
-            if isinstance(task, str)
-            else ""
-            if task is None
-            else transcript.compact(task),
+            task="" if task is None else transcript.as_text(task),
             tools=tuple(_tools(group, labelled)),
             runs=tuple(distinct),
         )
@@ -270,7 +261,7 @@ class RulerEvaluator(GroupEvaluator):
 
     def _count(self, spent: Spent) -> None:
         with self._lock:
-            self._spent += spent
+            self.spent += spent
 
 
 async def ruler_score_group(
