@@ -10,6 +10,9 @@ not among its requirements but make it faster.
 Ours is asked with the key of a tenant, which has limits of every kind, while its ``/metrics`` are
 read every two seconds.
 
+``dialect_ratio``: the same calls in OpenAI's Responses and in Anthropic's Messages, calls per
+second over those of chat completions; the worse of the two.
+
 ``over_engine``: the embedded engine samples the same calls once behind the gateway, asked by a
 client in a process of its own, and once driven from a program without HTTP and store: tokens per
 second, the former over the latter. Rounds alternate in both.
@@ -36,7 +39,7 @@ from typing import Any
 import httpx
 
 from benchmarks.gateways.bare import drive, make_model
-from benchmarks.gateways.exchange import messages
+from benchmarks.gateways.exchange import in_messages, in_responses, messages
 from langchain_art import ArtClient, KeyLimits
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
@@ -52,6 +55,8 @@ CALLS, MAX_TOKENS = 8, 64
 #: It asks for Python 3.12, but its gateway uses nothing that 3.11 lacks: the same Python for both.
 AGL = ["--ignore-requires-python", "agentlightning==1.0.2", "uvicorn[standard]"]
 PATH = "/v1/chat/completions"
+#: The other formats of a call.
+FORMATS = {"/v1/responses": in_responses, "/v1/messages": in_messages}
 
 
 @dataclass
@@ -186,16 +191,31 @@ def ours(folder: Path) -> Iterator[Gateway]:
         server.stop()
 
 
+def in_format(chat: Gateway, path: str) -> Gateway:
+    """The same gateway, asked for the same in another format."""
+    callers: list[list[Any]] = []
+    for [(_, body)] in chat.callers:
+        fields = {name: value for name, value in body.items() if name != "messages"}
+        callers.append([(path, fields | FORMATS[path](body["messages"]))])
+    return Gateway(chat.pid, chat.port, callers, chat.key)
+
+
 def against_agent_lightning(folder: Path) -> dict[str, float]:
     with ExitStack() as stack:
         mine = stack.enter_context(ours(folder))
         theirs = stack.enter_context(agent_lightning(folder))
-        for gateway in (mine, theirs):
+        others = [in_format(mine, path) for path in FORMATS]
+        for gateway in (mine, theirs, *others):
             load(gateway.port, gateway.callers, 1.0, gateway.key)
         for _ in range(ROUNDS):
             mine.measure()
             theirs.measure()
+            for gateway in others:
+                gateway.measure()
+                mine.calls += gateway.calls
+                gateway.calls = 0
     median = statistics.median
+    formats = [median(a / b for a, b in zip(one.rates, mine.rates, strict=True)) for one in others]
     ratios = [a / b for a, b in zip(mine.rates, theirs.rates, strict=True)]
     return {
         "calls_ratio_agl": median(ratios),
@@ -204,6 +224,7 @@ def against_agent_lightning(folder: Path) -> dict[str, float]:
         "cpu_us_per_call": median(mine.cpu) * 1e6,
         "cpu_us_per_call_agl": median(theirs.cpu) * 1e6,
         "cpu_ratio_agl": median(theirs.cpu) / median(mine.cpu),
+        "dialect_ratio": min(formats),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -29,6 +30,34 @@ def messages(seed: int) -> list[dict[str, Any]]:
             {"role": "tool", "tool_call_id": name, "content": _text(rng, 60)},
         ]
     return said
+
+
+def in_responses(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same messages as a request's fields in OpenAI's Responses."""
+    items: list[dict[str, Any]] = [said[1]]
+    for one in said[2:]:
+        if one["role"] == "tool":
+            output = {"call_id": one["tool_call_id"], "output": one["content"]}
+            items.append({"type": "function_call_output"} | output)
+        else:
+            [call] = one["tool_calls"]
+            items.append({"type": "function_call", "call_id": call["id"]} | call["function"])
+    return {"instructions": said[0]["content"], "input": items}
+
+
+def in_messages(said: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same messages as a request's fields in Anthropic's Messages."""
+    turns: list[dict[str, Any]] = [said[1]]
+    for one in said[2:]:
+        if one["role"] == "tool":
+            block = {"tool_use_id": one["tool_call_id"], "content": one["content"]}
+            turns.append({"role": "user", "content": [{"type": "tool_result"} | block]})
+        else:
+            [call] = one["tool_calls"]
+            made = {"id": call["id"], "name": call["function"]["name"]}
+            made |= {"type": "tool_use", "input": json.loads(call["function"]["arguments"])}
+            turns.append({"role": "assistant", "content": [made]})
+    return {"system": said[0]["content"], "messages": turns, "max_tokens": 1024}
 
 
 def sampled() -> dict[str, Any]:
