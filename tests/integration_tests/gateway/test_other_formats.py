@@ -331,6 +331,7 @@ USER: dict[str, Any] = {"role": "user", "content": QUESTION}
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0"),
         ("messages", {"messages": [USER | {"content": [{"type": "image"}]}]}, "image"),
         ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "role"),
+        ("messages", {"messages": [USER, {"role": "user", "content": []}]}, "messages.1.content"),
         (
             "messages",
             {"messages": [USER | {"content": [{"type": "thinking", "thinking": "x"}]}]},

@@ -64,12 +64,12 @@ class _ToolResult(Part):
     content: str | list[_Text] | None = None
 
 
+_Block = Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]
+
+
 class _Message(Part):
     role: Literal["user", "assistant", "system"]
-    content: (
-        str
-        | list[Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminator="type")]]
-    )
+    content: str | Annotated[list[_Block], Field(min_length=1)]
 
 
 class _Tool(Part):
