@@ -113,7 +113,8 @@ class WarmStartRun:
             raise ConfigError(
                 f"{self._path} is of another warm start ({found.policy}, {found.conversations} "
                 "conversations): the conversations, their order or the config differ. Choose "
-                "another out_dir, or pass resume=False."
+                "another out_dir: it goes on from what the policy has learned. Or begin anew from "
+                "the base with warm_start(…, fresh=True)."
             )
         self._state = found or WarmStart(
             id=uuid.uuid4().hex[:12], policy=policy, digest=digest, conversations=len(ids)

@@ -286,7 +286,7 @@ def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: 
     with ArtClient(art_server.base_url) as client:
         assert client.policy(trainer.policy).version == 12
         assert len(client.jobs(trainer.policy)) == 12
-    with pytest.raises(ConfigError, match="another warm start"):
+    with pytest.raises(ConfigError, match=r"another warm start.*fresh=True"):
         trainer.warm_start_sync(SHOWN[:2], epochs=6, batch_size=3, config=FAST)
     shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, fresh=True)
     assert (len(shown.losses), shown.version) == (1, 13)
