@@ -44,9 +44,10 @@ def export_adapter(
     learned = _learned(known[version], root)
     client.download_adapter(policy, version, directory)
     config: dict[str, Any] = json.loads((directory / "adapter_config.json").read_text())
+    template = json.loads((directory / "manifest.json").read_text()).get("chat_template")
     named = base or config.get("base_model_name_or_path") or client.status().model_path
     (directory / "README.md").write_text(
-        card(known[version], config, named, learned, merged=merged)
+        card(known[version], config, named, learned, merged=merged, template=template)
     )
     return directory
 
@@ -123,6 +124,10 @@ The adapter is merged into these weights: load this directory as any model, with
 `AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`. Float32 weights
 need `vllm serve PATH/TO/THIS --dtype float32`: vLLM rounds them otherwise.
 """
+_TEMPLATE = """
+It was trained with the chat template `{template}` of `langchain-art serve --chat-template`, which
+is not among these files. Give it to whatever serves them: with the model's own, prompts are others.
+"""
 _UNKNOWN = """\
 The fit that made this version was not found below `{root}` when this card was written. Say here
 which scenarios it learned from, what the reward was, and what the reward on others is.
@@ -161,8 +166,12 @@ def card(
     learned: str,
     *,
     merged: bool = False,
+    template: str | None = None,
 ) -> str:
-    """The model card of an adapter, or of weights with it merged in; `learned` from what."""
+    """The model card of an adapter, or of weights with it merged in; `learned` from what.
+
+    `template`: the server's chat template that it was trained with, None for the model's own.
+    """
     targets = config.get("target_modules")
     modules = ", ".join(sorted(targets)) if isinstance(targets, list) else str(targets)
     metrics = "".join(
@@ -170,6 +179,8 @@ def card(
     )
     use = _USE_MERGED if merged else _USE
     use = use.format(base=base, rank=config.get("r"), policy=checkpoint.policy)
+    if template:
+        use += _TEMPLATE.format(template=template)
     return f"""\
 ---
 base_model: {base}

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ def check_model(model: str) -> None:
         if is_gguf(model):  # it is read by the process that copies it
             return
         raise ConfigError(f"got the model {model!r}, which is a file; {expected}")
+    elif close := get_close_matches(model.lower(), PACKAGED.keys() - {model}, cutoff=0.9):
+        raise ConfigError(f"got the model {model!r}; did you mean {close[0]}? {expected}")
     elif is_folder(model) or (is_gguf(model) and model not in PACKAGED):
         raise ConfigError(f"got the model {model!r}, but {folder} does not exist; {expected}")
 

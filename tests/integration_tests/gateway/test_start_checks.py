@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from langchain_art.cli.export import export_adapter
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.base_weights import read_config
 from langchain_art_server.config import load_settings
@@ -62,6 +64,12 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
         check_model(str(tmp_path / "file"))
     check_model(str(BASE_MODEL))
     check_model("Qwen/Qwen2.5-0.5B-Instruct")
+
+
+@pytest.mark.parametrize("model", ["smolm2-135m", "SmolLM2-135M"])
+def test_a_slip_in_a_packaged_model_is_named_before_a_hub_is_asked(model: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{model}'; did you mean smollm2-135m"):
+        check_model(model)
 
 
 def test_without_a_hub_the_models_that_need_none_are_named() -> None:
@@ -127,13 +135,16 @@ def test_a_model_is_known_by_its_whole_path(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_policy_goes_on_with_the_chat_template_that_it_was_trained_with(tmp_path: Path) -> None:
-    """One that was not trained yet may have another."""
+    """One that was not trained yet may have another. The card of an export names it."""
     data, template = tmp_path / "data", ("--chat-template", "tools")
     StubServer(data).start().stop()
     server = StubServer(data, *template).start()
     with server.http() as http:
         train_once(http, 0)
+    with ArtClient(server.base_url) as client:
+        folder = export_adapter(client, "tiny", 1, tmp_path / "adapter")
     server.stop()
+    assert "the chat template `tools " in (folder / "README.md").read_text()
     said = " ".join(StubServer(data).refusal().split())
     assert "'tiny' was trained with the chat template tools " in said
     assert "and this server has the chat template of the model: " in said
