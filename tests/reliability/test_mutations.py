@@ -27,7 +27,7 @@ SAY = [
     },
     {"role": "tool", "tool_call_id": "c1", "content": "Monday."},
 ]
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "search", "parameters": {"type": "object", "properties": {}}},
 }
@@ -38,6 +38,51 @@ def chat(**more: Any) -> Valid:
     body = {"model": "tiny", "messages": SAY, "max_tokens": 2, "temperature": 1.0, "seed": 1}
     art = {"trajectory_id": "t", "node": "n", "path": ["a"], "tags": ["b"]}
     return Valid("POST", "/v1/chat/completions", body=body | {"art": art} | more)
+
+
+#: Of a request whose reply has a schema: no tools.
+FREE: dict[str, Any] = {"tools": None, "tool_choice": None}
+
+
+def other_formats(call: str) -> list[Valid]:
+    """Requests of Responses and Messages, with each kind of item and block."""
+    use = {"type": "tool_use", "id": "c1", "name": "search", "input": {}}
+    thinking = {"type": "thinking", "thinking": "x", "signature": ""}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c1",
+        "content": [{"type": "text", "text": "x"}],
+    }
+    tools = [{"name": "search", "input_schema": TOOL["function"]["parameters"]}]
+    messages = [
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "content": [thinking, {"type": "text", "text": "x"}, use]},
+        {"role": "user", "content": [result]},
+    ]
+    prompt = {"model": "tiny", "system": "Answer.", "messages": messages, "tools": tools}
+    prompt |= {"tool_choice": {"type": "any"}, "thinking": {"type": "adaptive"}}
+    message = prompt | {"max_tokens": 2, "temperature": 1.0, "top_p": 0.9, "top_k": 5, "seed": 1}
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "string"}}
+    text = [{"type": "input_text", "text": "When?"}]
+    items = [
+        {"role": "user", "content": text},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+        {"type": "function_call", "call_id": "c1", "name": "search", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": text},
+    ]
+    function = TOOL["function"] | {"type": "function", "strict": True}
+    response = {"model": "tiny", "input": items, "instructions": "x", "max_output_tokens": 2}
+    response |= {"temperature": 1.0, "top_p": 0.9, "seed": 1, "art": {"trajectory_id": "t"}}
+    path = "/v1/messages"
+    return [
+        Valid("POST", path, body=message | {"stop_sequences": ["."], "art": {"node": "n"}}),
+        Valid("POST", path, body=message | {"stream": True, "tool_choice": {"type": "auto"}}),
+        Valid("POST", path, body=message | {"output_config": {"format": form}} | FREE),
+        Valid("POST", f"{path}/count_tokens", body=prompt),
+        Valid("POST", "/v1/responses", body=response | {"tools": [function], "stream": True}),
+        Valid("POST", "/v1/responses", body=response | {"text": {"format": form}}),
+        Valid("POST", "/v1/responses", body=response | {"previous_response_id": call}),
+    ]
 
 
 def valid_requests(call: str, run: str, job: str) -> list[Valid]:
@@ -65,6 +110,7 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
     correction |= {"correction": {"role": "assistant", "content": "In May."}}
     return [
         *chats * 3,
+        *other_formats(call),
         Valid("GET", "/v1/models"),
         Valid("GET", "/v1/models/{name}", {"name": "tiny"}),
         Valid("GET", "/v1/calls/{call_id}", {"call_id": call}),
