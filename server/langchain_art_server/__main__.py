@@ -129,14 +129,14 @@ async def run(settings: Settings) -> set[int]:
 
 
 def _return_large_buffers() -> None:
-    """Give bodies and answers of 256 KiB and more back to the system as soon as they are freed.
+    """Give buffers of 32 KiB and more back to the system as soon as they are freed.
 
     glibc takes a freed buffer's size, up to 32 MiB, as its new limit (M_MMAP_THRESHOLD and -3 in
     mallopt(3)). Later ones then stand in its heap, which a small block behind them keeps as large
     as it ever was. Other C libraries have no such limit.
     """
     if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
-        set_option(-3, 256 << 10)
+        set_option(-3, 32 << 10)
 
 
 def _end_with_stdin() -> None:
