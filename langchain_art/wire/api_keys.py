@@ -107,7 +107,7 @@ class LoggedAction(Wire):
 
 
 RUN_KEY = "art-run."
-"""What the key of one run begins with."""
+"""Prefix of the key of one run."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class RunKey:
 
 
 def key_mark(digest: bytes) -> str:
-    """What a run's key says of the key that it was made of, whose SHA-256 `digest` is."""
+    """The mark, in a run's key, of the key with the SHA-256 `digest`, which it was made of."""
     return hashlib.sha256(digest).hexdigest()[:16]
 
 

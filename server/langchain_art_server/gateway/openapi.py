@@ -14,12 +14,19 @@ from langchain_art_server.gateway.chat.anthropic_messages import MessagesBody, T
 from langchain_art_server.gateway.chat.openai_responses import ResponsesBody
 from langchain_art_server.gateway.chat.request import ChatBody
 
-#: The routes of model calls: what they do, the model of their body, and what they answer.
-_CALL_DOCS: dict[str, tuple[str, type[BaseModel], str]] = {
-    CHAT: ("Create Chat Completion", ChatBody, "The completion"),
-    RESPONSES: ("Create Response", ResponsesBody, "The response"),
-    MESSAGES: ("Create Message", MessagesBody, "The message"),
-    f"{MESSAGES}/count_tokens": ("Count Message Tokens", TokenCountBody, "The number of tokens"),
+_SAMPLES = "Sample a reply from a policy, one of its versions, or the base model."
+_STREAMED = "whole or as server-sent events."
+#: The routes of model calls: the model of their body, summary, description, and answer.
+_CALL_DOCS: dict[str, tuple[type[BaseModel], str, str, str]] = {
+    CHAT: (ChatBody, "Create Chat Completion", _SAMPLES, f"The completion, {_STREAMED}"),
+    RESPONSES: (ResponsesBody, "Create Response", _SAMPLES, f"The response, {_STREAMED}"),
+    MESSAGES: (MessagesBody, "Create Message", _SAMPLES, f"The message, {_STREAMED}"),
+    f"{MESSAGES}/count_tokens": (
+        TokenCountBody,
+        "Count Message Tokens",
+        "Count the prompt's tokens.",
+        "The number of tokens.",
+    ),
 }
 _REF = "#/components/schemas/{model}"
 _DEFINITIONS: dict[str, Any] = {}
@@ -77,8 +84,14 @@ def document_route(app: FastAPI) -> None:
 def _document(app: FastAPI) -> dict[str, Any]:
     if not app.openapi_schema:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for path, (summary, body, answered) in _CALL_DOCS.items():
-            schema["paths"][path] = {"post": _call_docs(summary, answered) | body_docs(body)}
+        for path, (body, summary, description, answered) in _CALL_DOCS.items():
+            about = {
+                "summary": summary,
+                "description": description,
+                "operationId": summary.lower().replace(" ", "_"),
+                "responses": {"200": {"description": answered}},
+            }
+            schema["paths"][path] = {"post": about | body_docs(body)}
         for path, methods in schema["paths"].items():
             for method, operation in methods.items():
                 _add_refusals(path, method, operation)
@@ -90,19 +103,6 @@ def _document(app: FastAPI) -> dict[str, Any]:
             schemas.pop(unused, None)
         app.openapi_schema = schema
     return app.openapi_schema
-
-
-def _call_docs(summary: str, answered: str) -> dict[str, Any]:
-    counts = summary.startswith("Count")
-    streamed = "." if counts else ", whole or as server-sent events."
-    return {
-        "summary": summary,
-        "description": "Count the prompt's tokens."
-        if counts
-        else "Sample a reply from a policy, one of its versions, or the base model.",
-        "operationId": summary.lower().replace(" ", "_"),
-        "responses": {"200": {"description": answered + streamed}},
-    }
 
 
 def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:

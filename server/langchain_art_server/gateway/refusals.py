@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -45,17 +44,16 @@ def answer(error: Exception, path: str = "") -> JSONResponse:
 
     `path` is the request's: Anthropic's has errors of its own shape.
     """
-    response, code = _answer(error)
-    if path.startswith("/v1/messages"):
-        about = anthropic_error(response.status_code, from_json(bytes(response.body)))
-        headers = {n: v for n, v in response.headers.items() if not n.startswith("content-")}
-        response = JSONResponse(about, status_code=response.status_code, headers=headers)
+    body, status, headers = _answer(error)
     if (context := current()) is not None:
-        context.refused = code
-    return response
+        context.refused = body["error"]["code"]
+    if path.startswith("/v1/messages"):
+        body = anthropic_error(status, body)
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
-def _answer(error: Exception) -> tuple[JSONResponse, str]:
+def _answer(error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """The body, status and headers of the response."""
     if isinstance(error, ConfigError):  # of what the request asks for
         error = InvalidRequest(str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -67,15 +65,15 @@ def _answer(error: Exception) -> tuple[JSONResponse, str]:
         said = str(error) if isinstance(error, ArtError) else _UNEXPECTED
         body = RequestRefused(said).body()
         body["error"] |= {"type": "server_error", "code": "internal_error"}
-        return JSONResponse(body, status_code=500), "internal_error"
-    headers = {}
+        return body, 500, {}
+    headers: dict[str, str] = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = error.body()
     body["error"]["message"] = body["error"]["message"][:_MESSAGE]
-    return JSONResponse(body, status_code=error.status, headers=headers), error.code
+    return body, error.status, headers
 
 
 def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from langfuse import Langfuse
-from opentelemetry.sdk.trace import TracerProvider
 from typer.testing import CliRunner
 
 from langchain_art.analytics.analysis import analyze
@@ -29,17 +27,11 @@ ANSWER = {"role": "assistant", "content": "On Monday."}
 
 def write(server: LangfuseServer) -> list[str]:
     """Four runs of two versions, each of a search and an answer; the last one fails."""
-    public, secret = server.keys
-    client = Langfuse(
-        base_url=server.url,
-        public_key=public,
-        secret_key=secret,
-        tracer_provider=TracerProvider(),
-    )
+    client = server.client()
     traces: list[str] = []
     for number in range(4):
         known = {TRAJECTORY: f"run-{number}", SCENARIO: f"q-{number % 2}"}
-        trace = client.create_trace_id(seed=f"{public}-{number}")
+        trace = client.create_trace_id(seed=f"{server.keys[0]}-{number}")
         with client.start_as_current_observation(
             as_type="agent", name="mail", trace_context={"trace_id": trace}, metadata=known
         ) as root:
@@ -101,13 +93,7 @@ def test_a_call_that_is_no_chat_is_counted_and_one_without_a_prompt_is_not(
     with LangfuseServer() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        public, secret = server.keys
-        client = Langfuse(
-            base_url=server.url,
-            public_key=public,
-            secret_key=secret,
-            tracer_provider=TracerProvider(),
-        )
+        client = server.client()
         with client.start_as_current_observation(as_type="agent", name="mail"):
             for prompt, reply in calls:
                 with client.start_as_current_observation(

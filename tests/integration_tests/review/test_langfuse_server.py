@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langfuse import Langfuse
 from langfuse.api.core.api_error import ApiError
-from opentelemetry.sdk.trace import TracerProvider
 
 from tests.support.langfuse_server import LangfuseServer
 
@@ -20,19 +18,8 @@ def langfuse() -> Iterator[LangfuseServer]:
         yield server
 
 
-def sdk(server: LangfuseServer) -> Langfuse:
-    public, secret = server.keys
-    return Langfuse(
-        base_url=server.url,
-        public_key=public,
-        secret_key=secret,
-        tracer_provider=TracerProvider(),
-        timeout=2,
-    )
-
-
 def test_what_the_sdk_sends_comes_back_as_its_own_models(langfuse: LangfuseServer) -> None:
-    client = sdk(langfuse)
+    client = langfuse.client(timeout=2)
     langfuse.refuses = lambda score: "not this one" if score.name == "bad" else None
     trace = client.create_trace_id(seed="one")
     with client.start_as_current_observation(

@@ -11,9 +11,7 @@ import pytest
 from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
-from langfuse import Langfuse
 from langfuse.langchain import CallbackHandler
-from opentelemetry.sdk.trace import TracerProvider
 
 from langchain_art.analytics.langfuse_runs import langfuse_runs
 from langchain_art.cli.load_rollout import load_scenarios
@@ -38,19 +36,13 @@ TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 def hosted(server: LangfuseServer, questions: list[str]) -> list[str]:
     """Runs of a graph on another model, traced by Langfuse's own handler; their traces' ids."""
-    public, secret = server.keys
-    client = Langfuse(
-        base_url=server.url,
-        public_key=public,
-        secret_key=secret,
-        tracer_provider=TracerProvider(),
-    )
+    client = server.client()
     called = AIMessage("", tool_calls=[{"name": "find", "args": {"q": "x"}, "id": "c-1"}])
     found: list[str] = []
     for question in questions:
         model: Any = FakeMessagesListChatModel(responses=[called]).bind(tools=[TOOL])
         agent = RunnableLambda(lambda asked, model=model: model.invoke([HumanMessage(asked["q"])]))
-        handler = CallbackHandler(public_key=public)
+        handler = CallbackHandler(public_key=server.keys[0])
         agent.invoke({"q": question}, {"callbacks": [handler], "run_name": "mail agent"})
         assert handler.last_trace_id is not None
         found.append(handler.last_trace_id)

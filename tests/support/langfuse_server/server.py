@@ -17,6 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from langfuse import Langfuse
+from opentelemetry.sdk.trace import TracerProvider
+
 from tests.support.langfuse_server import routes
 from tests.support.langfuse_server.scores import Refused, Score, checked, merged
 from tests.support.langfuse_server.spans import Span
@@ -48,8 +51,7 @@ class LangfuseServer:
     Example::
 
         with LangfuseServer() as server:
-            public, secret = server.keys
-            client = Langfuse(base_url=server.url, public_key=public, secret_key=secret)
+            client = server.client()
     """
 
     def __init__(self, version: str = "4.59.0") -> None:
@@ -87,6 +89,17 @@ class LangfuseServer:
         """The variables that lead the SDK here."""
         names = ("LANGFUSE_BASE_URL", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
         return dict(zip(names, (self.url, *self.keys), strict=True))
+
+    def client(self, timeout: int | None = None) -> Langfuse:
+        """A client of the SDK, with spans of its own; `timeout` in seconds, None: the SDK's."""
+        public, secret = self.keys
+        return Langfuse(
+            base_url=self.url,
+            public_key=public,
+            secret_key=secret,
+            tracer_provider=TracerProvider(),
+            timeout=timeout,
+        )
 
     @property
     def is_old(self) -> bool:

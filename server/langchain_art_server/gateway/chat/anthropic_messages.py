@@ -20,8 +20,11 @@ from langchain_art_server.gateway.chat.dialect import (
     Dialect,
     Kind,
     Part,
+    Text,
     Thoughts,
+    content_of,
     split,
+    tool_call,
 )
 from langchain_art_server.gateway.chat.request import CheckedChatRequest, read_body
 from langchain_art_server.gateway.refusals import anthropic_error
@@ -41,9 +44,8 @@ _NOTES = ("metadata", "cache_control")
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class _Text(Part):
+class _Text(Text):
     type: Literal["text"]
-    text: str
 
 
 class _Thinking(Part):
@@ -86,7 +88,7 @@ class _Choice(Part):
 
 
 class _ThinkingOption(Part):
-    """Whether thoughts are blocks of their own. Their length is the model's: no budget is kept."""
+    """Makes thoughts blocks of their own. A budget has no effect: their length is the model's."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
@@ -100,7 +102,7 @@ class _OutputConfig(Part):
     model_config = ConfigDict(extra="forbid", strict=True)
     format: _Format | None = None
     effort: str | None = None
-    """How long a model thinks is its own choice: no effort is kept."""
+    """Without effect: the length of a thought is the model's."""
 
 
 class TokenCountBody(Part):
@@ -126,7 +128,7 @@ class MessagesBody(TokenCountBody):
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     seed: int | None = None
-    """Not of this format: of the sampling, as in chat completions."""
+    """Seed of the sampling, as in chat completions: an addition to this format."""
     stream: bool | None = None
 
 
@@ -150,11 +152,11 @@ class MessagesDialect(Dialect):
         }
 
     def _prompt(self, body: TokenCountBody, raw: dict[str, Any]) -> dict[str, Any]:
-        """What a request for a message and one for its prompt's tokens have in common."""
+        """The fields of `body` that both kinds of request have."""
         self._splits = body.thinking is not None and body.thinking.type != "disabled"
         messages: list[dict[str, Any]] = []
         if body.system:
-            messages.append({"role": "system", "content": _content(body.system)})
+            messages.append({"role": "system", "content": content_of(body.system)})
         for index, one in enumerate(body.messages):
             messages += _messages(index, one)
         choice = body.tool_choice
@@ -162,9 +164,9 @@ class MessagesDialect(Dialect):
         return {
             "model": body.model,
             "messages": messages,
-            "tools": [_tool(one) for one in body.tools or ()],
+            "tools": [_tool(one) for one in body.tools] if body.tools else None,
             "tool_choice": _tool_choice(choice) if choice is not None else None,
-            "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+            "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
             "response_format": _response_format(output.schema_) if output is not None else None,
             "art": raw.get("art"),
         }
@@ -190,7 +192,8 @@ class MessagesDialect(Dialect):
 
     def begin(self, frame: dict[str, Any], call: CheckedChatRequest) -> bytes:
         """See `Dialect`."""
-        self._thoughts, self._open, self._blocks = Thoughts(), None, 0
+        self._thoughts, self._blocks = Thoughts(), 0
+        self._open: Kind | None = None
         message = _message(frame) | {"content": [], "stop_reason": None, "stop_sequence": None}
         usage = {"input_tokens": 0, "output_tokens": 0}
         return event({"type": "message_start", "message": message | {"usage": usage}})
@@ -203,12 +206,14 @@ class MessagesDialect(Dialect):
 
     async def end(self, index: int, reply: ChatReply) -> bytes:
         """See `Dialect`."""
-        events = [self._said(self._thoughts.rest()), self._stop()]
+        events = [self._said(self._thoughts.rest())]
+        if self._open is not None:
+            events.append(self._stop())
         for one in reply.tool_calls:
             events.append(self._start(_tool_use(one) | {"input": {}}))
             made = one["function"]["arguments"]
             events.append(self._delta({"type": "input_json_delta", "partial_json": made}))
-            events.append(self._stop(True))
+            events.append(self._stop())
         ended = {"type": "message_delta", "delta": _ended(reply), "usage": _usage(reply)}
         return b"".join([*events, event(ended)])
 
@@ -222,13 +227,13 @@ class MessagesDialect(Dialect):
 
     # --- blocks of a stream -----------------------------------------------------------------------
 
-    _open: Kind | None
-
     def _said(self, pieces: list[tuple[Kind, str]]) -> bytes:
         events: list[bytes] = []
         for kind, text in pieces:
             if kind != self._open and (text or kind == "thought"):
-                events += [self._stop(), self._start(_opened(kind))]
+                if self._open is not None:
+                    events.append(self._stop())
+                events.append(self._start(_opened(kind)))
                 self._open = kind
             if text and kind == "thought":
                 events.append(self._delta({"type": "thinking_delta", "thinking": text}))
@@ -243,10 +248,7 @@ class MessagesDialect(Dialect):
     def _delta(self, delta: dict[str, Any]) -> bytes:
         return event({"type": "content_block_delta", "index": self._blocks, "delta": delta})
 
-    def _stop(self, is_open: bool = False) -> bytes:
-        """End the block that is open, if one is."""
-        if self._open is None and not is_open:
-            return b""
+    def _stop(self) -> bytes:
         stopped = event({"type": "content_block_stop", "index": self._blocks})
         self._open, self._blocks = None, self._blocks + 1
         return stopped
@@ -272,12 +274,6 @@ class TokenCount(MessagesDialect):
 # --- requests -------------------------------------------------------------------------------------
 
 
-def _content(content: str | list[_Text]) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": one.text} for one in content]
-
-
 def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
     """The messages of chat completions: each tool's result is one of its own."""
     if isinstance(message.content, str):
@@ -294,11 +290,10 @@ def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
                 param="messages",
             )
         if isinstance(block, _ToolResult):
-            result = _content(block.content or "")
+            result = content_of(block.content or "")
             made.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
         elif isinstance(block, _ToolUse):
-            function = {"name": block.name, "arguments": to_json(block.input).decode()}
-            calls.append({"id": block.id, "type": "function", "function": function})
+            calls.append(tool_call(block.id, block.name, to_json(block.input).decode()))
         elif isinstance(block, _Thinking):
             said.append(f"{BEGIN}{block.thinking}{END}")
         elif message.role == "assistant":
@@ -348,7 +343,7 @@ def _usage(reply: ChatReply) -> dict[str, int]:
 
 
 def _opened(kind: Kind) -> dict[str, Any]:
-    """A block without what is said in it."""
+    """An empty block."""
     if kind == "thought":
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}

@@ -74,8 +74,7 @@ class ModelCalls:
         if size > _LARGE:  # other requests have turns of the event loop in between
             await asyncio.sleep(0)
         form = DIALECTS[scope["path"]](raw)
-        if form.previous is not None:
-            form.continue_call(await service.store.call(form.previous))
+        await form.refer(service.store.call)
         call = CheckedChatRequest(form.body, scope["headers"], run=scope.get("art.run"))
         most = service.sampler.info.max_prompt_chars
         # The texts of a body are no longer than the body.

@@ -1,4 +1,4 @@
-"""What the formats of model calls have in common.
+"""Common parts of the formats of model calls (`Dialect`).
 
 Each translates its request to that of chat completions, which is checked, sampled and recorded in
 one way, and the replies back. A reply's tokens are the same in all of them, and a conversation that
@@ -8,12 +8,14 @@ comes back in one is known by its tokens if it was sampled in another.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from langchain_art.errors import RequestRefused
 from langchain_art_server.backends.base import ChatDelta, ChatReply
+from langchain_art_server.backends.chat.tool_calls.call_format import overlap
 from langchain_art_server.gateway.chat.request import CheckedChatRequest
 from langchain_art_server.storage.tables import CallRecord
 
@@ -27,22 +29,21 @@ class Dialect(ABC):
     Attributes:
         prefix: of the ids of its calls.
         body: the request in the format of chat completions.
-        previous: the id of a call that it continues; None: its messages are all that there is.
         recorded: added to `CallRecord.request`.
         only_counts: its reply is dropped: it is neither recorded nor counted.
     """
 
     prefix: str
     body: Any
-    previous: str | None = None
     only_counts = False
 
     def __init__(self) -> None:
         self.recorded: dict[str, Any] = {}
 
-    def continue_call(self, previous: CallRecord) -> None:
-        """Put the messages of the call `previous`, and its reply, before those of `body`."""
-        raise NotImplementedError
+    async def refer(  # noqa: B027 - most requests name no call
+        self, call_of: Callable[[str], Awaitable[CallRecord]]
+    ) -> None:
+        """Complete `body` with the earlier calls that the request names."""
 
     @abstractmethod
     async def whole(
@@ -77,8 +78,27 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
+class Text(Part):
+    """A part of a text."""
+
+    text: str
+
+
+def content_of(content: str | Sequence[Text]) -> str | list[dict[str, Any]]:
+    """The content of a message of chat completions."""
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]
+
+
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call of chat completions."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": id, "type": "function", "function": function}
+
+
 class Thoughts:
-    """Splits a reply that begins with ``<think>`` into what was thought and the text after it.
+    """Splits a reply that begins with ``<think>`` into the thought and the text after it.
 
     Both together with the two tags are the reply, character by character, so that a client that
     sends both back sends what was sampled.
@@ -89,7 +109,7 @@ class Thoughts:
         self._kind: Kind | None = None
 
     def feed(self, text: str) -> list[tuple[Kind, str]]:
-        """Pieces that are known by now; the first of what was thought may be empty."""
+        """Pieces that are known by now; the first one of a thought may be empty."""
         pieces: list[tuple[Kind, str]] = []
         self._held += text
         if self._kind is None:
@@ -102,8 +122,8 @@ class Thoughts:
         if self._kind == "thought":
             thought, end, after = self._held.partition(END)
             if not end:  # what may be the beginning of the tag waits
-                waits = next(n for n in range(len(END), -1, -1) if thought.endswith(END[:n]))
-                thought, after = thought[: len(thought) - waits], thought[len(thought) - waits :]
+                known = len(thought) - overlap(thought, END)
+                thought, after = thought[:known], thought[known:]
             if thought:
                 pieces.append(("thought", thought))
             self._held = after
@@ -116,13 +136,13 @@ class Thoughts:
         return pieces
 
     def rest(self) -> list[tuple[Kind, str]]:
-        """What waited, at the reply's end."""
+        """The rest of the reply, at its end."""
         held, self._held = self._held, ""
         return [(self._kind or "text", held)] if held else []
 
 
 def split(content: str | None) -> tuple[str | None, str]:
-    """What was thought (None: the reply does not begin with ``<think>``), and the text after it."""
+    """The thought (None: the reply does not begin with ``<think>``), and the text after it."""
     if not (content or "").startswith(BEGIN):
         return None, content or ""
     thought, _, text = (content or "")[len(BEGIN) :].partition(END)

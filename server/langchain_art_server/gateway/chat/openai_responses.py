@@ -6,6 +6,7 @@ kept as long as any call. Format: OpenAI's API reference, "Responses" and "Strea
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
@@ -21,8 +22,11 @@ from langchain_art_server.gateway.chat.dialect import (
     Dialect,
     Kind,
     Part,
+    Text,
     Thoughts,
+    content_of,
     split,
+    tool_call,
 )
 from langchain_art_server.gateway.chat.request import CheckedChatRequest, read_body
 from langchain_art_server.storage.tables import CallRecord
@@ -53,9 +57,8 @@ _NOTES = (
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class _Text(Part):
+class _Text(Text):
     type: Literal["input_text", "output_text", "reasoning_text", "text"]
-    text: str
 
 
 class _Message(Part):
@@ -78,8 +81,6 @@ class _FunctionOutput(Part):
 
 
 class _Reasoning(Part):
-    """Without its content (a client that was given another model's) the model is not shown it."""
-
     type: Literal["reasoning"]
     content: list[_Text] | None = None
 
@@ -134,7 +135,7 @@ class ResponsesBody(Part):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    """Not of this format: of the sampling, as in chat completions."""
+    """Seed of the sampling, as in chat completions: an addition to this format."""
     top_logprobs: int | None = None
     store: bool = True
     """The call is recorded, and can be continued, either way."""
@@ -153,17 +154,16 @@ class ResponsesDialect(Dialect):
     def __init__(self, raw: Any) -> None:
         super().__init__()
         self._asked = body = read_body(raw, ResponsesBody, _NEUTRAL, _NOTES)
-        self.previous = body.previous_response_id
         if body.instructions is not None:  # a call that continues this one leaves them out
             self.recorded = {"instructions": body.instructions}
-        self._first = [{"role": "system", "content": body.instructions}]
-        messages = self._first[: body.instructions is not None]
-        if isinstance(body.input, str):
-            messages.append({"role": "user", "content": body.input})
-        else:
-            messages += _messages(body.input)
+        items = body.input
+        if isinstance(items, str):
+            items = [_Message(role="user", content=items)]
+        messages = _messages(items)
+        if body.instructions is not None:
+            messages.insert(0, {"role": "system", "content": body.instructions})
         form = body.text.format if body.text is not None else None
-        options = {
+        self.body: dict[str, Any] = {
             "model": body.model,
             "messages": messages,
             "max_tokens": body.max_output_tokens,
@@ -179,10 +179,12 @@ class ResponsesDialect(Dialect):
             "stream": body.stream,
             "art": raw.get("art"),
         }
-        self.body: dict[str, Any] = {n: v for n, v in options.items() if v is not None}
 
-    def continue_call(self, previous: CallRecord) -> None:
+    async def refer(self, call_of: Callable[[str], Awaitable[CallRecord]]) -> None:
         """See `Dialect`."""
+        if self._asked.previous_response_id is None:
+            return
+        previous = await call_of(self._asked.previous_response_id)
         before = previous.request["messages"][bool(previous.request.get("instructions")) :]
         given = self._asked.instructions is not None
         own = self.body["messages"]
@@ -242,7 +244,7 @@ class ResponsesDialect(Dialect):
     # --- the answer -------------------------------------------------------------------------------
 
     def _about(self, frame: dict[str, Any]) -> dict[str, Any]:
-        """What of a response is known before its reply."""
+        """The fields of a response that are known before its reply."""
         body = self._asked
         form = body.text.format if body.text is not None and body.text.format else None
         shown = form.model_dump(by_alias=True, exclude_none=True) if form else None
@@ -259,7 +261,7 @@ class ResponsesDialect(Dialect):
             "max_output_tokens": body.max_output_tokens,
             "metadata": {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": self.previous,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "store": body.store,
             "temperature": 1.0 if body.temperature is None else body.temperature,
@@ -319,7 +321,7 @@ class ResponsesDialect(Dialect):
         events: list[bytes] = []
         for kind, text in pieces:
             if kind != self._open:
-                if self._open is not None:  # what was thought is all there
+                if self._open is not None:  # the thought is whole
                     item = _item(self._frame, "thought", self._items)
                     part = {"type": "reasoning_text", "text": self._text}
                     events.append(self._stop(item | {"content": [part], "status": "completed"}))
@@ -362,12 +364,12 @@ def _messages(items: list[Any]) -> list[dict[str, Any]]:
     reply: dict[str, Any] | None = None  # the one that the next item may belong to
     for item in items:
         if isinstance(item, _FunctionOutput):
-            output = _content(item.output)
+            output = content_of(item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
             reply = None
             continue
         if isinstance(item, _Message) and item.role != "assistant":
-            messages.append({"role": item.role, "content": _content(item.content)})
+            messages.append({"role": item.role, "content": content_of(item.content)})
             reply = None
             continue
         if reply is None or not (
@@ -376,8 +378,7 @@ def _messages(items: list[Any]) -> list[dict[str, Any]]:
         ):
             messages.append(reply := {"role": "assistant", "content": ""})
         if isinstance(item, _FunctionCall):
-            function = {"name": item.name, "arguments": item.arguments}
-            call = {"id": item.call_id, "type": "function", "function": function}
+            call = tool_call(item.call_id, item.name, item.arguments)
             reply.setdefault("tool_calls", []).append(call)
         elif isinstance(item, _Reasoning):
             if item.content is None:
@@ -394,12 +395,6 @@ def _messages(items: list[Any]) -> list[dict[str, Any]]:
 
 def _text(content: str | list[_Text]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _content(content: str | list[_Text]) -> str | list[dict[str, Any]]:
-    if isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part.text} for part in content]
 
 
 def _tool(tool: _Tool) -> dict[str, Any]:
@@ -431,7 +426,7 @@ def _id(frame: dict[str, Any], kind: str, index: int) -> str:
 
 
 def _item(frame: dict[str, Any], kind: Kind, index: int) -> dict[str, Any]:
-    """An item without what is said in it."""
+    """An item without its content."""
     if kind == "thought":
         return {"type": "reasoning", "id": _id(frame, "rs", index), "summary": []}
     about = {"type": "message", "id": _id(frame, "msg", index), "role": "assistant"}

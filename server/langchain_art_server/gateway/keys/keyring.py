@@ -61,7 +61,7 @@ class Access:
 
     @cached_property
     def mark(self) -> str:
-        """What the keys of runs that are made of it say of it."""
+        """Its mark in the keys of runs that are made of it."""
         return key_mark(self.hash)
 
     def refusal(self) -> AuthenticationFailed:

@@ -26,7 +26,9 @@ def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> Non
     }
     info = SimpleNamespace(max_prompt_chars=1 << 20)
     service = SimpleNamespace(
-        health=SimpleNamespace(require_space=lambda: None), sampler=SimpleNamespace(info=info)
+        health=SimpleNamespace(require_space=lambda: None),
+        sampler=SimpleNamespace(info=info),
+        store=SimpleNamespace(call=None),
     )
     turns = 0
 
