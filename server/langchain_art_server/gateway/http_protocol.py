@@ -193,6 +193,10 @@ class DeadlineHttp(HttpToolsProtocol):
         if not own:
             self._by_address.pop(self._address, None)
         super().connection_lost(exc)
+        # A reference cycle that lived through two collections would stay for hours: thousands did.
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self.cycle = cast("RequestResponseCycle", None)
 
     def timeout_keep_alive_handler(self) -> None:
         """No new request came, as far as it was looked."""
