@@ -131,6 +131,7 @@ class ChatReply:
         token_texts: text of each token (for OpenAI's ``logprobs`` field).
         drawn_from: the tokens that each one was drawn from, as `token_sets.pack` gives them; empty
             if it was the whole vocabulary each time.
+        stopped_by: the stop string that ended it; None if another end came first.
     """
 
     prompt_token_ids: Sequence[int]
@@ -143,6 +144,7 @@ class ChatReply:
     top_logprobs: list[list[tuple[int, float, str]]] = field(default_factory=list)
     token_texts: list[str] = field(default_factory=list)
     drawn_from: bytes = b""
+    stopped_by: str | None = None
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,21 @@ def test_the_tokens_of_a_prompt_are_counted_and_nothing_is_recorded(
     assert counted.input_tokens == reply.usage.input_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_says_which_stop_sequence_ended_it(rule_server: RuleServer, stream: bool) -> None:
+    client = anthropic.Anthropic(base_url=rule_server.root, api_key="none")
+    asked: Any = {"model": "tiny", "max_tokens": 50, "stop_sequences": ["door", " wall"]}
+    for said, ended in (("A wall, a door", ("stop_sequence", " wall")), ("A", ("end_turn", None))):
+        asked["messages"] = [{"role": "user", "content": script(said)}]
+        if stream:
+            with client.messages.stream(**asked) as events:
+                message = events.get_final_message()
+        else:
+            message = client.messages.create(**asked)
+        assert (message.stop_reason, message.stop_sequence) == ended
+        assert [one.text for one in message.content if one.type == "text"] == ["A"]
+
+
 def test_replies_follow_a_schema_and_a_forced_tool(art_server: LiveServer) -> None:
     class Look(BaseModel):
         what: str

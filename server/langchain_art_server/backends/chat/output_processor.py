@@ -82,7 +82,8 @@ class Detokenizer:
         self._ids: list[int] = []
         self._prefix = self._read = 0
         self._held = ""
-        self.stopped = False
+        self.stopped: str | None = None
+        """The stop string that was found."""
 
     def push(self, ids: Sequence[int], *, last: bool = False) -> str:
         """Add tokens; returns the new text that is final.
@@ -103,13 +104,14 @@ class Detokenizer:
         return text[len(before) :]
 
     def _cut(self, text: str, last: bool) -> str:
-        if self.stopped:
+        if self.stopped is not None:
             return ""
         text = self._held + text
-        found = [at for stop in self._stop if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            at, self.stopped = min(found)
+            self._held = ""
+            return text[:at]
         keep = 0 if last else max((overlap(text, stop) for stop in self._stop), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -138,8 +140,8 @@ class OutputProcessor:
         )
 
     @property
-    def stopped(self) -> bool:
-        """A stop string was found."""
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
         return self._text.stopped
 
     def update(self, token_ids: Sequence[int], *, last: bool = False) -> ChatDelta:

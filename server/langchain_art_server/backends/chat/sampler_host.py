@@ -168,6 +168,7 @@ class SamplerHost(Generic[AdapterT]):
             top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
             token_texts=[token_text(i) for i in token_ids],
             drawn_from=drawn_from.packed(),
+            stopped_by=chat.output.stopped,
         )
         message = {"role": "assistant", "content": reply.content, "tool_calls": reply.tool_calls}
         self._template.remember(chat.prompt, token_ids, message)

@@ -263,7 +263,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             self._stream(chat, chat.output.update(sequence.out))
         except Exception as error:  # noqa: BLE001  see `_take`
             sequence.error = error
-        return chat.output.stopped or sequence.error is not None
+        return chat.output.stopped is not None or sequence.error is not None
 
     def _base_root(self, tenant: str) -> int:
         """Root of a tenant's base model blocks, so that times tell nothing of other tenants."""

@@ -256,7 +256,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                         whole.top.append(piece.top[at][: sampling.top_logprobs])
                     if sampling.stop and token not in self._eos:
                         self._stream(chat, output.update(whole.token_ids))
-                        if output.stopped:
+                        if output.stopped is not None:
                             whole.finish = "stop"
                             return whole
                 if chat.request.stream and piece.finish is None:

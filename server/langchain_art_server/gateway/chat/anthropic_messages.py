@@ -334,7 +334,11 @@ def _message(frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ended(reply: ChatReply) -> dict[str, Any]:
-    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
+    reason = _STOP_REASONS[reply.finish_reason]
+    if reason == "end_turn" and reply.stopped_by is not None:
+        reason = "stop_sequence"
+    found = reply.stopped_by if reason == "stop_sequence" else None
+    return {"stop_reason": reason, "stop_sequence": found}
 
 
 def _usage(reply: ChatReply) -> dict[str, int]:

@@ -106,7 +106,7 @@ def test_a_text_ends_at_the_first_stop_string_in_it_whichever_is_listed_first(
 ) -> None:
     text = Detokenizer(lambda ids: "".join(map(chr, ids)), stop)
     assert text.push(list(map(ord, "hello world"))) == "hel"
-    assert text.stopped
+    assert text.stopped == "lo"
 
 
 def test_one_text_a_token_whose_sum_is_the_reply() -> None:
