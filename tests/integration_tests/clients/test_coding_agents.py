@@ -1,4 +1,4 @@
-"""Claude Code and Codex as they are published: a key and a base URL make their calls a run's."""
+"""Claude Code, its SDK and Codex as they are published: a key and a base URL name the run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ import pytest
 from langchain_art import ArtClient
 from tests.conformance.suite.scripts import script
 from tests.support.client_matrix import CLIENTS, trained
-from tests.support.environments import NPM, node_modules
+from tests.support.environments import NPM, environment, node_modules
 from tests.support.live_server import RuleServer
 from tests.support.soak import in_soak
 
 ANSWER = "It says hello and has 12 bytes."
 #: The tool of each that runs a command, and the argument that has it.
-TOOLS = {"claude": ("Bash", "command"), "codex": ("exec_command", "cmd")}
+TOOLS = {
+    "claude": ("Bash", "command"),
+    "codex": ("exec_command", "cmd"),
+    "claude-agent-sdk": ("Bash", "command"),
+}
 CODEX = """
 model = "tiny"
 model_provider = "art"
@@ -43,6 +47,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuleServer]:
 
 
 def argv_of(client: str, prompt: str) -> list[str]:
+    if client == "claude-agent-sdk":  # its wheel has its own Claude Code
+        python = environment(client, ["claude-agent-sdk>=0.2.189,<0.3"])
+        return [str(python), str(CLIENTS / "coding_agents" / "claude_agent.py"), prompt]
     binaries = node_modules(CLIENTS / "coding_agents" / "package.json") / "node_modules" / ".bin"
     if client == "claude":
         return [str(binaries / client), "-p", prompt, "--allowedTools", "Bash"]
@@ -50,7 +57,7 @@ def argv_of(client: str, prompt: str) -> list[str]:
     return [str(binaries / client), "exec", "--skip-git-repo-check", free, prompt]
 
 
-def environment(server: RuleServer, client: str, home: Path, key: str) -> dict[str, str]:
+def variables(server: RuleServer, client: str, home: Path, key: str) -> dict[str, str]:
     path = {"PATH": f"{NPM.parent}:{os.environ['PATH']}", "HOME": str(home)}
     if client == "codex":
         settings = home / ".codex" / "config.toml"
@@ -85,7 +92,7 @@ def test_a_coding_agent_is_captured_and_trained(
         for version in range(first, first + 3):
             prefixes = [f"{client}-{uuid.uuid4().hex[:8]}" for _ in range(2)]
             for number, prefix in enumerate(prefixes):
-                env = environment(server, client, tmp_path, art.run_key(f"{prefix}-run"))
+                env = variables(server, client, tmp_path, art.run_key(f"{prefix}-run"))
                 done = subprocess.run(
                     argv_of(client, prompt),
                     cwd=tmp_path,
