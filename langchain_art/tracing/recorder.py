@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ from langchain_art.wire.turn_links import superseded_attempts
 
 #: The ids of the server's calls, in each of its formats, and the end of its versions' names.
 _OUR_ID = re.compile(r"(?:chatcmpl-|msg_|resp_)[0-9a-f]{32}(?::\d+)?")
-_OUR_MODEL = re.compile(r"@\d+\Z")
+_OUR_MODEL = re.compile(r"@\d{1,6}\Z")  # others append a date of eight digits
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -58,7 +60,10 @@ class ModelCall:
         is_chat = isinstance(generation, ChatGeneration)
         reply = generation.message if is_chat else AIMessage(generation.text)
         metadata = {**llm_output, **reply.response_metadata}
-        self.call_id = metadata.get("call_id") or (None if self.ours else metadata.get("id"))
+        self.call_id = metadata.get("call_id")
+        if self.call_id is None and not self.ours:
+            is_ours = _OUR_ID.fullmatch(reply.id or "")  # of a streamed reply
+            self.call_id = reply.id if is_ours else metadata.get("id")
         self.model = metadata.get("model_name") or self.model
         if _OUR_ID.fullmatch(self.call_id or "") and _OUR_MODEL.search(self.model or ""):
             self.ours = True
@@ -124,6 +129,14 @@ class RunRecorder:
                 index, call = len(self._calls), replace(call, call_id=None, passed_on=False)
                 self._add(call)
             call.set_reply(generation, llm_output)
+            if number > 0 and call.ours and call.call_id is None:
+                call.call_id = f"{self._calls[call.first].call_id}:{number}"
+            elif call.call_id is None and not call.ours and _OUR_MODEL.search(call.model or ""):
+                _log.warning(
+                    "a reply of %s came without the id of its call, which is not trained: "
+                    "ChatAnthropic drops the ids of streamed replies. Set disable_streaming=True.",
+                    call.model,
+                )
             if self._is_passed_on(call):
                 call.passed_on = True
                 self._candidates.remove_call(index)

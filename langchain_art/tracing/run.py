@@ -98,7 +98,7 @@ class Run:
         """
         if isinstance(turn, AIMessage):
             metadata = turn.response_metadata
-            given: Any = metadata.get("call_id") or metadata.get("id")  # `id`: of a foreign model
+            given: Any = metadata.get("call_id") or metadata.get("id") or turn.id
             call_id = None if given is None else str(given)
         else:
             call_id = turn.call_id if isinstance(turn, Turn) else turn

@@ -475,3 +475,21 @@ def test_a_graph_whose_nodes_speak_other_formats_is_captured_and_trained(
         result = client.wait(client.train([group], policy, TrainConfig(learning_rate=1e-4)))
     assert result.metrics["calls_trained"] == 4 and not result.excluded
     assert result.metrics["logprob_gap_mean"] <= 1e-5
+
+
+def test_a_streamed_reply_is_known_by_its_id_or_it_is_said(
+    art_server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"api_key": "none", "max_retries": 0}
+    gpt: dict[str, Any] = options | {"model": "tiny", "base_url": art_server.base_url}
+    told = {"model_name": "tiny", "base_url": art_server.root, "max_tokens_to_sample": 4} | options
+    for model, ours in (
+        (ChatOpenAI(**gpt, max_tokens=4), True),
+        (ChatOpenAI(**gpt, max_tokens=4, use_responses_api=True), True),
+        (ChatAnthropic(**told, disable_streaming=True), True),
+        (ChatAnthropic(**told), False),
+    ):
+        with capture() as run:
+            list(model.stream(QUESTION))
+        [turn] = run.turns
+        assert turn.ours is ours and ("disable_streaming=True" in caplog.text) is not ours

@@ -128,6 +128,8 @@ class Chunks:
     def __init__(self, frame: dict[str, Any], index: int) -> None:
         self._frame = frame | {"object": "chat.completion.chunk"}
         self._index, self._calls = index, 0
+        #: The id of the call, in each delta: LangChain's `ChatOpenAI` keeps none but this one.
+        self._id = {"id": f"{frame['id']}:{index}" if index else frame["id"]}
 
     def begin(self) -> bytes:
         """The first chunk, with the role."""
@@ -153,7 +155,8 @@ class Chunks:
         return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": self._index, "delta": delta, "finish_reason": finish, "logprobs": None}
+        choice = {"index": self._index, "delta": delta | self._id}
+        choice |= {"finish_reason": finish, "logprobs": None}
         return sse(self._frame | {"choices": [choice]})
 
 

@@ -23,5 +23,5 @@ async def test_an_event_is_one_line_whatever_the_model_says() -> None:
     written = [chunks.delta(ChatDelta(said, [call])), await chunks.end(reply, with_logprobs=True)]
     lines = [line for line in httpx.Response(200, content=b"".join(written)).iter_lines() if line]
     first, last = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines)
-    assert first["delta"] == {"content": said, "tool_calls": [{"index": 0, **call}]}
+    assert first["delta"] == {"content": said, "tool_calls": [{"index": 0, **call}], "id": "i"}
     assert [one["token"] for one in last["logprobs"]["content"]] == [said]

@@ -1,0 +1,100 @@
+"""Topologies whose nodes ask through `ChatOpenAI` and `ChatAnthropic`, in each format of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+import pytest
+from langchain_anthropic import ChatAnthropic
+from langchain_openai import ChatOpenAI
+
+from langchain_art.client.sync_client import ArtClient
+from tests.conformance.suite import checks
+from tests.conformance.suite.harness import Kit
+from tests.conformance.suite.performance import Performance, perform
+from tests.conformance.topologies.journal import JournalWitness, served_by
+from tests.conformance.topologies.rows import each_token_once
+from tests.conformance.topologies.test_topologies import LAST, PART, client, witness
+from tests.support.live_server import RuleServer
+from tests.support.soak import count
+
+__all__ = ["client", "witness"]  # fixtures
+
+
+def address(kit: Kit) -> str:
+    """The base URL of the kit's run."""
+    return f"{kit.served.base_url}/runs/{kit.handler.run.id}"
+
+
+def completions(kit: Kit, name: str | None = None, **options: Any) -> Any:
+    model = name or kit.served.policy
+    return ChatOpenAI(model=model, base_url=address(kit), api_key="none", max_retries=0, **options)
+
+
+def responses(kit: Kit, name: str | None = None, **options: Any) -> Any:
+    return completions(kit, name, use_responses_api=True, **options)
+
+
+def messages(kit: Kit, name: str | None = None, **options: Any) -> Any:
+    options["max_tokens_to_sample"] = options.pop("max_tokens", 1000)
+    # LangChain drops the ids of Anthropic's streamed replies.
+    options |= {"max_retries": 0, "disable_streaming": True}
+    model = name or kit.served.policy
+    return ChatAnthropic(model_name=model, base_url=address(kit), api_key="none", **options)
+
+
+def texts(said: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Texts by role: who said what, whatever it was cut into."""
+    told = [(one["role"], checks._text(one.get("content"))) for one in said]
+    return [(role, "".join(t for _, t in of)) for role, of in groupby(told, lambda one: one[0])]
+
+
+def judged(seen: Performance) -> None:
+    for index, turn in enumerate(seen.trajectory.turns):
+        if (call := seen.witnessed.get(turn.call_id or "")) is not None:
+            assert texts(seen.trajectory.prompt(index)) == texts(call.messages)
+            assert checks._said(turn.reply) == checks._said(seen.reply(call.id))
+
+
+#: Topologies that are checked with `ChatART` alone, and why.
+EXCEPT = {
+    "events, version 3": "LangChain's events of version 3 have no id of the reply",
+    "with_retry on a model that refuses": "a refused request has no call",
+    "with_fallbacks on a model that is not there": "the same",
+    "model-fallback middleware": "the same",
+    "the base model beside a policy": "the base model's name has no version",
+    "several interrupts in one node": "`ChatAnthropic` joins messages of the user, and scripts",
+    "a remote graph as a node": "the other process has a `ChatART` of its own",
+}
+CASES = [(case, mode) for case, mode in PART if case.name not in EXCEPT]
+
+
+@pytest.mark.parametrize("form", [completions, responses, messages])
+@pytest.mark.soak("C3", len(CASES), "topologies in a mode, in each of three formats")
+@pytest.mark.timeout(count(300, 3600))
+def test_topologies_in_another_format(
+    form: Callable[..., Any],
+    rule_server: RuleServer,
+    client: ArtClient,
+    witness: JournalWitness,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert {case.name for case, _ in PART} >= EXCEPT.keys()
+    monkeypatch.setattr(Kit, "chat", form)
+    served, wrong = served_by(rule_server), list[str]()
+    for case, mode in CASES[:: count(16, 1)]:
+        try:
+            seen = perform(case, mode, served, witness, client, number=1)
+            checks.captured(seen)
+            checks.exact_tokens(seen)
+            each_token_once(seen)
+            checks.audited(seen, rule_server.policy)
+            judged(seen)
+            if mode == LAST[case.name]:
+                other = perform(case, mode, served, witness, client)
+                checks.trained(other, seen, rule_server.policy)
+        except Exception as error:  # noqa: BLE001 - whatever a program raises is the finding
+            wrong.append(f"{case.name}, {mode}: {error!r:.700}")
+    assert not wrong, "\n".join(wrong)
