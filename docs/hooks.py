@@ -36,6 +36,7 @@ REPO = Path(__file__).parent.parent
 PUBLIC = (
     "langchain_art",
     "langchain_art.analytics",
+    "langchain_art.environments",
     "langchain_art.evaluators",
     "langchain_art.trackers",
 )

@@ -222,8 +222,8 @@ SHORT_MODULES = {
 }
 
 
-#: A file for each of what a registry finds by its name.
-EXTENSIONS = ("langchain_art.credit.schemes.",)
+#: A file for each of what a registry finds by its name, or for each library.
+EXTENSIONS = ("langchain_art.credit.schemes.", "langchain_art.environments.from_")
 
 
 def test_no_module_is_a_splinter_of_its_only_importer() -> None:

@@ -29,6 +29,7 @@ ELSEWHERE = (
     "traces.md",
     "other-frameworks.md",
     "deploy.md",
+    "environments.md",
 )
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 PYTHON_PAGES = sorted(

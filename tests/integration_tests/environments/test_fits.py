@@ -1,0 +1,191 @@
+"""The environments of docs/environments.md: a real fit on each, with the environment's reward."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import reasoning_gym
+import textarena
+
+from langchain_art import ArtClient, Trajectory
+from tests.support.environment_fit import fit
+from tests.support.environments import environment
+from tests.support.live_server import REPO, ForkedServer, LiveServer, free_port
+from tests.support.pages import blocks
+from tests.support.soak import count
+from tests.support.tiny_models import save_model
+
+SHARED, *OWN = [one.code for one in blocks(REPO / "docs/environments.md")]
+CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN, strict=True))
+#: Those that the tests' own environment has not: they are heavy, or admit other packages.
+APART = {"openenv": "openenv>=0.10,<0.11", "verifiers": "verifiers>=0.4,<0.5"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """One whose model is random, and says any number."""
+    folder = tmp_path_factory.mktemp("numbers")
+    model = save_model(folder / "model", max_position_embeddings=4096)
+    started = ForkedServer(folder / "data", model=model)
+    started.start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def openenv_url() -> Iterator[str]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    argv = [str(python_of("openenv")), "tests/support/openenv_server.py", str(port)]
+    with subprocess.Popen(argv, cwd=REPO) as process:
+        try:
+            while process.poll() is None:
+                try:
+                    httpx.get(f"{url}/health").raise_for_status()
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+            yield url
+        finally:
+            process.terminate()
+
+
+def python_of(name: str) -> Path:
+    return environment(f"environment-{name}", ["-e", str(REPO), APART[name]])
+
+
+def told(name: str, folder: Path, *argv: str, code: str = "") -> str:
+    """The last line that a program prints in the environment of a library."""
+    done = subprocess.run(
+        [str(python_of(name)), *argv],
+        input=code,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()[-1]
+
+
+def score(name: str, run: Trajectory) -> float:
+    """What the environment gives for a run's replies, without the adapter."""
+    replies = [str((turn.reply or {})["content"]) for turn in run.turns]
+    scenario = str(run.scenario)
+    if name == "reasoning-gym":
+        data = reasoning_gym.create_dataset("letter_counting", seed=0, size=300, max_words=6)
+        return data.score_answer(replies[0], data[int(scenario.rpartition("-")[2])])
+    if name == "textarena":
+        game = textarena.make("GuessTheNumber-v0-raw")
+        game.reset(num_players=1, seed=int(scenario.rpartition("-")[2]))
+        ends = [game.step(f"[{reply}]")[0] for reply in replies]
+        assert ends == [False] * (len(ends) - 1) + [True]
+        return game.close()[0][0]
+    if name == "openenv":
+        number = random.Random(json.loads(scenario)["seed"]).randrange(6)
+        return (int(replies[-1]) == number) / len(replies)
+    word = str(run.turns[0].messages[-1]["content"]).split()[-1].strip("?")
+    return float(replies[0] == str(word.count("e")))
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("name", list(CODE))
+async def test_a_fit_learns_from_the_environments_reward(
+    name: str, server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    code, policy, steps = f"{SHARED}\n{CODE[name]}", f"{name}-{uuid.uuid4().hex[:8]}", count(1, 10)
+    if name == "openenv":
+        code = code.replace("http://127.0.0.1:8765", request.getfixturevalue("openenv_url"))
+    if name in APART:
+        argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
+        found = json.loads(told(name, tmp_path, *argv, code=code))
+    else:
+        request.getfixturevalue("monkeypatch").chdir(tmp_path)
+        found = await fit(code, server.base_url, policy, steps)
+    assert found["parts"] == ([6, 2] if name == "verifiers" else [250, 50])
+    trained = [step for step in found["steps"] if step["deviation"] > 0]
+    assert len(found["steps"]) == steps and trained[0]["version"] == 1
+    assert all(step["calls_trained"] > 0 for step in trained)
+    with ArtClient(server.base_url) as client:
+        runs = [
+            client.trajectory(run.id)
+            for run in client.trajectories(2000)
+            if (run.turns[0].model or "").startswith(f"{policy}@")
+        ]
+    assert len(runs) == 32 * steps + 4
+    for run in runs:
+        assert run.reward == pytest.approx(score(name, run)), run
+        assert [turn.extends for turn in run.turns] == [None, *range(len(run.turns) - 1)]
+
+
+REFUSED = """
+import asyncio, sys
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langchain_art.environments import from_openenv
+graph = StateGraph(MessagesState).add_node("say", lambda _: {"messages": [AIMessage("left")]})
+graph = graph.add_edge(START, "say").compile()
+env = from_openenv(sys.argv[1], graph, resets=[{"seed": 0}], held_out=0)
+run = asyncio.run(env.rollout(env.train[0]))
+print(run.reward, run.scores)
+"""
+
+
+def test_an_action_that_openenv_refuses_ends_the_run(openenv_url: str, tmp_path: Path) -> None:
+    said = told("openenv", tmp_path, "-c", REFUSED, openenv_url)
+    assert said == "0.0 {'refused_action': 1.0}"
+
+
+TASKS = """
+import asyncio
+import verifiers.v1 as vf
+from langgraph.graph import START, MessagesState, StateGraph
+from langchain_art.environments import from_verifiers
+class Greet(vf.Task[vf.TaskData]): ...
+class Stopped(Greet):
+    @vf.stop
+    async def at_once(self, trace: vf.Trace) -> bool:
+        return True
+class Endless(vf.Taskset[Greet]):
+    INFINITE, kind = True, Greet
+    def load(self):
+        yield self.kind(vf.TaskData(prompt="Hello", system_prompt="Be brief."), self.config.task)
+class Stopping(Endless):
+    kind = Stopped
+async def fail(state: MessagesState):
+    raise KeyError(*[message.text for message in state["messages"]])
+graph = StateGraph(MessagesState).add_node(fail).add_edge(START, "fail").compile()
+def play(tasks):
+    env = from_verifiers(tasks, graph, held_out=0)
+    return asyncio.run(env.rollout(env.train[0]))
+def error_of(tasks):
+    try:
+        return play(tasks)
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+config = vf.TasksetConfig()
+tasks = Endless(config), Stopping(config).take(1), Endless(config).take(1)
+print([error_of(one) for one in tasks])
+"""
+
+
+def test_what_verifiers_cannot_run_is_refused_and_a_graphs_error_stays_its_own(
+    tmp_path: Path,
+) -> None:
+    said = ast.literal_eval(told("verifiers", tmp_path, "-c", TASKS))
+    assert (
+        said[0] == "ConfigError got a taskset without an end, expected a finite one; use .take(n)"
+    )
+    assert said[1].startswith("ConfigError got the task Stopped with @stop or @intercept")
+    assert said[2].splitlines()[0] == "KeyError ('Be brief.', 'Hello')"

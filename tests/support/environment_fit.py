@@ -1,0 +1,51 @@
+"""A fit of docs/environments.md, in whichever Python has the environment's library.
+
+    python -m tests.support.environment_fit BASE_URL POLICY STEPS < code
+
+The code makes `env`, and `train` that trains `model` on it. Here the model says a whole number, and
+few scenarios are held out. What the fit came to is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+from langchain_art import ChatART, FitResult
+
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 5}
+
+
+async def fit(code: str, base_url: str, policy: str, steps: int) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, "environments.md", "exec", dont_inherit=True), names)
+    shape = {"type": "json_schema", "json_schema": {"name": "number", "schema": NUMBER}}
+    names["model"] = ChatART(
+        model=policy, base_url=base_url, max_tokens=8, model_kwargs={"response_format": shape}
+    )
+    env = names["env"]
+    few = replace(env, held_out=env.held_out[:2])
+    found: FitResult = await names["train"](few, steps=steps)
+    return {
+        "parts": [len(env.train), len(env.held_out)],
+        "after": found.after.mean if found.after else None,
+        "steps": [
+            {
+                "version": step.version,
+                "reward": step.reward_mean,
+                "deviation": step.reward_std,
+                "excluded": step.results[policy].excluded,
+                **step.results[policy].metrics,
+            }
+            for step in found.history
+        ],
+    }
+
+
+if __name__ == "__main__":
+    base_url, policy, steps = sys.argv[1:]
+    result = asyncio.run(fit(sys.stdin.read(), base_url, policy, int(steps)))
+    sys.stdout.write(json.dumps(result))
