@@ -21,7 +21,8 @@ app = typer.Typer(
     "\n\n\b\nExamples:\n"
     "  langchain-art traces import langfuse --since 2026-11-01 --environment production\n"
     "  langchain-art traces import langsmith --project mail-agent\n"
-    "  langchain-art traces import runs.jsonl",
+    "  langchain-art traces import runs.jsonl\n"
+    "  langchain-art traces export run-1 run-2 --out runs.jsonl",
 )
 
 
@@ -35,7 +36,8 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="langfuse, langsmith, or a JSONL file (conversations, exported traces)."
+            help="langfuse, langsmith, or a JSONL file (conversations, exported traces, "
+            "OpenEnv's training traces)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder that receives the files.")] = Path(
@@ -107,3 +109,24 @@ def import_(
         say(f"{out / file}: {count} {FILES[file]}" if count else f"no {file}")
         for reason, left in found.left_out[file].items():
             say(f"  left out: {left} {REASONS[reason]}")
+
+
+@app.command()
+def export(
+    runs: Annotated[list[str], typer.Argument(help="Ids of runs.")],
+    out: Annotated[Path, typer.Option(help="The JSONL file that receives a line a run.")],
+    base_url: BaseUrl = None,
+) -> None:
+    """Write runs as training traces of OpenEnv: exact tokens, with the nodes that sampled them.
+
+    \b
+    Example:
+      langchain-art traces export run-1 run-2 --out out/runs.jsonl
+    """
+    from langchain_art.traces.training_traces import training_trace
+
+    with client_of(base_url) as client:
+        lines = [json.dumps(training_trace(client, run), ensure_ascii=False) for run in runs]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    say(f"{out}: {len(lines)} training traces")

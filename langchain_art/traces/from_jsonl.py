@@ -16,6 +16,7 @@ from langchain_art.export.stored_messages import prompt_of
 from langchain_art.traces.from_langfuse import traces_of
 from langchain_art.traces.from_langsmith import traces_of_runs
 from langchain_art.traces.stored import Read, StoredTrace, Unreadable, score_of
+from langchain_art.traces.training_traces import stored_trace
 from langchain_art.wire import Turn
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
                         ``call_id`` and ``id`` may be there. Its last message is the reply
     ``run_type``        a run of LangSmith (`traces_of_runs`), scored by the feedback `name`
     ``traceId``         an observation of Langfuse, as its API and its exports write them
+    ``schema_version``  a training trace of OpenEnv (`stored_trace`)
     ==================  ==========================================================================
 
     Raises ConfigError if the file cannot be read, or a line has none of these shapes.
@@ -41,7 +43,8 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
         if not isinstance(line, Mapping) or not (_SHAPES & set(cast("dict[str, Any]", line))):
             raise ConfigError(
                 f"{path}, value {number} is {line!r:.200}, expected an object with `messages` (a "
-                "conversation), `run_type` (LangSmith) or `traceId` (Langfuse)"
+                "conversation), `run_type` (LangSmith), `traceId` (Langfuse) or `schema_version` "
+                "(a training trace of OpenEnv)"
             )
         lines.append(cast("Mapping[str, Any]", line))
     shapes = {shape for line in lines for shape in _SHAPES if shape in line}
@@ -53,11 +56,11 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
         return _of_observations(lines)
     found = Read()
     for line in lines:
-        found.add(_conversation, line)
+        found.add(stored_trace if shapes == {"schema_version"} else _conversation, line)
     return found
 
 
-_SHAPES = {"messages", "run_type", "traceId"}
+_SHAPES = {"messages", "run_type", "traceId", "schema_version"}
 
 
 def _of_observations(lines: list[Mapping[str, Any]]) -> Read:

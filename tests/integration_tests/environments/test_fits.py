@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import random
 import subprocess
 import time
@@ -19,16 +18,15 @@ import textarena
 
 from langchain_art import ArtClient, Trajectory
 from tests.support.environment_fit import fit
-from tests.support.environments import environment
+from tests.support.environment_libraries import APART, python_of, told
 from tests.support.live_server import REPO, ForkedServer, LiveServer, free_port
 from tests.support.pages import blocks
 from tests.support.soak import count
 from tests.support.tiny_models import save_model
 
-SHARED, *OWN = [one.code for one in blocks(REPO / "docs/environments.md")]
+PAGE = blocks(REPO / "docs/environments.md")
+SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
 CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN, strict=True))
-#: Those that the tests' own environment has not: they are heavy, or admit other packages.
-APART = {"openenv": "openenv>=0.10,<0.11", "verifiers": "verifiers>=0.4,<0.5"}
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +56,6 @@ def openenv_url() -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-
-
-def python_of(name: str) -> Path:
-    return environment(f"environment-{name}", ["-e", str(REPO), APART[name]])
-
-
-def told(name: str, folder: Path, *argv: str, code: str = "") -> str:
-    """The last line that a program prints in the environment of a library."""
-    done = subprocess.run(
-        [str(python_of(name)), *argv],
-        input=code,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.splitlines()[-1]
 
 
 def score(name: str, run: Trajectory) -> float:

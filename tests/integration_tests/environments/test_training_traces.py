@@ -1,0 +1,122 @@
+"""OpenEnv's own reader takes an exported run, and what OpenEnv captured is imported."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+from langchain_art import ArtClient, ChatART, capture
+from langchain_art.cli.main import app
+from langchain_art.errors import ConfigError
+from langchain_art.traces.from_jsonl import read_file
+from langchain_art.traces.training_traces import training_trace
+from langchain_art.wire import Trajectory, Turn
+from tests.support.environment_libraries import told
+from tests.support.live_server import LiveServer
+
+#: Reads each line of a file with OpenEnv's model; then prints a trace of OpenEnv's own capture.
+OPENENV = """
+import json, sys
+from openenv.core.harness.capture.contract import to_training_trace
+from openenv.core.harness.capture.export import export_session
+from openenv.core.harness.capture.graph import TurnNode
+from openenv.core.harness.capture.sessions import Session
+from openenv.core.harness.training import TrainingTrace
+for line in open(sys.argv[1]):
+    assert TrainingTrace.model_validate_json(line).model_dump() == json.loads(line)
+session = Session("s-1")
+asked, said = {"role": "user", "content": "When?"}, {"role": "assistant", "content": "In May."}
+for number, messages in enumerate([[asked], [asked, said, asked]]):
+    session.graph.add_turn(TurnNode(
+        node_id=f"n-{number}", index=number, model="qwen", request_messages=messages,
+        prompt_ids=[1, 2, 3, 4, 5, 6][: 2 + 4 * number], sampled_ids=[3, 4],
+        sampled_logprobs=[-0.5, -0.25], response_message=said, finish_reason="stop",
+    ))
+print(to_training_trace(session.graph, export_session(session)).model_dump_json())
+"""
+
+
+def played(server: LiveServer, policy: str) -> str:
+    """The id of a run of three calls, the second of which is greedy."""
+    writer = ChatART(model=policy, base_url=server.base_url, max_tokens=5)
+    critic = writer.model_copy(update={"temperature": 0.0})
+
+    def node(model: ChatART) -> Any:
+        return lambda state: {"messages": [model.invoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState).add_sequence(
+        [("writer", node(writer)), ("critic", node(critic)), ("last", node(writer))]
+    )
+    compiled = graph.add_edge(START, "writer").compile()
+    with capture(scenario="mails") as run:
+        compiled.invoke({"messages": [("user", "When did Ann write?")]})
+        run.reward = 0.75
+    with ArtClient(server.base_url) as client:
+        client.post_trajectory(run.trajectory())
+    return run.id
+
+
+@pytest.mark.slow
+def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    policy, file = f"traces-{uuid.uuid4().hex[:8]}", tmp_path / "runs.jsonl"
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(policy)
+        run = played(art_server, policy)
+        app(["traces", "export", run, "--out", str(file)], standalone_mode=False)
+        [trace] = [json.loads(line) for line in file.read_text().splitlines()]
+        for turn in trace["turns"]:
+            record = client.call(turn["node_id"])
+            assert turn["prompt_token_ids"] == record["prompt_token_ids"]
+            assert turn["completion_token_ids"] == record["token_ids"]
+            assert turn["per_token_logps"] == record["logprobs"]
+            sampled = int(turn["metadata"]["node"] != "critic")
+            mask = [0] * len(record["prompt_token_ids"]) + [sampled] * len(record["token_ids"])
+            assert turn["loss_mask"] == mask
+        assert client.audit(run).trained_tokens == sum(sum(t["loss_mask"]) for t in trace["turns"])
+    about = [turn["metadata"] for turn in trace["turns"]]
+    assert [one["node"] for one in about] == ["writer", "critic", "last"]
+    assert [one["excluded_because"] is None for one in about] == [True, False, True]
+    ids = [turn["node_id"] for turn in trace["turns"]]
+    assert [one["extends"] for one in about] == [None, *ids[:2]]
+    assert {(one["run"], one["scenario"], one["run_reward"]) for one in about} == {
+        (run, "mails", 0.75)
+    }
+
+    foreign = json.loads(told("openenv", tmp_path, "-c", OPENENV, str(file)))
+    both = [trace | {"score": 1.0}, foreign | {"score": 1.0, "scenario": "may"}]
+    file.write_text("".join(json.dumps(one) + "\n" for one in both))
+    folder = tmp_path / "imported"
+    app(["traces", "import", str(file), "--out", str(folder), "--json"], standalone_mode=False)
+    found = json.loads(capsys.readouterr().out.partition("training traces")[2].strip())
+    assert [found[kind] for kind in ("exact", "foreign", "unreadable")] == [1, 1, 0]
+    assert json.loads((folder / "runs.jsonl").read_text()) == run
+    assert json.loads((folder / "scenarios.jsonl").read_text())["id"] == "may"
+    [line] = (folder / "conversations.jsonl").read_text().splitlines()
+    assert [one["content"] for one in json.loads(line)["messages"]] == ["When?", "In May."] * 2
+
+
+def test_a_run_without_our_calls_is_refused(art_server: LiveServer) -> None:
+    foreign = Turn(messages=({"role": "user", "content": "x"},), ours=False)
+    run = Trajectory(id=f"foreign-{uuid.uuid4().hex}", turns=(foreign,), reward=1.0)
+    with ArtClient(art_server.base_url) as client:
+        client.post_trajectory(run)
+        with pytest.raises(ConfigError, match="none of whose calls"):
+            training_trace(client, run.id)
+
+
+def test_a_trace_of_another_schema_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "runs.jsonl"
+    lines = [{"schema_version": 2, "turns": [{}]}, {"schema_version": 1, "turns": []}]
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert read_file(file).unreadable == {"unknown_shape": 1, "no_calls": 1}

@@ -1,0 +1,30 @@
+"""Libraries of environments that are not beside the tests: heavy, or asking for other packages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.support.environments import environment
+from tests.support.live_server import REPO
+
+APART = {"openenv": "openenv>=0.10,<0.11", "verifiers": "verifiers>=0.4,<0.5"}
+
+
+def python_of(name: str) -> Path:
+    return environment(f"environment-{name}", ["-e", str(REPO), APART[name]])
+
+
+def told(name: str, folder: Path, *argv: str, code: str = "") -> str:
+    """The last line that a program prints in the environment of a library."""
+    done = subprocess.run(
+        [str(python_of(name)), *argv],
+        input=code,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()[-1]
