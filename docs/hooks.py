@@ -38,6 +38,7 @@ PUBLIC = (
     "langchain_art.analytics",
     "langchain_art.environments",
     "langchain_art.evaluators",
+    "langchain_art.harbor",
     "langchain_art.trackers",
 )
 

@@ -51,7 +51,6 @@ def from_verifiers(taskset: Any, graph: Graph, *, held_out: int) -> Environment:
     class GraphHarness(vf.Harness):
         NEEDS_CONTAINER = EXECUTES_CODE = False
         APPENDS_SYSTEM_PROMPT = True
-        failure: Exception | None = None
 
         def __init__(self, config: Any, run: Run) -> None:
             super().__init__(config)
@@ -62,11 +61,7 @@ def from_verifiers(taskset: Any, graph: Graph, *, held_out: int) -> Environment:
             given = [vf.SystemMessage(content=system)] if system else []
             given += [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt
             asked = convert_to_messages([chat.message_to_wire(one) for one in given])
-            try:
-                await self.talk.answer(*asked)
-            except Exception as error:
-                self.failure = error  # verifiers keeps its words alone
-                raise
+            await self.talk.answer(*asked)
             for n, message in enumerate(convert_to_openai_messages(self.talk.messages)):
                 parsed = chat.parse_message(message)
                 sampled = n >= len(asked) and parsed.role == "assistant"
@@ -82,7 +77,7 @@ def from_verifiers(taskset: Any, graph: Graph, *, held_out: int) -> Environment:
             agent.harness = harness = GraphHarness(agent.config.harness, run)
             trace = await agent.run(tasks[scenario["id"]])
             if not trace.ok:
-                raise harness.failure or ArtError(f"verifiers: {trace.last_error.message}")
+                raise harness.talk.failure or ArtError(f"verifiers: {trace.last_error.message}")
             rewards = {key: one.score for key, one in trace.rewards.items() if one is not None}
             metrics = {key: one for key, one in trace.metrics.items() if one is not None}
             run.reward, run.scores = trace.reward, rewards | metrics

@@ -65,13 +65,20 @@ class Conversation:
 
     def __init__(self, graph: Graph, run: Run) -> None:
         self.messages: list[BaseMessage] = []
+        self.failure: Exception | None = None
+        """What the graph raised: a library around it keeps the words alone."""
         self._graph = graph
-        self._config = {"configurable": {"thread_id": run.id}}  # for a graph with a checkpointer
+        self._thread = run.id  # which a graph with a checkpointer needs
 
-    async def answer(self, *said: str | BaseMessage) -> str:
+    async def answer(self, *said: str | BaseMessage, **configurable: Any) -> str:
         """The text of the graph's last message. Raises ConfigError if its state has no messages."""
         given = [HumanMessage(one) if isinstance(one, str) else one for one in said]
-        state = await self._graph.ainvoke({"messages": [*self.messages, *given]}, self._config)
+        config = {"configurable": {"thread_id": self._thread, **configurable}}
+        try:
+            state = await self._graph.ainvoke({"messages": [*self.messages, *given]}, config)
+        except Exception as error:
+            self.failure = error
+            raise
         if not (isinstance(state, dict) and state.get("messages")):
             raise ConfigError(f"got the state {state!r:.200} of a graph, expected `messages` in it")
         self.messages = list(state["messages"])

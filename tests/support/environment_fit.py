@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -17,15 +18,20 @@ from typing import Any
 from langchain_art import ChatART, FitResult
 
 NUMBER = {"type": "integer", "minimum": 0, "maximum": 5}
+SHAPE = {"type": "json_schema", "json_schema": {"name": "number", "schema": NUMBER}}
 
 
-async def fit(code: str, base_url: str, policy: str, steps: int) -> dict[str, Any]:
+def names_of(code: str, base_url: str, policy: str) -> dict[str, Any]:
+    """What the page's code makes, with a policy of its own on a server."""
     names: dict[str, Any] = {"__name__": "page"}
+    os.environ["ART_BASE_URL"] = base_url
+    code = code.replace('"player"', f'"{policy}"').replace("openai/player", f"openai/{policy}")
     exec(compile(code, "environments.md", "exec", dont_inherit=True), names)
-    shape = {"type": "json_schema", "json_schema": {"name": "number", "schema": NUMBER}}
-    names["model"] = ChatART(
-        model=policy, base_url=base_url, max_tokens=8, model_kwargs={"response_format": shape}
-    )
+    names["model"] = ChatART(model=policy, max_tokens=8, model_kwargs={"response_format": SHAPE})
+    return names
+
+
+async def fit(names: dict[str, Any], policy: str, steps: int) -> dict[str, Any]:
     env = names["env"]
     few = replace(env, held_out=env.held_out[:2])
     found: FitResult = await names["train"](few, steps=steps)
@@ -47,5 +53,5 @@ async def fit(code: str, base_url: str, policy: str, steps: int) -> dict[str, An
 
 if __name__ == "__main__":
     base_url, policy, steps = sys.argv[1:]
-    result = asyncio.run(fit(sys.stdin.read(), base_url, policy, int(steps)))
-    sys.stdout.write(json.dumps(result))
+    names = names_of(sys.stdin.read(), base_url, policy)
+    sys.stdout.write(json.dumps(asyncio.run(fit(names, policy, int(steps)))))

@@ -17,27 +17,15 @@ import reasoning_gym
 import textarena
 
 from langchain_art import ArtClient, Trajectory
-from tests.support.environment_fit import fit
+from tests.support.environment_fit import fit, names_of
 from tests.support.environment_libraries import APART, python_of, told
-from tests.support.live_server import REPO, ForkedServer, LiveServer, free_port
+from tests.support.live_server import REPO, LiveServer, free_port
 from tests.support.pages import blocks
 from tests.support.soak import count
-from tests.support.tiny_models import save_model
 
 PAGE = blocks(REPO / "docs/environments.md")
 SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
-CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN, strict=True))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One whose model is random, and says any number."""
-    folder = tmp_path_factory.mktemp("numbers")
-    model = save_model(folder / "model", max_position_embeddings=4096)
-    started = ForkedServer(folder / "data", model=model)
-    started.start()
-    yield started
-    started.stop()
+CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN, strict=False))
 
 
 @pytest.fixture
@@ -92,7 +80,7 @@ async def test_a_fit_learns_from_the_environments_reward(
         found = json.loads(told(name, tmp_path, *argv, code=code))
     else:
         request.getfixturevalue("monkeypatch").chdir(tmp_path)
-        found = await fit(code, server.base_url, policy, steps)
+        found = await fit(names_of(code, server.base_url, policy), policy, steps)
     assert found["parts"] == ([6, 2] if name == "verifiers" else [250, 50])
     trained = [step for step in found["steps"] if step["deviation"] > 0]
     assert len(found["steps"]) == steps and trained[0]["version"] == 1

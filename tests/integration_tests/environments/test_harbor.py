@@ -1,0 +1,167 @@
+"""Harbor's trials on docs/environments.md: of a graph here, of Harbor's own agent, by its command.
+
+Harbor is unmodified; its runtime is `tests.support.harbor_local`, without containers.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from langchain_art import ArtClient
+from tests.support.environment_fit import SHAPE
+from tests.support.environment_libraries import python_of, told
+from tests.support.environments import interpreter
+from tests.support.live_server import REPO, LiveServer
+from tests.support.pages import blocks
+from tests.support.soak import count
+
+try:
+    interpreter("3.12")
+except FileNotFoundError as error:
+    pytest.skip(f"Harbor needs Python 3.12: {error}", allow_module_level=True)
+
+SHARED, *_, GRAPH, AGENT = [
+    one.code for one in blocks(REPO / "docs/environments.md") if one.language == "python"
+]
+CODE = {"graph": f"{SHARED}\n{GRAPH}", "agent": f"{SHARED}\n{GRAPH}\n{AGENT}"}
+WORDS = ("tree", "bee", "letter", "eleven", "moon", "sky", "sea", "cheese")
+RUNTIME = "tests.support.harbor_local:LocalEnvironment"
+#: A project for Harbor's `langgraph` agent, which says who makes the graph, and with which model.
+PROJECT = {
+    "agent/langgraph.json": json.dumps({"dependencies": [], "graphs": {"a": "./graph.py:make"}}),
+    "agent/graph.py": f"""
+import json, os
+from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+def make(config):
+    given = json.loads(os.environ["HARBOR_MODEL_KWARGS_JSON"])
+    name = os.environ["HARBOR_MODEL"].partition(":")[2]
+    shape = {{"response_format": {SHAPE}}}
+    model = ChatOpenAI(model=name, max_tokens=8, model_kwargs=shape, **given)
+    def work(state: MessagesState):
+        said = model.invoke(state["messages"])
+        with open("/app/answer.txt", "w") as file:
+            file.write(said.text)
+        return {{"messages": [said]}}
+    return StateGraph(MessagesState).add_node(work).add_edge(START, "work").compile()
+""",
+}
+
+
+def write_tasks(folder: Path) -> None:
+    """Tasks of Harbor: how often is e in a word?"""
+    for word in WORDS:
+        right = word.count("e")
+        test = (
+            f'[ "$(cat /app/answer.txt)" = {right} ]; echo $((1 - $?)) > /logs/verifier/reward.txt'
+        )
+        files = {
+            "task.toml": 'schema_version = "1.4"\n',
+            "instruction.md": f"Write into /app/answer.txt how often e is in {word}.\n",
+            "environment/Dockerfile": "FROM debian\n",
+            "tests/test.sh": f"#!/bin/bash\n{test}\n",
+        }
+        for name, text in files.items():
+            path = folder / "tasks" / word / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    for name, text in PROJECT.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.parametrize("who", ["graph", "agent"])
+def test_a_fit_learns_from_the_verifiers_reward(
+    who: str, server: LiveServer, tmp_path: Path
+) -> None:
+    write_tasks(tmp_path)
+    policy, steps = f"harbor-{uuid.uuid4().hex[:8]}", count(1, 10)
+    code = CODE[who].replace('"type": "docker"', f'"import_path": "{RUNTIME}"')
+    code = code.replace('"project_path": "agent"', '"project_path": "agent", "skip_install": True')
+    # Each of the agent's runs is two processes that import LangChain, and samples without a seed.
+    code = code.replace("evaluator=", "group_size=4, groups_per_step=2, evaluator=")
+    groups, size = (2, 4) if who == "agent" else (4, 8)
+    argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
+    found = json.loads(told("harbor", tmp_path, *argv, code=code))
+    assert found["parts"] == [6, 2]
+    assert len(found["steps"]) == steps
+    for step in found["steps"]:
+        flat = step["excluded"].get("groups.zero_variance", 0)
+        assert step["calls_trained"] == size * (groups - flat)
+    assert found["steps"][-1]["version"] > 0 or (who, steps) == ("agent", 1)
+    with ArtClient(server.base_url) as client:
+        runs = [
+            client.trajectory(run.id)
+            for run in client.trajectories(2000)
+            if run.turns and (run.turns[0].model or "").startswith(f"{policy}@")
+        ]
+    assert len(runs) == groups * size * steps + 4
+    for run in runs:
+        [turn] = run.turns
+        right = str((turn.reply or {})["content"]) == str(str(run.scenario).count("e"))
+        assert (run.reward, turn.node) == (float(right), "work" if who == "graph" else None)
+
+
+def test_the_server_is_the_model_of_harbor_run(server: LiveServer, tmp_path: Path) -> None:
+    write_tasks(tmp_path)
+    policy, run = f"harbor-{uuid.uuid4().hex[:8]}", f"run-{uuid.uuid4().hex[:8]}"
+    argv = [str(python_of("harbor").parent / "harbor"), "run", "--path", "tasks/bee"]
+    argv += ["--agent", "langgraph", "--agent-kwarg", "project_path=agent"]
+    argv += ["--agent-kwarg", "skip_install=true", "--env", RUNTIME]
+    argv += ["--model", f"openai/{policy}", "--base-url", f"{server.base_url}/runs/{run}"]
+    with ArtClient(server.base_url) as client:
+        client.create_policy(policy)
+        env = os.environ | {"PYTHONPATH": str(REPO), "OPENAI_API_KEY": "none"}
+        done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        [result] = [json.loads(one.read_text()) for one in tmp_path.glob("jobs/*/*/result.json")]
+        rewards = result["verifier_result"]["rewards"]
+        [turn] = client.reward(run, rewards["reward"]).turns
+    assert rewards["reward"] == float((turn.reply or {})["content"] == "2")
+
+
+FAILING = f"""
+import asyncio, harbor
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langchain_art.harbor import from_harbor
+def work(state: MessagesState):
+    if "moon" in state["messages"][0].text:
+        raise KeyError("mine")
+    return {{"messages": [AIMessage("done")]}}
+graph = StateGraph(MessagesState).add_node(work).add_edge(START, "work").compile()
+tasks = asyncio.run(harbor.DatasetConfig(path="tasks").get_task_configs())
+sandbox = {{"environment": {{"import_path": "{RUNTIME}"}}}}
+env = from_harbor(tasks, graph, held_out=0, trial=sandbox)
+errors = {{}}
+for scenario in env.train:
+    try:
+        asyncio.run(env.rollout(scenario))
+    except Exception as error:
+        errors[scenario["id"]] = f"{{type(error).__name__}} {{error}}"
+print(errors)
+"""
+
+
+def test_a_trial_without_a_reward_is_said_and_a_graphs_error_stays_its_own(tmp_path: Path) -> None:
+    write_tasks(tmp_path)
+    for word in WORDS:
+        script = tmp_path / "tasks" / word / "tests/test.sh"
+        if word == "sky":
+            script.write_text("true\n")
+        elif word == "sea":
+            script.write_text('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n')
+    said = ast.literal_eval(told("harbor", tmp_path, "-c", FAILING))
+    assert said.keys() == {"moon", "sky", "sea"}
+    assert said["moon"].partition(chr(10))[0] == "KeyError 'mine'"
+    assert "gave no reward: ['RewardFileNotFoundError" in said["sky"]
+    assert said["sea"].startswith("ArtError got the rewards {'a': 1, 'b': 0}")
