@@ -37,8 +37,6 @@ def training_trace(client: ArtClient, run_id: str) -> dict[str, Any]:
         if record is None:  # another model's
             continue
         message = {"message": record["reply"], "finish_reason": record["finish_reason"]}
-        untrained = len(record["prompt_token_ids"]) + counted.sampled_tokens
-        untrained -= counted.trained_tokens  # a token of several calls counts in the first
         about = turn.model_dump(
             mode="json",
             include={"node", "path", "namespace", "step", "attempt", "tags", "model", "reward"},
@@ -46,14 +44,15 @@ def training_trace(client: ArtClient, run_id: str) -> dict[str, Any]:
         about |= {"run": run.id, "scenario": run.scenario, "run_reward": run.reward}
         about |= {"excluded_because": counted.excluded_because, "restricted": record["restricted"]}
         about["sampling_params"] = {"temperature": record["temperature"]}
+        mask = [int(counted.excluded_because is None)] * len(record["token_ids"])
         before = None if turn.extends is None else run.turns[turn.extends].call_id
         turns.append(
             {
                 "node_id": turn.call_id,
                 "prompt_token_ids": record["prompt_token_ids"],
                 "completion_token_ids": record["token_ids"],
-                "per_token_logps": record["logprobs"],
-                "loss_mask": [0] * untrained + [1] * counted.trained_tokens,
+                "per_token_logps": [min(one, 0.0) for one in record["logprobs"]],  # of rounding
+                "loss_mask": [0] * len(record["prompt_token_ids"]) + mask,
                 "request": record["request"],
                 "response": {"choices": [message]},
                 "metadata": {**about, "extends": before},

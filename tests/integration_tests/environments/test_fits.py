@@ -25,7 +25,7 @@ from tests.support.soak import count
 
 PAGE = blocks(REPO / "docs/environments.md")
 SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
-CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN, strict=False))
+CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN[:-2], strict=True))
 
 
 @pytest.fixture

@@ -79,7 +79,8 @@ def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
             record = client.call(turn["node_id"])
             assert turn["prompt_token_ids"] == record["prompt_token_ids"]
             assert turn["completion_token_ids"] == record["token_ids"]
-            assert turn["per_token_logps"] == record["logprobs"]
+            assert turn["per_token_logps"] == pytest.approx(record["logprobs"], abs=1e-6)
+            assert max(turn["per_token_logps"]) <= 0, "OpenEnv takes no other"
             sampled = int(turn["metadata"]["node"] != "critic")
             mask = [0] * len(record["prompt_token_ids"]) + [sampled] * len(record["token_ids"])
             assert turn["loss_mask"] == mask
