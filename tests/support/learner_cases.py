@@ -109,6 +109,24 @@ def branching_rows(count: int, seed: int = 0, *, temperature: float = 1.0) -> li
     return rows
 
 
+def long_runs(scenarios: int, runs: int, own: int, seed: int = 0) -> list[Row]:
+    """Runs that share 20 tokens, and six more in their scenario; most of their own are trained."""
+    rng, found = random.Random(seed), list[Row]()
+
+    def some(count: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(count)]
+
+    shared = some(20)
+    for _ in range(scenarios):
+        asked = shared + some(6)
+        for _ in range(runs):
+            length = rng.randint(own // 2, own)
+            mask = [0] * len(asked) + [int(at % 10 > 1) for at in range(length)]
+            zeros, way = [0.0] * len(mask), rng.choice([-1.0, 1.0])
+            found.append(Row(asked + some(length), mask, zeros, [way * m for m in mask]))
+    return found
+
+
 def drawn_from(rng: random.Random, token: int) -> bytes:
     """A set of tokens that a token could be drawn from: it alone, some, most or all."""
     count = rng.choice([1, 3, VOCAB // 2, VOCAB - 1, VOCAB])
@@ -234,3 +252,20 @@ def worst_error(core: LearnerCore, expected: dict[str, torch.Tensor]) -> float:
         errors.append((difference.norm() / expected[name].norm()).item())
         parameter.grad = None
     return max(errors)
+
+
+def naive_divergence(core: LearnerCore, parent: Path, child: Path, rows: list[Row]) -> float:
+    """Mean k3 of KL(parent ‖ child) over the trained tokens, in plain Python."""
+    found = naive_divergences(core, parent, child, rows)
+    return math.fsum(found) / len(found)
+
+
+def naive_divergences(core: LearnerCore, parent: Path, child: Path, rows: list[Row]) -> list[float]:
+    before, after = core.logprobs(parent, rows), core.logprobs(child, rows)
+    moves = [
+        float(new - old)
+        for row, old_T, new_T in zip(rows, before, after, strict=True)
+        for trained, old, new in zip(row.mask, old_T, new_T, strict=True)
+        if trained
+    ]
+    return [math.expm1(one) - one for one in moves]

@@ -23,7 +23,10 @@ from tests.support.learner_cases import (
     contents,
     folder,
     fresh,
+    long_runs,
     make_rows,
+    naive_divergence,
+    on_policy,
     quiet,
     restricted,
 )
@@ -106,3 +109,15 @@ async def check_twenty_steps(
     apart = distance(together, alone, FILES[1])
     assert apart <= 1e-6
     assert sorted(contents(together)) == sorted(FILES)
+
+
+async def check_a_sampled_step(learner: PeftLearner, tiny: str, tmp_path: Path) -> None:
+    """The divergence of many tokens is measured on a sample of each rank's rows."""
+    core, restarts = LearnerCore(tiny), learner.restarts
+    start, out = fresh(core, tmp_path), folder(tmp_path, "out")
+    rows = on_policy(core, start, long_runs(6, 8, 80))
+    config = TrainConfig(learning_rate=3e-2, **(LENIENT | {"max_kl": 0.01}))
+    metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+    off = metrics["step_kl"] - naive_divergence(core, start, out, rows)
+    assert 0 < abs(off) < 4 * metrics["step_kl_error"] < 0.5 * metrics["step_kl"]
+    assert 0 < metrics["step_kl"] <= 0.01 and learner.restarts == restarts

@@ -36,7 +36,15 @@ from tests.support.learner_cases import (
     quiet,
 )
 from tests.support.preference_cases import OfCore, make_pairs, prefer
-from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked, started
+from tests.support.ranks import (
+    check_a_sampled_step,
+    check_twenty_steps,
+    distance,
+    ignore,
+    others,
+    ranked,
+    started,
+)
 
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,6 +62,14 @@ async def test_two_ranks_equal_one_after_twenty_steps(
     two: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
     await check_twenty_steps(two, tiny, tmp_path)
+
+
+@pytest.mark.slow
+@in_its_loop
+async def test_each_rank_measures_the_divergence_on_its_own_sample(
+    two: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
+    await check_a_sampled_step(two, tiny, tmp_path)
 
 
 @pytest.mark.slow

@@ -40,7 +40,15 @@ from tests.support.learner_cases import (
     shake,
     take,
 )
-from tests.support.ranks import check_twenty_steps, distance, ignore, others, ranked, started
+from tests.support.ranks import (
+    check_a_sampled_step,
+    check_twenty_steps,
+    distance,
+    ignore,
+    others,
+    ranked,
+    started,
+)
 
 #: Nothing below the second layer learns: gradients end there.
 UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")
@@ -79,6 +87,14 @@ async def test_two_shards_equal_one_whole_after_twenty_steps(
 ) -> None:
     # Small micro-batches of long and short rows, so that the ranks have different numbers of them.
     await check_twenty_steps(shards, tiny, tmp_path, tokens_per_microbatch=64)
+
+
+@pytest.mark.slow
+@in_its_loop
+async def test_shards_sample_their_rows_in_as_many_passes(
+    shards: PeftLearner, tiny: str, tmp_path: Path
+) -> None:
+    await check_a_sampled_step(shards, tiny, tmp_path)
 
 
 @pytest.mark.slow

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.peft import training_batch
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.training_batch import TrustRegion
+from langchain_art_server.backends.peft.training_batch import WHOLE, TrustRegion, windows
 from tests.support.learner_cases import (
     FILES,
     branching_rows,
     contents,
     folder,
     fresh,
+    long_runs,
+    naive_divergence,
+    naive_divergences,
     on_policy,
     shake,
     take,
 )
 
 RATE, PASSES = 3e-2, 6
-
-
-def naive_divergence(core: LearnerCore, parent: Path, child: Path, rows: list[Row]) -> float:
-    """Mean k3 of KL(parent ‖ child) over the trained tokens, in plain Python."""
-    before, after = core.logprobs(parent, rows), core.logprobs(child, rows)
-    moves = [
-        float(new - old)
-        for row, old_T, new_T in zip(rows, before, after, strict=True)
-        for trained, old, new in zip(row.mask, old_T, new_T, strict=True)
-        if trained
-    ]
-    return math.fsum(math.expm1(one) - one for one in moves) / len(moves)
 
 
 @pytest.fixture
@@ -134,3 +127,90 @@ def test_of_a_step_that_stays_too_long_nothing_is_kept() -> None:
         one.add_(1.0)
     assert region.shorten(5.0, lambda: 5.0) == (0.0, 0.0)
     assert one.tolist() == [1.0, 1.0]
+
+
+def test_a_steps_divergence_costs_a_sample_and_each_cut_one_more(
+    core: LearnerCore, tmp_path: Path
+) -> None:
+    """Tokens that go through the model, not calls of it."""
+    start = shake(fresh(core, tmp_path))
+    rows = on_policy(core, start, long_runs(48, 8, 80))
+    seen: list[int] = []
+    hook = core.base.get_input_embeddings().register_forward_hook(
+        lambda _module, args, _out: seen.append(args[0].numel())
+    )
+    whole = core.batch(rows, TrainConfig()).packing.tokens
+    passed: list[int] = []
+    for number, bound in enumerate((None, 100.0, 1e-4, 1e-4)):
+        out = folder(tmp_path, f"out{number}")
+        seen.clear()
+        metrics = take(core, start, out, rows, max_kl=bound)
+        passed.append(sum(seen))
+    hook.remove()
+    assert passed[0] == whole
+    sample = passed[1] - whole
+    assert 0 < sample <= 0.2 * whole
+    cuts, rest = divmod(passed[2] - whole - sample, sample)
+    assert metrics["step_kept"] < 1 and cuts >= 1 and rest == 0
+    assert contents(out) == contents(tmp_path / "out2")  # the same step, the same sample
+    assert metrics["step_kl"] <= 1e-4
+    off = naive_divergence(core, start, out, rows) - metrics["step_kl"]
+    assert 0 < abs(off) < 4 * metrics["step_kl_error"] < metrics["step_kl"]
+
+
+def test_a_samples_error_is_what_it_says(core: LearnerCore, tmp_path: Path) -> None:
+    """Against all tokens, over many samples of one step; a sample against its naive twin."""
+    start = shake(fresh(core, tmp_path))
+    rows, out = on_policy(core, start, long_runs(6, 8, 80)), folder(tmp_path, "out")
+    take(core, start, out, rows)
+    every = naive_divergences(core, start, out, rows)
+    whole, count = math.fsum(every) / len(every), len(every)
+    assert count > WHOLE
+    estimates: list[float] = []
+    errors: list[float] = []
+    for seed in range(300):
+        means = [
+            math.fsum(every[at] for at in one) / len(one) for one in windows(count, 48, [seed])
+        ]
+        mean = math.fsum(means) / len(means)
+        spread = math.fsum((one - mean) ** 2 for one in means) / (len(means) - 1)
+        estimates.append(mean)
+        errors.append(math.sqrt(spread / len(means)))
+    off = [one - whole for one in estimates]
+    typical = math.sqrt(math.fsum(one**2 for one in off) / len(off))
+    said = math.sqrt(math.fsum(one**2 for one in errors) / len(errors))
+    assert abs(math.fsum(off) / len(off)) < 3 * typical / math.sqrt(len(off))  # no bias
+    assert 0.7 < typical / said < 1.1 and typical < 0.1 * whole
+    batch = core.batch(rows, TrainConfig(max_logprob_gap=None))
+    core._hold(start)
+    core.accumulate(batch, lambda *_: None)
+    core._hold(out)
+    for seed in (0, 299):
+        found = core.moved(core.watch(batch, 48, seed))
+        assert found["terms"] == count
+        assert found["moved"] / count == pytest.approx(estimates[seed], rel=1e-9)
+        assert math.sqrt(found["variance"]) / count == pytest.approx(errors[seed], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("terms", "rows", "share", "shape"),
+    [
+        *((2049, 12, 1, (8, 128)), (9001, 64, 1, (16, 70)), (5000, 900, 1, (32, 32))),
+        *((700, 64, 4, (4, 64)), (100, 12, 8, (2, 128))),
+    ],
+)
+def test_each_term_is_sampled_equally_often(
+    terms: int, rows: int, share: int, shape: tuple[int, int]
+) -> None:
+    counts: Counter[int] = Counter()
+    for seed in range(2000):
+        found = windows(terms, rows, [seed], share)
+        assert found.shape == shape
+        ends = np.arange(shape[0] + 1) * terms / shape[0]
+        assert (np.floor(ends[:-1]) <= found[:, 0]).all() and (found[:, 0] < ends[1:]).all()
+        assert ((found - found[:, :1]) % terms == np.arange(shape[1]) % terms).all()
+        counts.update(found.ravel().tolist())
+    expected = 2000 * shape[0] * shape[1] / terms
+    # A term is hit or not by each of a few windows: a binomial's spread, or less.
+    bound = 6 * math.sqrt(expected * max(1.0, shape[1] / terms))
+    assert all(abs(counts[term] - expected) < bound for term in range(terms))

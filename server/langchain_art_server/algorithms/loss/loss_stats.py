@@ -102,7 +102,7 @@ def loss_stats(
         [
             moved_T.exp().sum(),
             moved_T.expm1().abs().max(),
-            (moved_T.expm1() - moved_T).sum(),
+            divergences(logprobs_T, old_logprobs_T).sum(),
             token_loss.low_T.sum(),
             token_loss.high_T.sum(),
             gap_T.abs().sum(),
@@ -118,6 +118,12 @@ def loss_stats(
         ]
     )
     return LossStats(float(logprobs_T.numel()), *numbers.tolist())
+
+
+def divergences(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
+    """Of each token k3 of KL(π_old ‖ π), in nats."""
+    moved_T = _cut(logprobs_T - old_logprobs_T)
+    return moved_T.expm1() - moved_T
 
 
 def _cut(log_ratio_T: Tensor) -> Tensor:

@@ -44,17 +44,19 @@ from langchain_art_server.backends.peft.adapter_io import HeldAdapter
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Progress, Scorer
 from langchain_art_server.backends.peft.packer import Packer
 from langchain_art_server.backends.peft.training_batch import (
+    LOGPROB_TOKENS,
+    WHOLE,
     TrainingBatch,
     TrustRegion,
+    Watched,
     probe,
     require_finite,
     step_tokens,
     sweep_logprobs,
+    watch,
 )
 
 log = logging.getLogger(__name__)
-#: Most tokens alive at once in a forward pass without a backward pass.
-LOGPROB_TOKENS = 4096
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 #: Most attempts at one step while memory runs out; each has half of the activations.
 MEMORY_ATTEMPTS = 6
@@ -147,7 +149,8 @@ class LearnerCore(HeldAdapter):
         """Take `request.config.optimizer_steps` optimizer steps from one adapter to another.
 
         With `max_kl`, they end within the `TrustRegion`: ``updates`` is how many were taken,
-        ``step_kl`` their KL(π_old ‖ π), and ``step_kept`` the share of the step that was kept.
+        ``step_kl`` their KL(π_old ‖ π), ``step_kl_error`` its standard error (0 if it is measured
+        on all tokens; else see `windows`), ``step_kept`` the share of the step that was kept.
         Means and maxima are over the trained tokens of all updates; `loss` and `grad_norm` (before
         clipping) are means over updates, token counts are sums over them; the ``logprob_gap``
         between learner and sampler is that before the first update. If the gradient is zero, as
@@ -224,16 +227,13 @@ class LearnerCore(HeldAdapter):
         batch.packing.sweep(self._scorer, visit, progress)
         return batch.loss.loss, batch.loss.stats
 
-    @torch.no_grad()
-    def look(self, batch: TrainingBatch) -> LossStats:
-        """Statistics of the policy as it is now, by a pass without gradients."""
-        batch.loss.begin_update()
+    def watch(self, batch: TrainingBatch, all_rows: int, step: int) -> Watched:
+        """A sample of the batch, which is `all_rows` or a rank's share of them."""
+        return watch(batch, self.packer, all_rows, [step], 1)
 
-        def visit(logprobs_T: Tensor, places_T: Tensor) -> None:
-            batch.loss.visit(logprobs_T, places_T)
-
-        batch.packing.sweep(self._scorer, visit)
-        return batch.loss.stats
+    def moved(self, watched: Watched) -> dict[str, float]:
+        """See `Watched.moved`."""
+        return watched.moved(self._scorer)
 
     def _load(self) -> transformers.PreTrainedModel:
         base = load_causal(self.name, self.dtype, self.device)
@@ -262,14 +262,28 @@ class LearnerCore(HeldAdapter):
         self._scaler.update()
         return 1 < before > self._scaler.get_scale()
 
-    def _divergence(self, batch: TrainingBatch, rate: float) -> float:
-        moved = self.look(batch).divergence
-        if not math.isfinite(moved):
-            raise ArtError(
-                f"The step made the policy's logprobs not finite; lower learning_rate (now "
-                f"{rate:g}). Nothing was published."
-            )
-        return moved
+    def _shorten(
+        self, region: TrustRegion, watched: Watched, moved: float | None, rate: float
+    ) -> dict[str, float]:
+        """Shorten a step that moved the policy by `moved` (None: as is to be measured)."""
+        errors = [0.0]
+
+        def measure() -> float:
+            found = self.moved(watched)
+            if not math.isfinite(found["moved"]):
+                raise ArtError(
+                    f"The step made the policy's logprobs not finite; lower learning_rate (now "
+                    f"{rate:g}). Nothing was published."
+                )
+            errors.append(math.sqrt(found["variance"]) / max(1.0, found["terms"]))
+            return found["moved"] / max(1.0, found["terms"])
+
+        moved, kept = region.shorten(measure() if moved is None else moved, measure)
+        return {
+            "step_kl": moved,
+            "step_kl_error": errors[-1] if kept else 0.0,
+            "step_kept": kept,
+        }
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         """Likely causes of the gap between learner and sampler, after the first update."""
@@ -382,9 +396,11 @@ class LearnerCore(HeldAdapter):
         reached: dict[str, float] = {}
         if region is not None:
             progress(updates / sweeps, "measuring how far the step has moved the policy")
-            moved = self._divergence(batch, rate) if moved is None else moved
-            moved, kept = region.shorten(moved, lambda: self._divergence(batch, rate))
-            reached = {"step_kl": moved, "step_kept": kept}
+            old_N, terms = batch.loss.old_logprobs_N, sum(sum(row.mask) for row in rows)
+            watched = Watched(batch.packing, old_N, len(old_N))
+            if terms > WHOLE:
+                watched = self.watch(batch, len(rows), request.step)
+            reached = self._shorten(region, watched, moved, rate)
         if self._scaler.is_enabled():
             reached |= {"loss_scale": self._scaler.get_scale(), "overflows": float(overflows)}
         gaps = {k: v for k, v in first.metrics().items() if k.startswith("logprob_gap")}

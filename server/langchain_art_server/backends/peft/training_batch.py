@@ -2,7 +2,8 @@
 
 Child side only.
 
-Index suffixes: T terms as in `logprob_scoring`, N all terms of a step.
+Index suffixes: T terms as in `logprob_scoring`, N all terms of a step, W windows of a sample, K the
+terms of a window.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from transformers import PreTrainedModel
 
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.loss.logprob_gap import TEMPERATURES, Suspect, suspects_of
+from langchain_art_server.algorithms.loss.loss_stats import divergences
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.logprob_scoring import (
     CountedTokens,
@@ -26,7 +29,10 @@ from langchain_art_server.backends.peft.logprob_scoring import (
     Scorer,
     number_dtype,
 )
+from langchain_art_server.backends.peft.packer import Packer
 
+#: Most tokens alive at once in a forward pass without a backward pass.
+LOGPROB_TOKENS = 4096
 #: `probe` adds rows until they have this many trained tokens.
 PROBE_TOKENS = 512
 
@@ -121,6 +127,78 @@ def require_finite(loss: float, norm: float, gap: float, dtype: torch.dtype) -> 
             f"{gap:.4g} nats apart on one token: if that is large, they do not "
             f"run the same model or adapter. {half}Nothing was published."
         )
+
+
+#: Most trained tokens of a step whose divergence is measured on all of them.
+WHOLE = 2048
+#: Of more, on a share of them, so few at least and so many at most, in windows of neighbours.
+SHARE, FEWEST, MOST = 1 / 8, 1024, 2048
+#: One for so many rows, whose context goes through the model; fewest and most of them.
+ROWS_A_WINDOW, FEWEST_WINDOWS, MOST_WINDOWS = 4, 8, 32
+
+
+def windows(terms: int, rows: int, seed: Sequence[int], share: int = 1) -> Ints:
+    """A sample of terms (W, K), in which each is equally often, on average over seeds.
+
+    A window begins at a random place of each of W equal stretches. Terms of a run, and runs of a
+    scenario, are neighbours: so it is a sample of all scenarios, of runs and of places in them.
+
+    Args:
+        terms: how many there are, at least one.
+        rows: that they are of.
+        seed: of the places.
+        share: of how many samples that are put together this is one.
+    """
+    every = min(max(rows // ROWS_A_WINDOW, FEWEST_WINDOWS), MOST_WINDOWS)
+    length = min(max(int(terms * share * SHARE), FEWEST), MOST) // every
+    count = max(2, every // share)
+    rng = np.random.default_rng(seed)
+    starts_W = ((np.arange(count) + rng.random(count)) * terms / count).astype(np.int64)
+    return (starts_W[:, None] + np.arange(length)) % terms
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The terms of a batch by which a step's divergence is measured: all, or a sample."""
+
+    packing: Packing
+    old_logprobs_T: Tensor
+    stand_for: int  # so many terms
+    sample_WK: Tensor | None = None  # indices of T; None: all are taken
+
+    def moved(self, scorer: Scorer) -> dict[str, float]:
+        """Sums over the terms that it stands for; those of ranks add up to those of the step.
+
+        `variance` is that of `moved`, the sum of k3 of KL(π_old ‖ π), by how far windows differ. It
+        is rather too large: stretches differ by more than two samples of one stretch.
+        """
+        logprobs_T = sweep_logprobs(self.packing, scorer, len(self.old_logprobs_T))
+        moved_T, terms = divergences(logprobs_T, self.old_logprobs_T), self.stand_for
+        found = {"terms": float(terms), "moved": 0.0, "variance": 0.0}
+        if self.sample_WK is None:
+            return found | {"moved": moved_T.sum().item()}
+        mean_W = moved_T[self.sample_WK].mean(1)
+        variance = terms**2 * mean_W.var().item() / len(mean_W)
+        return found | {"moved": terms * mean_W.mean().item(), "variance": variance}
+
+
+def watch(
+    batch: TrainingBatch, packer: Packer, all_rows: int, seed: Sequence[int], share: int
+) -> Watched:
+    """A sample of a batch whose first update was visited; see `windows`."""
+    rows, old_N = batch.rows, batch.loss.old_logprobs_N
+    sample_WK = windows(len(old_N), all_rows, seed, share) if rows else np.zeros((0, 0), np.int64)
+    terms, sample = np.unique(sample_WK, return_inverse=True)
+    counted = CountedTokens.of(rows)
+    chosen, row_T = np.unique(counted.row_T[terms], return_inverse=True)
+    call_T = np.unique(counted.call_T[terms], return_inverse=True)[1]
+    some = CountedTokens(row_T, counted.at_T[terms], call_T)
+    packing = packer.pack([rows[index] for index in chosen.tolist()], some, LOGPROB_TOKENS)
+    device = old_N.device
+    places_T, sample_WK = (
+        torch.from_numpy(x).to(device) for x in (terms, sample.reshape(sample_WK.shape))
+    )
+    return Watched(packing, old_N[places_T], len(old_N), sample_WK if rows else None)
 
 
 #: Where in the region a step ends that went beyond it, as a share of the bound: KL divergence is

@@ -52,7 +52,7 @@ from langchain_art_server.backends.peft.logprob_scoring import (
     Scorer,
 )
 from langchain_art_server.backends.peft.packer import Packer
-from langchain_art_server.backends.peft.training_batch import TrainingBatch
+from langchain_art_server.backends.peft.training_batch import TrainingBatch, Watched, watch
 
 
 class DataParallelCore(LearnerCore):
@@ -114,11 +114,16 @@ class DataParallelCore(LearnerCore):
         self._ranks.add_gradients(self.parameters.values())
         return self._ranks.add_stats(*own)
 
-    def look(self, batch: TrainingBatch) -> LossStats:
-        """See `LearnerCore.look`; of all ranks' rows."""
+    def watch(self, batch: TrainingBatch, all_rows: int, step: int) -> Watched:
+        """See `LearnerCore.watch`; each rank has a sample of its own rows."""
         with self._ranks.together():
-            own = super().look(batch)
-        return self._ranks.add_stats(0.0, own)[1]
+            return watch(batch, self.packer, all_rows, [step, self._ranks.rank], self._ranks.size)
+
+    def moved(self, watched: Watched) -> dict[str, float]:
+        """See `LearnerCore.moved`; of all ranks."""
+        with self._ranks.together():
+            own = super().moved(watched)
+        return self._ranks.add(own)
 
     def _load(self) -> PreTrainedModel:
         if not self._shard:
