@@ -17,7 +17,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning.workloads import VOCAB, Workload
 from langchain_art import ClippedRatio, LoraConfig, TrainConfig
-from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Segment
+from langchain_art_server.algorithms.sequences.prefix_forest import (
+    Forest,
+    Part,
+    PartCosts,
+    Segment,
+    split,
+)
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.forest import packing
@@ -117,22 +123,25 @@ def padded(core: LearnerCore) -> Iterator[None]:
 @contextmanager
 def packed(_engine: LearnerCore) -> Iterator[None]:
     """Rows end to end without padding; each attends to itself alone, by the fused causal kernel."""
-    with mock.patch.object(packing, "grow", apart):
+    with mock.patch.object(packing, "lay_out", apart):
         yield
 
 
-def apart(sequences: Sequence[Sequence[int]], _token_cost: float) -> Forest:
+def apart(
+    sequences: Sequence[Sequence[int]], _token_cost: float, budget: int, _costs: PartCosts
+) -> tuple[Forest, list[Part]]:
     """Rows as a forest in which nothing is shared."""
     lengths = [len(sequence) for sequence in sequences]
     ends = np.cumsum(lengths)
     bounds = [(int(end) - length, int(end)) for end, length in zip(ends, lengths, strict=True)]
-    return Forest(
+    forest = Forest(
         token_ids_N=np.concatenate([np.asarray(sequence) for sequence in sequences]),
         depth_N=np.concatenate([np.arange(length) for length in lengths]),
         exit_N=np.repeat(ends, lengths),
         rows=[np.arange(start, end) for start, end in bounds],
         segments=[Segment(start, end, end, 0, -1) for start, end in bounds],
     )
+    return forest, split(forest, budget)
 
 
 def methods() -> list[Method]:

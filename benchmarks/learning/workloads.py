@@ -150,4 +150,26 @@ def sixteen_thousand() -> Workload:
     return _build("sixteen_thousand", 2, 5, 600, 60, lambda r, t: _react(r, t, 10, 16))
 
 
+def six_turns(name: str, scenarios: int) -> Workload:
+    """Eight runs of each scenario, of six turns of 300 tokens."""
+
+    def play(_rng: random.Random, talk: _Talk) -> None:
+        for _ in range(5):
+            talk.say(296)
+            talk.hear(100)
+        talk.say(296)
+
+    return _build(name, scenarios, 8, 900, 100, play)
+
+
+def default_step() -> Workload:
+    """A step of a fit with the defaults: four scenarios."""
+    return six_turns("default_step", 4)
+
+
+def large_step() -> Workload:
+    """A step of 32 scenarios."""
+    return six_turns("large_step", 32)
+
+
 WORKLOADS = (short_tool_agent, long_agent, shared_prompt, multi_agent)

@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig
 from langchain_art_server.algorithms.sequences.prefix_forest import grow, split
-from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.algorithms.sequences.training_rows import Row, forest_groups
 from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft import logprob_scoring, packer
-from langchain_art_server.backends.peft.distributed.data_parallel import forest_groups
 from langchain_art_server.backends.peft.forest import attention_flex, packing
 from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -123,10 +122,7 @@ def test_terms_of_some_rows_are_numbered_as_if_there_were_no_others() -> None:
 
 
 def test_micro_batches_of_shards_are_rows_with_common_prefixes() -> None:
-    def row(*tokens: int) -> Row:
-        return Row(list(tokens), [0] * len(tokens), [0.0] * len(tokens), [0.0] * len(tokens))
-
-    rows = [row(1, 2, 3), row(7, 7, 7), row(1, 2, 4)]
+    rows = [[1, 2, 3], [7, 7, 7], [1, 2, 4]]
     assert forest_groups(rows, 4) == [[0, 2], [1]]
     assert forest_groups(rows, 7) == [[0, 2, 1]]
     assert forest_groups(rows, 1) == [[0], [2], [1]]  # a row longer than the budget goes alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import GSPO, ClippedRatio, JobConfig, Loss, SFTConfig, TrainConfig
+from langchain_art_server.algorithms.sequences.prefix_forest import PartCosts
 from langchain_art_server.algorithms.sequences.token_sets import mask_of
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft.forest import attention_tiles
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import Scorer
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Scorer
 from langchain_art_server.backends.peft.packer import has_plain_head
 from langchain_art_server.backends.peft.training_batch import TrainingBatch
 from tests.support.learner_cases import (
@@ -27,6 +29,7 @@ from tests.support.learner_cases import (
     drawn_from,
     fresh,
     jittered,
+    long_runs,
     make_rows,
     on_policy,
     quiet,
@@ -93,6 +96,28 @@ def second_update(core: LearnerCore, rows: list[Row], config: TrainConfig) -> Tr
         dtype=torch.float64,
     )
     return batch
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(("beside", "parents"), [(40.0, {-1, 0}), (500.0, {-1})])
+def test_parts_with_copies_have_the_naive_gradient(
+    beside: float, parents: set[int], tiny: str, tmp_path: Path
+) -> None:
+    """As a GPU's costs make them, with a trunk and without one."""
+    core = LearnerCore(tiny, dtype="float64")
+    adapter = shake(fresh(core, tmp_path))
+    core.packer.token_cost, core.packer.costs = math.inf, PartCosts(0.0, beside, 1.0)
+    rows = restricted(jittered(on_policy(core, adapter, long_runs(6, 4, 60)), 0.4))
+    core._hold(adapter)
+    batch = second_update(core, rows, PLAIN.model_copy(update={"tokens_per_microbatch": 300}))
+    loss, _ = core.accumulate(batch, quiet)
+    parts: Any = batch.packing
+    assert {part.parent for part in parts._batches} == parents and parts.alive <= 300
+    core.packer.costs = PartCosts()
+    assert parts.tokens > core.packer.pack(rows, CountedTokens.of(rows), 300).tokens
+    expected_loss, expected = naive_gradient(tiny, adapter, rows, PLAIN)
+    assert loss == pytest.approx(expected_loss, rel=1e-9)
+    assert worst_error(core, expected) < 1e-9
 
 
 @pytest.mark.usefixtures("exact")

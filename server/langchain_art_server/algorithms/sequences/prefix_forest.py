@@ -19,7 +19,9 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_art.wire.turn_links import common_prefix_length
 from langchain_art_server.algorithms.sequences.prefix_tree import WIDTH, PrefixTree, TreeNode
+from langchain_art_server.algorithms.sequences.training_rows import forest_groups
 
 Ints = NDArray[np.int64]
 
@@ -153,7 +155,42 @@ def _shared(root: TreeNode, token_cost: float) -> list[tuple[bytes, list[int], i
     return found
 
 
-#: A part may fill this share of the budget, even if the parts above it have left less.
+def planted(
+    sequences: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[int]],
+    trunk: int,
+    token_cost: float = math.inf,
+) -> Forest:
+    """A forest of each group of rows, one after the other, all below one trunk.
+
+    What rows of different groups share is copied, but for their first `trunk` tokens, which all
+    rows have in common, and behind which each has another token.
+    """
+    tokens = [np.asarray(sequences[0][:trunk], np.int64)]
+    depths, exits = [np.arange(trunk)], list[Ints]()
+    rows, segments, at = [np.arange(0)] * len(sequences), list[Segment](), trunk
+    for group in groups:
+        own = grow([sequences[index][trunk:] for index in group], token_cost)
+        above = len(segments) + bool(trunk)
+        for one in own.segments:
+            parent = one.parent + above if one.parent >= 0 else 0 if trunk else -1
+            places = (one.start + at, one.end + at, one.exit + at)
+            segments.append(Segment(*places, one.depth + trunk, parent))
+        for index, row in zip(group, own.rows, strict=True):
+            rows[index] = np.concatenate([np.arange(trunk), row + at])
+        tokens.append(own.token_ids_N)
+        depths.append(own.depth_N + trunk)
+        exits.append(own.exit_N + at)
+        at += len(own.token_ids_N)
+    if trunk:
+        segments.insert(0, Segment(0, trunk, at, 0, -1))
+        exits.insert(0, np.full(trunk, at))
+    columns = [np.concatenate(pieces) for pieces in (tokens, depths, exits)]
+    return Forest(*columns, rows=rows, segments=segments)
+
+
+#: A part may fill this share of the budget, even if the parts above it have left less. One of upper
+#: segments alone fills no more, beyond its first: what is below it needs the rest.
 LEAST_ROOM = 4
 
 
@@ -224,6 +261,56 @@ def most_alive(parts: Sequence[Part]) -> int:
 
 
 @dataclass(frozen=True)
+class PartCosts:
+    """Seconds of the forward and backward passes of parts.
+
+    A part takes as long as the slower of the two: the host, which launches as many kernels for few
+    tokens as for many, and the device.
+    """
+
+    launches: float = 0.0  # of the host for a part
+    beside: float = 0.0  # of a part, in which the device has nothing to do
+    token: float = 1.0  # of the device for a token
+
+    def of(self, sizes: Sequence[int], *, twice: bool = False) -> float:
+        """Of parts of so many tokens; `twice`: with gradient checkpointing."""
+        host, token = self.launches, self.token
+        if twice:
+            host, token = host * RELAUNCH, token * AGAIN
+        return sum(max(host, token * size) + self.beside for size in sizes)
+
+
+#: What gradient checkpointing makes of the host's and of the device's seconds.
+RELAUNCH, AGAIN = 1.5, 1.45
+
+
+def lay_out(
+    sequences: Sequence[Sequence[int]], token_cost: float, budget: int, costs: PartCosts
+) -> tuple[Forest, list[Part]]:
+    """The forest of some rows (`grow`) in parts (`split`), as it costs least.
+
+    If parts cost nothing, each shared token is there once. Else parts may be filled with rows in
+    the order of their tokens, each with a copy of what its rows share with those of others; what
+    all rows share may be a trunk, alive as long as they are.
+    """
+    forest = grow(sequences, token_cost)
+    found = [(forest, split(forest, budget))]
+    if len(found[0][1]) > 1 and (costs.launches or costs.beside):
+        rows = [list(one) for one in sequences]
+        common = min(common_prefix_length(min(rows), max(rows)), min(map(len, rows)) - 1)
+        for trunk in sorted({0, common}):
+            room = max(budget - trunk, budget // LEAST_ROOM)
+            groups = forest_groups([row[trunk:] for row in rows], room)
+            forest = planted(rows, groups, trunk, token_cost)
+            found.append((forest, split(forest, budget)))
+
+    def cost(one: tuple[Forest, list[Part]]) -> tuple[bool, float]:
+        return most_alive(one[1]) > budget, costs.of([len(part.tokens_P) for part in one[1]])
+
+    return min(found, key=cost)
+
+
+@dataclass(frozen=True)
 class _Task:
     """A part to make."""
 
@@ -236,7 +323,7 @@ class _Task:
 def _upper(
     trees: list[int], size: list[int], own: list[int], below: list[list[int]], room: int
 ) -> tuple[list[int], list[int]]:
-    """Upper segments of some trees, at most half of `room`, and the subtrees left below them.
+    """Upper segments of some trees, few of `room`, and the subtrees left below them.
 
     Repeatedly takes the top of the largest subtree, until all that is left fits beside it.
     """
@@ -246,7 +333,7 @@ def _upper(
     filled = 0
     while heap:
         height, tree = heap[0]
-        if -height <= room - filled or filled + own[tree] > room // 2:
+        if -height <= room - filled or (taken and filled + own[tree] > room // LEAST_ROOM):
             break
         heappop(heap)
         taken.append(tree)

@@ -265,6 +265,23 @@ def prefix_order(rows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     ]
 
 
+def forest_groups(rows: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
+    """Group rows (token ids), in the order of their tokens, so that distinct tokens fit a budget.
+
+    A row longer than the budget goes alone. Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and
+    a budget of 4 give ``[[0, 2], [1]]``, indices of rows.
+    """
+    groups: list[list[int]] = []
+    filled = 0
+    for index, new in prefix_order(rows):
+        if not groups or filled + new > budget:
+            groups.append([])
+            filled, new = 0, len(rows[index])
+        groups[-1].append(index)
+        filled += new
+    return groups
+
+
 def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) -> list[list[int]]:
     """Divide rows into shares of about the same cost.
 

@@ -48,6 +48,8 @@ class Packing(Protocol):
     """Tokens that go through the model in one sweep, padding included."""
     alive: int
     """Most tokens whose activations are in memory at a time."""
+    parts: list[int]
+    """Tokens of each pass through the model, in one sweep."""
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """Visit each term once, and add the losses' gradients to those of the parameters."""
@@ -104,6 +106,7 @@ class MicroBatches:
         self._groups = [(packing, torch.from_numpy(terms).to(device)) for packing, terms in groups]
         self.tokens = sum(packing.tokens for packing, _ in groups)
         self.alive = max((packing.alive for packing, _ in groups), default=0)
+        self.parts = [tokens for packing, _ in groups for tokens in packing.parts]
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """See `Packing`."""
@@ -366,6 +369,7 @@ class PaddedRows:
         )
         self._predict(rows, counted, row_T * shape[1] + at_T, ids_BT[row_T, at_T], base)
         self.tokens = self.alive = ids_BT.size
+        self.parts = [self.tokens]
 
     def _predict(
         self,

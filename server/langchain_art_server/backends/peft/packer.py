@@ -20,10 +20,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire.policies import logprob_tolerance
-from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints, PartCosts
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
 from langchain_art_server.backends.models.base_weights import growing_rope
 from langchain_art_server.backends.models.device import free_bytes
+from langchain_art_server.backends.peft.forest.attention_flex import LEAST
 from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
     ForestRows,
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 CPU_TOKENS = 3072
 #: Share of the free memory that activations may take; the rest is for the backward pass's work.
 MEMORY_SHARE = 0.6
+#: By kind of device (`PartCosts`): seconds of launches and beside, a layer and part, and operations
+#: a second. Fitted to an H200's times of Qwen3-8B (docs/gpu.md). Without an entry, parts are free.
+COSTS = {"cuda": (4.3e-3, 3.0e-3, 386e12)}
 
 
 class Packer:
@@ -62,6 +66,7 @@ class Packer:
         self.layout = "padded rows"
         #: See `prefix_forest.grow`.
         self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
+        self.costs = part_costs(scorer.base, scorer.base.device.type)
         #: With gradient checkpointing, the inputs of layers are held in the host's memory.
         self.offload = False
         #: Gradient checkpointing is on for the last packing for training.
@@ -98,18 +103,22 @@ class Packer:
         """Rows for forward and backward passes, with gradient checkpointing if memory needs it.
 
         On a CPU the free memory decides on nothing else, so that the same rows give the same bits.
-        On other devices micro-batches are made smaller first, which costs less; if a row is too
-        long for that, they are as large as memory holds with checkpointing.
+        On other devices micro-batches are smaller, or, if a row is too long for that or they would
+        be so small that their launches cost more, as large as memory holds with checkpointing.
         """
         plain, on_cpu = self._measured(), self._device.type == "cpu"
         memory = min(self.share * MEMORY_SHARE * free_bytes(self._device), self._most_bytes)
         fits = int(memory / plain)
         packing = self.pack(rows, counted, budget if on_cpu else min(budget, max(fits, 1)))
-        needed = packing.alive > fits
-        each = self._checkpointed(plain) if needed else plain
-        if not on_cpu and self._on_any_rank(needed):
-            needed, each = True, self._checkpointed(plain)
-            packing = self.pack(rows, counted, min(budget, max(int(memory / each), 1)))
+        needed, again = packing.alive > fits, self._checkpointed(plain)
+        if not on_cpu:
+            cost = self.costs.of(packing.parts)
+            least = self.costs.of([sum(packing.parts)], twice=True)
+            if self._on_any_rank(needed or least < cost):
+                other = self.pack(rows, counted, min(budget, max(int(memory / again), 1)))
+                cheaper = self.costs.of(other.parts, twice=True) < cost
+                if self._on_any_rank(needed or cheaper):
+                    packing, needed = other, True
         if needed and not self.checkpoints:
             log.warning(
                 "%d tokens are alive at once and memory holds the activations of %d: gradient "
@@ -118,7 +127,8 @@ class Packer:
                 fits,
             )
         self._checkpoint(needed)
-        self.alive, self._kept_bytes = packing.alive, packing.alive * each
+        self.alive = packing.alive
+        self._kept_bytes = packing.alive * (again if needed else plain)
         return packing
 
     def take_less(self) -> None:
@@ -150,7 +160,7 @@ class Packer:
         return PaddedRows(rows, counted, self._scorer.base)
 
     def _forest(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> ForestRows:
-        return ForestRows(rows, counted, budget, self.token_cost, self._scorer.base)
+        return ForestRows(rows, counted, budget, self.token_cost, self._scorer.base, self.costs)
 
     def _checkpoint(self, on: bool) -> None:
         self.checkpoints, base = on, self._scorer.base
@@ -200,7 +210,8 @@ class Packer:
         return {p.untyped_storage().data_ptr() for p in self._scorer.model.parameters()}
 
     def _measure(self) -> float:
-        length = 64
+        # On a GPU attention pads to whole blocks: these need no padding.
+        length = LEAST if self._device.type == "cuda" else 64
         row = Row([1] * length, [0] * (length - 1) + [1], [0.0] * length, [0.0] * length)
         known = self._weights()
         found: dict[int, int] = {}
@@ -231,6 +242,14 @@ ROWS = [
 BY_BLOCKS = {"cuda"}
 #: Longer ones, for these: blocks with all pairs, some and none.
 LONG_ROWS = [[*range(1, 301), *range(end, end + 150)] for end in (7, 8)]
+
+
+def part_costs(base: PreTrainedModel, device: str) -> PartCosts:
+    """Those of a model on a kind of device."""
+    launches, beside, operations = COSTS.get(device, (0.0, 0.0, 1.0))
+    layers, ends = base.config.get_text_config().num_hidden_layers, base.get_input_embeddings()
+    weights = sum(p.numel() for p in base.parameters() if p.shape != ends.weight.shape)
+    return PartCosts(layers * launches, layers * beside, 4 * weights / operations)
 
 
 def has_plain_head(base: PreTrainedModel) -> bool:
@@ -288,7 +307,7 @@ def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) ->
 
     def forest(rows: Sequence[Row], counted: CountedTokens, _scorer: Scorer) -> Packing:
         base.set_attn_implementation(FOREST_ATTENTION)
-        return ForestRows(rows, counted, budget, float("inf"), base)
+        return ForestRows(rows, counted, budget, float("inf"), base, PartCosts())
 
     try:
         return gap_of(scorer, offsets, forest)

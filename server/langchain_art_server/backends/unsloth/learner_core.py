@@ -154,6 +154,7 @@ class PackedRows(PaddedRows):
         )
         self._predict(rows, counted, place_T, ids_P[place_T], base)
         self.tokens = self.alive = len(ids_P)
+        self.parts = [self.tokens]
 
     def _inputs(self, scorer: Scorer) -> dict[str, Tensor]:
         return {

@@ -38,7 +38,7 @@ from langchain_art.errors import ConfigError
 from langchain_art.wire import StepConfig
 from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
-from langchain_art_server.algorithms.sequences.training_rows import Row, prefix_order, shares
+from langchain_art_server.algorithms.sequences.training_rows import Row, forest_groups, shares
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.base_weights import linears_in_four_bits, load_causal
 from langchain_art_server.backends.models.device import torch_device
@@ -237,8 +237,10 @@ class ShardedPacker(Packer):
 
     def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
         """See `Packer.pack`. All ranks must come here, each with its own rows."""
-        grouped = self._padded_groups if self.padded_because is not None else forest_groups
-        groups = grouped(rows, self._limit(budget))
+        if self.padded_because is not None:
+            groups = self._padded_groups(rows, self._limit(budget))
+        else:
+            groups = forest_groups([row.token_ids for row in rows], self._limit(budget))
         found = [self._group(rows, counted, group) for group in groups]
         stand_in = self._group([_STAND_IN], CountedTokens.of([_STAND_IN]), [0])[0]
         nothing = CountedTokens.of([]).row_T
@@ -267,23 +269,6 @@ class ShardedPacker(Packer):
                 hooks.callback(layer.register_forward_pre_hook(gathered).remove)
                 hooks.callback(layer.register_forward_hook(dropped).remove)
             return super()._measure()
-
-
-def forest_groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
-    """Group rows, in the order of their tokens, so that a group's distinct tokens fit a budget.
-
-    A row longer than the budget goes alone. Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and
-    a budget of 4 give ``[[0, 2], [1]]``, indices of rows.
-    """
-    groups: list[list[int]] = []
-    filled = 0
-    for index, new in prefix_order([row.token_ids for row in rows]):
-        if not groups or filled + new > budget:
-            groups.append([])
-            filled, new = 0, len(rows[index].token_ids)
-        groups[-1].append(index)
-        filled += new
-    return groups
 
 
 def _addresses(module: nn.Module) -> set[int]:

@@ -17,9 +17,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from langchain_art_server.algorithms.sequences.prefix_forest import (
     Ints,
     Part,
-    grow,
+    PartCosts,
+    lay_out,
     most_alive,
-    split,
 )
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -129,7 +129,7 @@ class _ForestPart:
 
 
 class ForestRows:
-    """Rows as a forest (`prefix_forest.grow`), in parts (`split`).
+    """Rows as a forest in parts (`prefix_forest.lay_out`).
 
     Of the rows, at least one token is scored (`counted`). A row ends before its last scored one.
     """
@@ -141,6 +141,7 @@ class ForestRows:
         budget: int,
         token_cost: float,
         model: PreTrainedModel,
+        costs: PartCosts,
     ) -> None:
         dtype, device = model.dtype, model.device
 
@@ -150,8 +151,9 @@ class ForestRows:
         lengths = np.zeros(len(rows), dtype=np.int64)
         np.maximum.at(lengths, counted.row_T, counted.at_T)
         kept = np.flatnonzero(lengths)
-        forest = grow([rows[i].token_ids[: lengths[i]] for i in kept.tolist()], token_cost)
-        parts = split(forest, budget)
+        inputs = [rows[i].token_ids[: lengths[i]] for i in kept.tolist()]
+        forest, parts = lay_out(inputs, token_cost, budget, costs)
+        self.parts = [len(part.tokens_P) for part in parts]
         self.tokens, self.alive = len(forest.token_ids_N), most_alive(parts)
         first = np.cumsum(lengths) - lengths
         previous_T = np.concatenate(forest.rows)[first[counted.row_T] + counted.at_T - 1]

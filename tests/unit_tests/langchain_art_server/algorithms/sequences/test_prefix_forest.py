@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -9,7 +10,11 @@ from hypothesis import strategies as st
 
 from langchain_art_server.algorithms.sequences.prefix_forest import (
     LEAST_ROOM,
+    Forest,
+    Part,
+    PartCosts,
     grow,
+    lay_out,
     most_alive,
     split,
 )
@@ -107,7 +112,10 @@ def test_parts_are_all_tokens_once_in_depth_first_order(
     rows: list[list[int]], budget: int, token_cost: float
 ) -> None:
     forest = grow(rows, token_cost)
-    parts = split(forest, budget)
+    check_parts(forest, split(forest, budget))
+
+
+def check_parts(forest: Forest, parts: list[Part]) -> None:
     size = len(forest.token_ids_N)
     at = np.arange(size)
     assert sorted(np.concatenate([p.tokens_P for p in parts]).tolist()) == list(range(size))
@@ -145,3 +153,79 @@ def test_a_budget_holds_where_rows_allow_it() -> None:
     assert len(split(forest, 8000)) == 1
     # A row of 360 tokens is alive as a whole, and what hangs below it gets its share.
     assert most_alive(split(forest, 200)) <= 200 + 8 * 60 + 200 // LEAST_ROOM + 100
+
+
+@settings(max_examples=150)
+@given(sequences(), st.integers(1, 60), st.sampled_from([math.inf, 3.0]))
+def test_rows_are_read_from_parts_with_copies_and_see_themselves_alone(
+    rows: list[list[int]], budget: int, token_cost: float
+) -> None:
+    nested = split(grow(rows, token_cost), budget)
+    for costs in (PartCosts(9.0, 1.0, 1.0), PartCosts(0.0, 50.0, 1.0)):
+        forest, parts = lay_out(rows, token_cost, budget, costs)
+        check_parts(forest, parts)
+        at = np.arange(len(forest.token_ids_N))
+        for row, places in zip(rows, forest.rows, strict=True):
+            assert forest.token_ids_N[places].tolist() == row
+            assert forest.depth_N[places].tolist() == list(range(len(row)))
+            for seen, place in enumerate(places.tolist()):
+                ancestors = at[(at <= place) & (place < forest.exit_N)]
+                assert ancestors.tolist() == places[: seen + 1].tolist()
+        assert set(np.concatenate(forest.rows).tolist()) == set(at.tolist())
+        sizes = [[len(part.tokens_P) for part in some] for some in (parts, nested)]
+        if most_alive(nested) <= budget:
+            assert most_alive(parts) <= budget and costs.of(sizes[0]) <= costs.of(sizes[1])
+    assert [p.tokens_P.tolist() for p in lay_out(rows, token_cost, budget, PartCosts())[1]] == [
+        p.tokens_P.tolist() for p in nested
+    ]
+
+
+def scenarios(count: int, runs: int, shared: int, asked: int, own: int) -> list[list[int]]:
+    """Runs that share a beginning, and a longer one in their scenario."""
+    rng = random.Random(0)
+
+    def some(length: int) -> list[int]:
+        return [rng.randrange(4000) for _ in range(length)]
+
+    start = some(shared)
+    openings = [start + some(asked) for _ in range(count)]
+    return [opening + some(own) for opening in openings for _ in range(runs)]
+
+
+def test_the_openings_of_all_scenarios_are_not_alive_together() -> None:
+    """They took half of the budget, so that each run was a part: 32 x 8 runs of 2,300 tokens."""
+    rows = scenarios(32, 8, 900, 100, 2300)
+    parts = split(grow(rows), 8513)
+    assert max(len(part.tokens_P) for part in parts if part.parent == -1) <= 8513 // 4
+    assert most_alive(parts) <= 8513 and len(parts) <= 135
+    forest, parts = lay_out(rows, math.inf, 8513, PartCosts(0.154, 0.107, 72e-6))
+    runs = len(rows) // 3 + 1  # three of them fit beside the trunk
+    assert most_alive(parts) <= 8513 and len(parts) <= runs + 1
+    assert len(forest.token_ids_N) <= 900 + 32 * 800 * 23 + 100 * (32 + runs)
+
+
+def test_a_short_trunk_alone_is_copied_and_a_long_one_is_not() -> None:
+    """A part of few tokens takes the host as long as one of 2,000 takes the device."""
+    costs = PartCosts(0.154, 0.107, 72e-6)
+    for shared, parts, trunk in ((500, 2, False), (6000, 3, True)):
+        rows = scenarios(2, 3, shared, 0, 2000)
+        found = lay_out(rows, math.inf, shared + 6500, costs)[1]
+        assert len(found) == parts and (found[1].parent == 0) == trunk
+
+
+@pytest.mark.parametrize("context", [1024, 2048, 4096, 16384])
+def test_the_forest_costs_no_more_than_rows(context: int) -> None:
+    """Eight runs that share a quarter, in parts of what an H200 holds: by its fitted times."""
+    costs = PartCosts(0.154, 0.107, 72e-6)
+    rows = scenarios(1, 8, context // 4, 0, context * 3 // 4)
+    for budget in (8513, 11_200, 16_384):
+        _, parts = lay_out(rows, math.inf, budget, costs)
+        each = max(1, budget // context)
+        of_rows = [context * min(each, 8 - at) for at in range(0, 8, each)]
+        assert costs.of([len(part.tokens_P) for part in parts]) < costs.of(of_rows)
+
+
+def test_a_part_takes_the_slower_of_host_and_device() -> None:
+    costs = PartCosts(launches=3.0, beside=0.5, token=0.01)
+    assert costs.of([100, 1000]) == pytest.approx((3.0 + 0.5) + (10.0 + 0.5))
+    assert costs.of([100, 1000], twice=True) == pytest.approx((4.5 + 0.5) + (14.5 + 0.5))
