@@ -11,7 +11,9 @@ Figures:
   of the step, which is not shortened, on average over samples; the larger one of a default step and
   that of 32 scenarios;
 - forest_over_rows: seconds of the forest over those of packed rows by the model of costs, the worst
-  of eight runs of 1,024 to 16,384 tokens that share a quarter.
+  of eight runs of 1,024 to 16,384 tokens that share a quarter;
+- saved_bytes_ratio: bytes kept of a token for the backward pass where what is cheap is computed
+  again, over all, in bfloat16 (`recompute`).
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from unittest import mock
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
-from benchmarks.gpu.shapes import qwen3_8b
+from benchmarks.gpu.learner import core_of
+from benchmarks.gpu.shapes import qwen3_8b, random_model
 from benchmarks.learning.methods import CONFIG, LORA, make_core, packed
 from benchmarks.learning.workloads import WORKLOADS, default_step, large_step
 from langchain_art.gpu_memory import MemoryNeeds, Shape
@@ -36,7 +39,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.forest.packing import token_cost
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.packer import Packer, part_costs
+from langchain_art_server.backends.peft.packer import Packer, Way, part_costs
 from langchain_art_server.backends.peft.training_batch import WHOLE
 
 #: Bytes of an H200.
@@ -46,15 +49,25 @@ CONTEXTS = (1024, 2048, 4096, 8192, 16384)
 console = Console()
 
 
-def on_the_card(core: LearnerCore, stack: ExitStack) -> None:
+def kept_ratio() -> float:
+    """Bytes kept of a token with cheap parts computed again, over all, at an eighth of the size."""
+    shape = qwen3_8b().to_dict() | {"hidden_size": 512, "intermediate_size": 1536}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 512}
+    model = random_model(Qwen3Config(**shape), torch.bfloat16, torch.device("cpu"))
+    measured = core_of(model, "qwen3-8b").packer._measured
+    return measured(Way.AGAIN) / measured(Way.PLAIN)
+
+
+def on_the_card(core: LearnerCore, ratio: float, stack: ExitStack) -> None:
     """Give the learner's packer the sizes of Qwen3-8B on an H200 to itself."""
+    kept = {Way.PLAIN: 1.0, Way.AGAIN: ratio}
     config = qwen3_8b()
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     needs = MemoryNeeds(Shape.of_config(config.to_dict()), "bfloat16", LORA.rank)
     told: dict[str, Any] = {
         "_device": torch.device("cuda"),
-        "_measured": lambda _: float(needs.token(checkpointed=False)),
+        "_measured": lambda _, way=Way.PLAIN: needs.token(checkpointed=False) * kept[way],
         "_checkpointed": lambda *_: float(needs.token()),
     }
     for name, value in told.items():
@@ -66,7 +79,14 @@ def on_the_card(core: LearnerCore, stack: ExitStack) -> None:
 def planned(core: LearnerCore, rows: Sequence[Row]) -> dict[str, float]:
     """What a step of these rows is laid out as."""
     batch = core.batch(rows, CONFIG)
-    packing, twice = batch.packing, core.packer.checkpoints
+    packing = batch.packing
+    way = (
+        Way.CHECKPOINT
+        if core.packer.checkpoints
+        else Way.AGAIN
+        if core.packer.recompute.on
+        else Way.PLAIN
+    )
     sampled = float(packing.tokens)
     if sum(sum(row.mask) for row in rows) > WHOLE:
         samples = (core.watch(batch, len(rows), step).packing.tokens for step in range(SAMPLES))
@@ -76,9 +96,9 @@ def planned(core: LearnerCore, rows: Sequence[Row]) -> dict[str, float]:
         "parts": len(packing.parts),
         "tokens": packing.tokens,
         "alive": packing.alive,
-        "checkpointed": float(twice),
+        "way": [*Way].index(way),
         "forwards": 1 + sampled / packing.tokens,
-        "seconds": core.packer.costs.of(packing.parts, twice=twice),
+        "seconds": core.packer.costs.of(packing.parts, way.value),
     }
 
 
@@ -94,11 +114,11 @@ def long_runs(context: int) -> list[Row]:
 
 
 def run() -> tuple[dict[str, float], dict[str, object]]:
-    core = make_core()
+    core, ratio = make_core(), kept_ratio()
     found: dict[str, dict[str, float]] = {}
     ratios: dict[int, float] = {}
     with ExitStack() as stack:
-        on_the_card(core, stack)
+        on_the_card(core, ratio, stack)
         for make in (*WORKLOADS, default_step, large_step):
             workload = make()
             found[workload.name] = planned(core, workload.rows())
@@ -115,5 +135,6 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
         "parts": found["large_step"]["parts"],
         "forwards": max(found[name]["forwards"] for name in ("default_step", "large_step")),
         "forest_over_rows": max(ratios.values()),
+        "saved_bytes_ratio": ratio,
     }
     return figures, {"workloads": found, "forest_over_rows": ratios}

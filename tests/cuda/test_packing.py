@@ -27,6 +27,7 @@ from langchain_art_server.backends.peft.forest.packing import ForestRows
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens
+from langchain_art_server.backends.peft.packer import Way
 from langchain_art_server.config import Settings
 from tests.support.learner_cases import (
     LENIENT,
@@ -103,16 +104,21 @@ def test_short_rows_are_made_into_small_parts_and_computed_once(
     assert not core.packer.checkpoints
 
 
-@pytest.mark.parametrize(("launches", "twice"), [(0.0, False), (50.0, False), (1000.0, True)])
-def test_parts_whose_launches_cost_more_than_computing_layers_twice_are_not_made(
-    launches: float, twice: bool, core: LearnerCore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("launches", "way"),
+    [(0.0, Way.PLAIN), (100.0, Way.PLAIN), (130.0, Way.AGAIN), (1000.0, Way.CHECKPOINT)],
+)
+def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
+    launches: float, way: Way, core: LearnerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = core.packer._measured()
     core.packer.costs = PartCosts(launches, 0.0, 1.0)
     monkeypatch.setattr(packer, "free_bytes", lambda _device: 120 * plain / packer.MEMORY_SHARE)
     packing = core.batch(make_rows(40), TrainConfig()).packing
-    assert core.packer.checkpoints == twice
-    assert (packing.alive > 120) == twice and sum(packing.parts) == packing.tokens
+    assert core.packer.checkpoints == (way is Way.CHECKPOINT)
+    assert core.packer.recompute.on == (way is Way.AGAIN)
+    assert (packing.alive > 120) == (way is not Way.PLAIN)
+    assert sum(packing.parts) == packing.tokens
 
 
 def test_the_padding_of_attention_to_blocks_is_not_taken_for_activations(

@@ -69,7 +69,7 @@ def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
         return tensor
 
     for on in (False, True):
-        core.packer._checkpoint(on)
+        core.packer._keep(packer.Way.CHECKPOINT if on else packer.Way.PLAIN)
         kept.append(0)
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             core.accumulate(batch, quiet)

@@ -103,13 +103,14 @@ def second_update(core: LearnerCore, rows: list[Row], config: TrainConfig) -> Tr
 def test_parts_with_copies_have_the_naive_gradient(
     beside: float, parents: set[int], tiny: str, tmp_path: Path
 ) -> None:
-    """As a GPU's costs make them, with a trunk and without one."""
+    """As a GPU's costs make them, with a trunk and without one; norms and MLPs compute again."""
     core = LearnerCore(tiny, dtype="float64")
     adapter = shake(fresh(core, tmp_path))
     core.packer.token_cost, core.packer.costs = math.inf, PartCosts(0.0, beside, 1.0)
     rows = restricted(jittered(on_policy(core, adapter, long_runs(6, 4, 60)), 0.4))
     core._hold(adapter)
     batch = second_update(core, rows, PLAIN.model_copy(update={"tokens_per_microbatch": 300}))
+    core.packer.recompute.on = True
     loss, _ = core.accumulate(batch, quiet)
     parts: Any = batch.packing
     assert {part.parent for part in parts._batches} == parents and parts.alive <= 300

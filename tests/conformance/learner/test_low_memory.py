@@ -7,21 +7,25 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import LoraConfig
+from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.peft import adapter_io, logprob_scoring, packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
+    SHAPE,
     branching_rows,
     contents,
     folder,
     fresh,
     make_rows,
+    quiet,
+    restricted,
     shake,
     take,
 )
@@ -153,3 +157,44 @@ def test_a_layers_inputs_are_not_counted_where_the_host_holds_them(
     core.packer.offload = True
     layers, width = core.base.config.num_hidden_layers, core.base.config.hidden_size
     assert on_device - core.packer._checkpointed(plain) == layers * width * 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "granite"])
+def test_computing_again_what_is_cheap_changes_no_gradient(
+    name: str, dtype: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    core = LearnerCore(str(models[name]), dtype=dtype)
+    core._hold(shake(fresh(core, tmp_path)))
+    batch = core.batch(restricted(branching_rows(12)), TrainConfig(tokens_per_microbatch=64))
+    gradients: list[list[torch.Tensor | None]] = []
+    for core.packer.recompute.on in (False, True):
+        core.accumulate(batch, quiet)
+        gradients.append([p.grad for p in core.parameters.values()])
+        for parameter in core.parameters.values():
+            parameter.grad = None
+    assert all(one is not None and one.abs().sum() > 0 for one in gradients[0])
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None and other is not None
+        # In float32 a norm's input is what it computes with: gradients add up in another order.
+        assert (
+            torch.allclose(one, other, rtol=1e-5, atol=5e-7)
+            if dtype == "float32"
+            else ((one == other).all())
+        )
+    whole, less = (core.packer._measured(way) for way in (packer.Way.PLAIN, packer.Way.AGAIN))
+    assert less < 0.9 * whole
+
+
+def test_of_qwen3s_shape_in_bfloat16_two_fifths_less_is_kept(tmp_path: Path) -> None:
+    """A sixteenth of Qwen3-8B's widths, whose heads are as wide; measured as a GPU's would be."""
+    shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128}
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**shape, tie_word_embeddings=True)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    core = LearnerCore(str(tmp_path / "model"), dtype="bfloat16")
+    core._hold(fresh(core, tmp_path))
+    whole, less = (core.packer._measured(way) for way in (packer.Way.PLAIN, packer.Way.AGAIN))
+    assert less <= 0.6 * whole
+    assert core.packer._measured() == whole  # and what is on is what was asked for last

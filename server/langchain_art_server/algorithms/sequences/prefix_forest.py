@@ -272,16 +272,10 @@ class PartCosts:
     beside: float = 0.0  # of a part, in which the device has nothing to do
     token: float = 1.0  # of the device for a token
 
-    def of(self, sizes: Sequence[int], *, twice: bool = False) -> float:
-        """Of parts of so many tokens; `twice`: with gradient checkpointing."""
-        host, token = self.launches, self.token
-        if twice:
-            host, token = host * RELAUNCH, token * AGAIN
+    def of(self, sizes: Sequence[int], slower: tuple[float, float] = (1.0, 1.0)) -> float:
+        """Of parts of so many tokens; host and device are so many times slower."""
+        host, token = self.launches * slower[0], self.token * slower[1]
         return sum(max(host, token * size) + self.beside for size in sizes)
-
-
-#: What gradient checkpointing makes of the host's and of the device's seconds.
-RELAUNCH, AGAIN = 1.5, 1.45
 
 
 def lay_out(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ from langchain_art_server.backends.peft.logprob_scoring import (
     Scorer,
     number_dtype,
 )
+from langchain_art_server.backends.peft.recompute import Recompute
 
 log = logging.getLogger(__name__)
 #: Most tokens alive at once on a CPU: with more, less stays in its caches and a step is slower.
@@ -48,6 +50,17 @@ MEMORY_SHARE = 0.6
 #: By kind of device (`PartCosts`): seconds of launches and beside, a layer and part, and operations
 #: a second. Fitted to an H200's times of Qwen3-8B (docs/gpu.md). Without an entry, parts are free.
 COSTS = {"cuda": (4.3e-3, 3.0e-3, 386e12)}
+
+
+class Way(Enum):
+    """What is kept for the backward pass, and what that makes of the seconds of host and device.
+
+    All; all but what is cheap to compute again; each layer's input.
+    """
+
+    PLAIN = (1.0, 1.0)
+    AGAIN = (1.15, 1.07)  # an estimate: of the kernels and of the elementwise traffic of a step
+    CHECKPOINT = (1.5, 1.45)
 
 
 class Packer:
@@ -71,7 +84,10 @@ class Packer:
         self.offload = False
         #: Gradient checkpointing is on for the last packing for training.
         self.checkpoints = False
-        self._bytes_per_token: tuple[object, float] | None = None
+        #: What is cheap is computed again, where that is on.
+        self.recompute = Recompute(scorer.base)
+        self._shapes: object = None
+        self._bytes_per_token: dict[Way, float] = {}
         #: Part of the memory for activations that may be used.
         self.share = 1.0
         #: Most tokens alive at a time in the last packing for training.
@@ -103,32 +119,38 @@ class Packer:
         """Rows for forward and backward passes, with gradient checkpointing if memory needs it.
 
         On a CPU the free memory decides on nothing else, so that the same rows give the same bits.
-        On other devices micro-batches are smaller, or, if a row is too long for that or they would
-        be so small that their launches cost more, as large as memory holds with checkpointing.
+        On other devices micro-batches are small, or what is cheap is computed again (`Recompute`),
+        or layers are: what costs least with as many tokens at once as memory then holds.
         """
         plain, on_cpu = self._measured(), self._device.type == "cpu"
         memory = min(self.share * MEMORY_SHARE * free_bytes(self._device), self._most_bytes)
         fits = int(memory / plain)
         packing = self.pack(rows, counted, budget if on_cpu else min(budget, max(fits, 1)))
-        needed, again = packing.alive > fits, self._checkpointed(plain)
-        if not on_cpu:
-            cost = self.costs.of(packing.parts)
-            least = self.costs.of([sum(packing.parts)], twice=True)
-            if self._on_any_rank(needed or least < cost):
-                other = self.pack(rows, counted, min(budget, max(int(memory / again), 1)))
-                cheaper = self.costs.of(other.parts, twice=True) < cost
-                if self._on_any_rank(needed or cheaper):
-                    packing, needed = other, True
-        if needed and not self.checkpoints:
+        each, way = plain, Way.CHECKPOINT if packing.alive > fits else Way.PLAIN
+        if on_cpu:
+            each = self._checkpointed(plain) if way is Way.CHECKPOINT else plain
+        elif self._most(float(len(packing.parts) > 1 or way is not Way.PLAIN)):
+            sizes = [plain, self._measured(Way.AGAIN), self._checkpointed(plain)]
+            most = [min(budget, max(int(memory / size), 1)) for size in sizes[1:]]
+            found = [packing, *(self.pack(rows, counted, tokens) for tokens in most)]
+            costs = [
+                math.inf
+                if one.alive * size > memory and kind is not Way.CHECKPOINT
+                else self.costs.of(one.parts, kind.value)
+                for one, size, kind in zip(found, sizes, Way, strict=True)
+            ]
+            costs = [self._most(cost) for cost in costs]
+            index = costs.index(min(costs))
+            packing, each, way = found[index], sizes[index], [*Way][index]
+        if way is Way.CHECKPOINT and not self.checkpoints:
             log.warning(
                 "%d tokens are alive at once and memory holds the activations of %d: gradient "
                 "checkpointing is on, which computes each layer twice.",
                 packing.alive,
                 fits,
             )
-        self._checkpoint(needed)
-        self.alive = packing.alive
-        self._kept_bytes = packing.alive * (again if needed else plain)
+        self._keep(way)
+        self.alive, self._kept_bytes = packing.alive, packing.alive * each
         return packing
 
     def take_less(self) -> None:
@@ -162,8 +184,9 @@ class Packer:
     def _forest(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> ForestRows:
         return ForestRows(rows, counted, budget, self.token_cost, self._scorer.base, self.costs)
 
-    def _checkpoint(self, on: bool) -> None:
-        self.checkpoints, base = on, self._scorer.base
+    def _keep(self, way: Way) -> None:
+        on, base = way is Way.CHECKPOINT, self._scorer.base
+        self.checkpoints, self.recompute.on = on, way is Way.AGAIN
         self._scorer.offloads = on and self.offload
         if on and base.supports_gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -172,17 +195,19 @@ class Packer:
                 # Transformers checkpoints only in training; the layer's parts stay in eval.
                 module.training = on
 
-    def _measured(self) -> float:
+    def _measured(self, way: Way = Way.PLAIN) -> float:
         """Bytes of activations per token that a backward pass needs.
 
         Measured once per adapter shape, which is the same on all ranks, and so is the moment.
         """
         names = self._scorer.model.named_parameters()
         shapes = [(name, p.shape) for name, p in names if p.requires_grad]
-        if self._bytes_per_token is None or self._bytes_per_token[0] != shapes:
-            self._checkpoint(False)
-            self._bytes_per_token = shapes, self._measure()
-        return self._bytes_per_token[1]
+        if self._shapes != shapes:
+            self._shapes, self._bytes_per_token = shapes, {}
+        if way not in self._bytes_per_token:
+            self._keep(way)
+            self._bytes_per_token[way] = self._measure()
+        return self._bytes_per_token[way]
 
     def _checkpointed(self, plain: float) -> float:
         """Bytes per token with checkpointing, if a backward pass without it needs `plain`.
@@ -201,9 +226,9 @@ class Packer:
         layers = config.num_hidden_layers
         return plain / layers + layers * kept * self._scorer.base.dtype.itemsize
 
-    def _on_any_rank(self, needed: bool) -> bool:
-        """True if a rank needs checkpointing; ranks that pack together then all use it."""
-        return needed
+    def _most(self, number: float) -> float:
+        """The highest of the ranks that pack together."""
+        return number
 
     def _weights(self) -> set[int]:
         """Addresses of the model's weights, which are no activations."""

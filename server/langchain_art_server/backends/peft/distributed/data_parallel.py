@@ -244,11 +244,11 @@ class ShardedPacker(Packer):
         found = [self._group(rows, counted, group) for group in groups]
         stand_in = self._group([_STAND_IN], CountedTokens.of([_STAND_IN]), [0])[0]
         nothing = CountedTokens.of([]).row_T
-        missing = self._ranks.agree(len(found)) - len(found)
+        missing = int(self._ranks.agree(len(found))) - len(found)
         return MicroBatches([*found, *[(stand_in, nothing)] * missing], self._device)
 
-    def _on_any_rank(self, needed: bool) -> bool:
-        return bool(self._ranks.agree(int(needed)))
+    def _most(self, number: float) -> float:
+        return self._ranks.agree(number)
 
     def _weights(self) -> set[int]:
         return self._known

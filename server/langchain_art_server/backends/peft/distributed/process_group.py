@@ -109,7 +109,7 @@ class Ranks:
             self._gather([0, str(error)[:MESSAGE] or type(error).__name__, of_memory])
             raise
 
-    def agree(self, number: int = 0) -> int:
+    def agree(self, number: float = 0) -> float:
         """The highest number of all ranks. For work within `together`: each rank must come here.
 
         Raises:

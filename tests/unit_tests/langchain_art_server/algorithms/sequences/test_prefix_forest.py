@@ -228,4 +228,4 @@ def test_the_forest_costs_no_more_than_rows(context: int) -> None:
 def test_a_part_takes_the_slower_of_host_and_device() -> None:
     costs = PartCosts(launches=3.0, beside=0.5, token=0.01)
     assert costs.of([100, 1000]) == pytest.approx((3.0 + 0.5) + (10.0 + 0.5))
-    assert costs.of([100, 1000], twice=True) == pytest.approx((4.5 + 0.5) + (14.5 + 0.5))
+    assert costs.of([100, 1000], (1.5, 1.45)) == pytest.approx((4.5 + 0.5) + (14.5 + 0.5))
