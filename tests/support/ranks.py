@@ -115,7 +115,7 @@ async def check_a_sampled_step(learner: PeftLearner, tiny: str, tmp_path: Path) 
     """The divergence of many tokens is measured on a sample of each rank's rows."""
     core, restarts = LearnerCore(tiny), learner.restarts
     start, out = fresh(core, tmp_path), folder(tmp_path, "out")
-    rows = on_policy(core, start, long_runs(6, 8, 80))
+    rows = on_policy(core, start, long_runs(24, 8, 80))
     config = TrainConfig(learning_rate=3e-2, **(LENIENT | {"max_kl": 0.01}))
     metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
     off = metrics["step_kl"] - naive_divergence(core, start, out, rows)

@@ -130,9 +130,9 @@ def require_finite(loss: float, norm: float, gap: float, dtype: torch.dtype) -> 
 
 
 #: Most trained tokens of a step whose divergence is measured on all of them.
-WHOLE = 2048
+WHOLE = 8192
 #: Of more, on a share of them, so few at least and so many at most, in windows of neighbours.
-SHARE, FEWEST, MOST = 1 / 8, 1024, 2048
+SHARE, FEWEST, MOST = 1 / 24, 2560, 8192
 #: One for so many rows, whose context goes through the model; fewest and most of them.
 ROWS_A_WINDOW, FEWEST_WINDOWS, MOST_WINDOWS = 4, 8, 32
 
