@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,18 @@ def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
         with server.http() as http, ThreadPoolExecutor(CALLS) as pool:
             assert sum(cluster.hosts("EngineHost")) == 3
             train_once(http, 0)
-            calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
-            until(http, lambda found: all(one["running_calls"] for one in found))
+            calls = list[Future[httpx.Response]]()
+            while True:  # on a busy machine they may end before they are seen to run
+                calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
+                seen = until(
+                    http,
+                    lambda found, calls=calls: (
+                        all(one["running_calls"] for one in found)
+                        or all(call.done() for call in calls)
+                    ),
+                )
+                if all(one["running_calls"] for one in seen):
+                    break
             cluster.kill(lost := replica_node(cluster))
             # Its calls are made again on the other one.
             answers = [call.result() for call in calls]
