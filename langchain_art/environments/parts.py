@@ -66,7 +66,7 @@ class Conversation:
     def __init__(self, graph: Graph, run: Run) -> None:
         self.messages: list[BaseMessage] = []
         self.failure: Exception | None = None
-        """What the graph raised: a library around it keeps the words alone."""
+        """Error that the graph raised; a library around it may keep only its text."""
         self._graph = graph
         self._thread = run.id  # which a graph with a checkpointer needs
 

@@ -121,7 +121,7 @@ def loss_stats(
 
 
 def divergences(logprobs_T: Tensor, old_logprobs_T: Tensor) -> Tensor:
-    """Of each token k3 of KL(π_old ‖ π), in nats."""
+    """Estimates k3 of KL(π_old ‖ π), one a token, in nats."""
     moved_T = _cut(logprobs_T - old_logprobs_T)
     return moved_T.expm1() - moved_T
 

@@ -273,7 +273,7 @@ class PartCosts:
     token: float = 1.0  # of the device for a token
 
     def of(self, sizes: Sequence[int], slower: tuple[float, float] = (1.0, 1.0)) -> float:
-        """Of parts of so many tokens; host and device are so many times slower."""
+        """Seconds of parts of these sizes; `slower` are factors of the host and the device."""
         host, token = self.launches * slower[0], self.token * slower[1]
         return sum(max(host, token * size) + self.beside for size in sizes)
 

@@ -53,9 +53,9 @@ COSTS = {"cuda": (4.3e-3, 3.0e-3, 386e12)}
 
 
 class Way(Enum):
-    """What is kept for the backward pass, and what that makes of the seconds of host and device.
+    """Tensors kept for the backward pass, with the factors of the host's and the device's seconds.
 
-    All; all but what is cheap to compute again; each layer's input.
+    All; all but those that are cheap to compute again; each layer's input.
     """
 
     PLAIN = (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What is cheap is computed again in the backward pass instead of kept for it. Child side only.
+"""Recomputation of norms and gated MLPs in the backward pass. Child side only.
 
 Norms compute in float32 and keep their input in it; a gated MLP keeps four tensors of its inner
 width, of which two are products of the others. Both are a small part of a step's time and most of
