@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.embedded import process
@@ -83,6 +84,33 @@ def test_a_client_with_hundreds_of_long_calls_makes_another_wait_little(
     check_logprobs(load_plain(model), replies[::6])
     alone = LocalSampler(model).chat(*asked)
     assert tokens_of(alone) == tokens_of(replies), "and got what they would have got alone"
+
+
+def test_full_memory_makes_a_client_with_little_wait_little(model: Path) -> None:
+    layout = LocalSampler(model).host.scheduler._runner.cache.layout
+    room_of_five = 5 * 1024 * layout.bytes_per_token(torch.float32)
+    settings = {"threads": 1, "max_batch": 64, "kv_cache_bytes": room_of_five}
+    sampler = LocalSampler(model, sampler=settings)
+    clock, scheduler = Clock(sampler, 0.002, 1e-6), sampler.host.scheduler  # it counts passes
+    quiet = max(innocent(sampler, clock))
+    scheduler._eos = set()  # all replies are as long as they may be
+    asked = [
+        ask(f"{n} the team", client=f"a{n % 8}", seed=n, max_tokens=900 - n) for n in range(16)
+    ]
+    hostile = [sampler.send(one) for one in asked]
+    for _ in range(300):
+        sampler.turn()
+    waits, sent_back = list[float](), list[int]()
+    while not {call.id for call in hostile} <= sampler.results.keys():
+        before = scheduler.preempted
+        waits += innocent(sampler, clock, 1)
+        sent_back.append(scheduler.preempted - before)
+        for _ in range(30):
+            sampler.turn()
+    assert len(waits) > 50 and max(waits) <= 4 * quiet, (quiet, [round(w, 3) for w in waits])
+    assert sum(sent_back) > 10, "memory was short"
+    assert max(sent_back) <= 4, "a row that gives way does not come and go"
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in hostile][::6])
 
 
 def test_a_client_that_has_turns_of_its_own_keeps_its_adapter(

@@ -100,7 +100,7 @@ class ClientShares:
         took = self._clock() - self._began
         if self._turn == "light":
             self._credit = max(self._credit, 0.0) - took
-        else:
+        elif self._turn == "heavy":
             self._credit = min(self._credit, 0.0) + took * _LIGHT_TIMES
         self.computed = False
 

@@ -45,6 +45,8 @@ _LEAVE_AT_ONCE = 16
 _FEW = 8
 #: Tokens that an admitted sequence must have room for, so that it is not preempted at once.
 _HEADROOM = 64
+#: A client that has so many times another's tokens gives even its only row for them.
+_MANY_TIMES = 8
 
 
 class Scheduler:
@@ -180,22 +182,23 @@ class Scheduler:
         """
         later: list[SequenceState] = []
         placed: list[tuple[SequenceState, list[int]]] = []
+        stuck = set[str]()
         most = _STEP_ADMITS if among is None else _TURN_ADMITS
         for _ in range(most if self._shares.several else self._max_batch):
             if kept and len(self._rows) + len(placed) + kept >= self._max_batch:
                 break
-            queued = self._waiting.take(self._held, among)
+            queued = self._waiting.take(self._held, self._may_pass(stuck, among))
             sequence = None if queued is None else queued.prepare()
             if queued is None:
                 break
             if sequence is None:
                 continue
             if not self._fits([*self._rows, *(other for other, _ in placed), sequence]):
-                self._waiting.put_back(sequence.client, sequence)
                 self._place(placed)  # or what is kept of a preempted one might take its blocks
                 placed = []
                 if not self._preempt_for(sequence):
-                    break
+                    stuck.add(sequence.client)
+                self._waiting.put_back(sequence.client, sequence)  # before one that was sent back
                 continue
             if (indices := self._shared.find(sequence, among)) is None:
                 later.append(sequence)
@@ -206,6 +209,13 @@ class Scheduler:
             self._waiting.put_back(sequence.client, sequence)
         self._place(placed)
 
+    def _may_pass(self, stuck: Set[str], among: Set[str] | None) -> Set[str] | None:
+        """Clients whose calls may pass those that find no room: they have no row."""
+        if not stuck:
+            return among
+        others = self._waiting.clients - stuck
+        return {one for one in others if not self._held[one] and (among is None or one in among)}
+
     def _fits(self, sequences: list[SequenceState]) -> bool:
         cache, last = self._runner.cache, sequences[-1]
         if cache is None or len(sequences) > self._max_batch:
@@ -214,22 +224,30 @@ class Scheduler:
         return cache.reserve(len(sequences), max(_longest(sequences), last.length + room))
 
     def _preempt_for(self, sequence: SequenceState) -> bool:
-        """Send back the last row of the client that has most, if it still has no less then."""
+        """Send back the last row of the client that has most.
+
+        If it still has no less then, or has `_MANY_TIMES` as many tokens.
+        """
         if self._held.keys() <= {sequence.client}:
             return False
-        has, full = Counter[str](), len(self._rows) >= self._max_batch
-        for row in self._rows:
-            has[row.client] += 1 if full else row.length
-        last = self._last_of_most(has)
+        full = len(self._rows) >= self._max_batch
+        has = self._held if full else self._tokens_held()
+        client = max(has, key=has.__getitem__)
+        last = self._last_row(client)
         own, other = (1, 1) if full else (sequence.length, last.length)
-        if has[last.client] - other < has[sequence.client] + own:
+        own += has[sequence.client]
+        if has[client] - other < own and has[client] < _MANY_TIMES * own:
             return False
         self._preempt(last)
         return True
 
-    def _last_of_most(self, has: Counter[str]) -> SequenceState:
-        """The last row of the client that has most."""
-        [(client, _)] = has.most_common(1)
+    def _tokens_held(self) -> Counter[str]:
+        has = Counter[str]()
+        for row in self._rows:
+            has[row.client] += row.length
+        return has
+
+    def _last_row(self, client: str) -> SequenceState:
         return next(row for row in reversed(self._rows) if row.client == client)
 
     def _preempt(self, sequence: SequenceState) -> None:
@@ -367,7 +385,9 @@ class Scheduler:
         """Grow the slots by a token; where memory is short, rows of who has most are sent back."""
         cache = self._runner.cache
         while cache is not None and not cache.reserve(len(self._rows), _longest(self._rows)):
-            self._preempt(self._last_of_most(self._held))
+            tokens = self._tokens_held()
+            most = {one: (rows, tokens[one]) for one, rows in self._held.items()}
+            self._preempt(self._last_row(max(most, key=most.__getitem__)))
 
     def _accept(
         self, rows: list[SequenceState], sampled: SampledTokens, ended: list[SequenceState]
