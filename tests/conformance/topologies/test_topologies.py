@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pkgutil import iter_modules
 
 import pytest
 
 from langchain_art.client.sync_client import ArtClient
-from tests.conformance.suite import checks
+from tests.conformance.suite import cases, checks
 from tests.conformance.suite.cases import load_cases
 from tests.conformance.suite.harness import TOPOLOGIES, Mode, Topology
 from tests.conformance.suite.performance import perform
@@ -93,6 +97,19 @@ def test_topology(case: Topology, mode: Mode, prove: Callable[[Topology, Mode], 
 def test_the_other_modes(prove: Callable[[Topology, Mode], None]) -> None:
     for case, mode in REST[: count(1, len(REST))]:
         prove(case, mode)
+
+
+def test_the_order_of_topologies_is_not_that_of_imports() -> None:
+    here, last = cases.__name__, max(module.name for module in iter_modules(cases.__path__))
+    program = (
+        f"import {here}.{last}; from {here} import load_cases; load_cases();"
+        f"from {Topology.__module__} import TOPOLOGIES;"
+        "print([(name, case.program.__module__) for name, case in TOPOLOGIES.items()])"
+    )
+    argv = [sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=REPO, check=True)
+    of_cases = [(n, one.program.__module__) for n, one in TOPOLOGIES.items()]
+    assert ast.literal_eval(done.stdout) == [one for one in of_cases if here in one[1]]
 
 
 def test_the_page_is_of_this_suite() -> None:
