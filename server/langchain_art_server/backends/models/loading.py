@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from langchain_art_server.backends.models.base_weights import (
 from langchain_art_server.backends.models.device import default_dtype, torch_device
 from langchain_art_server.config import TEMPLATES, TOOLS_TEMPLATE, Settings
 
+log = logging.getLogger(__name__)
 _MAX_MODEL_LEN = 32768
 _PROBE = "zq"
 
@@ -61,6 +63,7 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
     dtype, name = _dtype(settings.dtype, device), settings.model
     read = read_config(name)  # before the tokenizer, whose loader reads it too
     tokenizer = load_tokenizer(name, settings.chat_template)
+    _check_beginning(name, tokenizer)
     if weights:
         model: Any = load_causal(name, dtype, device)
         check_causal(name, model)
@@ -112,6 +115,27 @@ def load_tokenizer(name: str, template: str | None = None) -> Any:
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
+
+
+def _check_beginning(name: str, tokenizer: Any) -> None:
+    """Warns of a chat template without the token that the tokenizer puts before every text."""
+    bos: str | None = tokenizer.bos_token
+    if bos is None or tokenizer(_PROBE).input_ids[0] != tokenizer.bos_token_id:
+        return
+    said = [{"role": "user", "content": _PROBE}]
+    try:
+        text: str = tokenizer.apply_chat_template(said, tokenize=False)
+    except (TemplateError, ValueError, TypeError, AttributeError):  # of which others complain
+        return
+    if not text.lstrip().startswith(bos):
+        log.warning(
+            "The chat template begins prompts of %r with %r, and its tokenizer begins every text "
+            "with %r: a model that was trained with it says nonsense without it. Write "
+            "{{ bos_token }} at the template's beginning.",
+            name,
+            text.lstrip()[:20],
+            bos,
+        )
 
 
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from langchain_art.errors import ConfigError, InvalidRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
@@ -169,3 +171,23 @@ def test_what_is_no_template_is_refused(plain: Path, tmp_path: Path) -> None:
     made.save_pretrained(plain)
     with pytest.raises(ConfigError, match="has no chat template for it to go before"):
         load_tokenizer(str(plain), "tools")
+
+
+def test_a_template_without_the_token_that_begins_texts_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_model(tmp_path / "model")
+    made = AutoTokenizer.from_pretrained(folder)
+    made.bos_token = "<|im_start|>"
+    first = ("<|im_start|>", made.bos_token_id)
+    made.backend_tokenizer.post_processor = TemplateProcessing("<|im_start|> $A", None, [first])
+    made.save_pretrained(folder)
+    settings = Settings(model=str(folder), device="cpu")
+    for template, told in ((GEMMA3, True), ("{{ bos_token }}" + GEMMA3, False), (SMOLLM2, False)):
+        caplog.clear()
+        load_outline(settings.model_copy(update={"chat_template": template}))
+        assert ("{{ bos_token }} at the template's beginning" in caplog.text) == told, template
+    made.backend_tokenizer.post_processor = TemplateProcessing("$A", None, [])
+    made.save_pretrained(folder)
+    load_outline(settings.model_copy(update={"chat_template": GEMMA3}))
+    assert not caplog.text, "a tokenizer that begins texts with none"
