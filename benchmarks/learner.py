@@ -16,7 +16,8 @@ learner is given its weights). Rounds take all methods in turn; a method that ha
 time is left out of the later ones. A ratio is the median of its rounds.
 
 On SmolLM2-135M ours and TRL take one step each on sixteen runs of three calls that share a prompt
-of 1,500 tokens (``python -m benchmarks.learner``: this alone).
+of 1,500 tokens. A hybrid model, of whose layers three in four are gated delta nets, takes a step
+with a shared prompt in a forest and in padded rows. (``python -m benchmarks.learner``: these two.)
 """
 
 from __future__ import annotations
@@ -38,9 +39,16 @@ from rich.table import Table
 
 from benchmarks.learning.children import Child, art_python, describe, rows_of_packed, trl_python
 from benchmarks.learning.memory import measure_all
-from benchmarks.learning.methods import Method, distance, make_core, methods, real_model
+from benchmarks.learning.methods import (
+    Method,
+    distance,
+    hybrid_model,
+    make_core,
+    methods,
+    real_model,
+)
 from benchmarks.learning.plots import plot
-from benchmarks.learning.workloads import WORKLOADS, Workload, real_runs
+from benchmarks.learning.workloads import WORKLOADS, Workload, real_runs, shared_prompt
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -68,8 +76,10 @@ class Timed:
         return len(self.seconds) == ROUNDS or sum(self.seconds) > SHARE
 
 
-def ours_and_rows(core: LearnerCore, workload: Workload) -> dict[str, Timed]:
-    """The methods of this process, their gradients compared."""
+def ours_and_rows(
+    core: LearnerCore, workload: Workload, compared: Sequence[Method]
+) -> dict[str, Timed]:
+    """Methods of this process, ours first, their gradients compared."""
 
     def measure(method: Method) -> float:
         rows = method.rows(workload)
@@ -80,7 +90,7 @@ def ours_and_rows(core: LearnerCore, workload: Workload) -> dict[str, Timed]:
 
     found: dict[str, Timed] = {}
     reference = None
-    for method in methods():
+    for method in compared:
         with method.around(core):
             gradient = method.gradient(core, method.rows(workload))
         reference = reference or gradient
@@ -128,7 +138,7 @@ def others(core: LearnerCore, workload: Workload, stack: ExitStack) -> dict[str,
 def compare(core: LearnerCore, workload: Workload) -> dict[str, dict[str, float]]:
     """For each method tokens, seconds and ratios to ours."""
     with ExitStack() as stack:
-        timed = ours_and_rows(core, workload) | others(core, workload, stack)
+        timed = ours_and_rows(core, workload, methods()) | others(core, workload, stack)
         for _ in range(ROUNDS):
             for name, one in timed.items():
                 if name == "forest" or not one.done:
@@ -186,6 +196,22 @@ def real_step() -> dict[str, dict[str, float]]:
     return found
 
 
+def hybrid_step() -> dict[str, float]:
+    """The forest on gated delta nets and a shared prompt: its tokens, and padded rows' time."""
+    core = make_core(hybrid_model)
+    assert core.packer.padded_because is None
+    workload = shared_prompt()
+    timed = ours_and_rows(core, workload, methods()[:2])
+    ours, rows = timed["forest"], timed["padded rows"]
+    distinct = len(grow([row.token_ids[:-1] for row in workload.rows()]).token_ids_N)
+    found = {
+        "token_ratio": ours.tokens / distinct,
+        "time_ratio": statistics.median(rows.measure() / ours.measure() for _ in range(ROUNDS)),
+    }
+    console.print({"hybrid": found})
+    return found
+
+
 def run() -> tuple[dict[str, float], dict[str, object]]:
     torch.set_num_threads(1)
     core = make_core()
@@ -196,7 +222,7 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
         found[workload.name] = compare(core, workload)
         loads[workload.name] = round(os.getloadavg()[0], 2)
         show(workload.name, found[workload.name])
-    real = real_step()
+    real, hybrid = real_step(), hybrid_step()
     with tempfile.TemporaryDirectory(prefix="art-bench-") as folder:
         memory = measure_all(Path(folder))
     picture = plot(found)
@@ -207,6 +233,7 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
         "step_art": short["ART"]["time_ratio"],
         "step_art_packed": short["ART, packing on"]["time_ratio"],
         "step_trl": real["TRL"]["time_ratio"],
+        "step_hybrid": hybrid["time_ratio"],
         "step_trl_small": short["TRL"]["time_ratio"],
         "step_rows_shared": found["shared_prompt"]["packed rows"]["time_ratio"],
         "step_worst_over_rows": max(
@@ -220,6 +247,7 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
         "threads": 1,
         "load_after": loads,
         "real": real,
+        "hybrid": hybrid,
         "workloads": found,
         "memory": memory,
         "plot": str(picture),
@@ -230,3 +258,4 @@ def run() -> tuple[dict[str, float], dict[str, object]]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     real_step()
+    hybrid_step()

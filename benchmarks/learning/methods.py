@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.learning.workloads import VOCAB, Workload
 from langchain_art import ClippedRatio, LoraConfig, TrainConfig
@@ -57,6 +57,28 @@ def save_model(folder: Path) -> Path:
         max_position_embeddings=32768,
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def hybrid_model(folder: Path) -> Path:
+    """A random model of Qwen3.5's architecture: three of four layers are gated delta nets."""
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=VOCAB,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    Qwen3_5ForCausalLM(config).save_pretrained(folder)
     return folder
 
 

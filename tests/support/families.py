@@ -71,6 +71,20 @@ MLA: dict[str, Any] = {
         "original_max_position_embeddings": 256,
     },
 }
+#: Gated delta nets in two of three layers.
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 #: Name -> configuration class, and what it has beside `SMALL`.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2.5": ("Qwen2Config", {}),
@@ -90,9 +104,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "Qwen3-Next": ("Qwen3NextConfig", DELTA | EXPERTS),
+    "Qwen3.5, Qwen3.6": ("Qwen3_5TextConfig", DELTA),
+    "Qwen3.5 MoE": ("Qwen3_5MoeTextConfig", DELTA | EXPERTS),
     "DeepSeek V3, Kimi K2": ("DeepseekV3Config", MLA),
     "DeepSeek V3, its dense layers": ("DeepseekV3Config", MLA | {"first_k_dense_replace": 3}),
 }
+#: Those that are tried on vLLM. It starts no gated delta net on a CPU.
+ON_VLLM = [name for name, (_, has) in FAMILIES.items() if not has.items() >= DELTA.items()]
 #: What vLLM's kernels for a CPU want: heads of 32 dimensions at least, experts of 32.
 WIDE: dict[str, Any] = {
     "hidden_size": 64,
@@ -160,7 +179,8 @@ process. The models have hidden size 64 and heads of 32 dimensions, the fewest t
 What it does not run there is in the table too, with the first error that it gave; the test holds
 that it still gives it. Beside LoRA, vLLM has no kernel for experts but Triton's, wherever the
 adapters are, and Triton needs a GPU. So a model of DeepSeek's dense layers alone shows what vLLM
-makes of its latent attention.
+makes of its latent attention. Gated delta nets (Qwen3-Next, Qwen3.5) do not start there: the cache
+of their states wants chunked prefill, which vLLM lacks on a CPU, and Qwen3.5's classes torchvision.
 
 | family | architecture | tool calls | LoRA on | gap below | swapped |
 |---|---|---|---|---|---|"""
@@ -393,7 +413,8 @@ def check_frame(*, on_vllm: bool) -> None:
     """One part of the page is its head and a line for each family; UPDATE_DOCS=1 writes it."""
     parts = PAGE.read_text().split(VLLM_PART)
     told = parts[on_vllm].splitlines()
-    rows = [next((one for one in told if one.startswith(f"| {f} |")), f"| {f} |") for f in FAMILIES]
+    names = ON_VLLM if on_vllm else FAMILIES
+    rows = [next((one for one in told if one.startswith(f"| {f} |")), f"| {f} |") for f in names]
     parts[on_vllm] = "\n".join([(VLLM_HEAD if on_vllm else HEAD), *rows, "" if on_vllm else "\n"])
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(VLLM_PART.join(parts))

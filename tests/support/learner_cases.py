@@ -45,6 +45,16 @@ CONFIGS = {
     "granite": lambda: transformers.GraniteConfig(
         **{k: v for k, v in SHAPE.items() if k != "head_dim"}, logits_scaling=4.0
     ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **SHAPE,
+        layer_types=["linear_attention", "full_attention"],
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        num_experts=0,
+        mlp_only_layers=[0, 1],
+    ),
 }
 LORA = LoraConfig(rank=4, alpha=8.0)
 #: Rows of `make_rows` are far off the policy: nothing may be left out for that.

@@ -11,9 +11,9 @@ from langchain_art.errors import ArtError
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import root_causes
 from tests.support.families import (
-    FAMILIES,
     LORA,
     LORAS,
+    ON_VLLM,
     VllmSamples,
     check_frame,
     check_row,
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 TRITON = "AttributeError: module 'triton.language' has no attribute 'float32'"
 #: What vLLM says of the families that its build for a CPU does not run.
 REFUSED = {"Qwen3 MoE": TRITON, "DeepSeek V3, Kimi K2": TRITON}
-RUN = [family for family in FAMILIES if family not in REFUSED]
+RUN = [family for family in ON_VLLM if family not in REFUSED]
 #: On a CPU with AMX, vLLM's latent attention is a kernel for bfloat16 unless another one is named.
 ANY_DTYPE = {"args": ["--attention-backend=CPU_MLA"]}
 

@@ -38,7 +38,7 @@ from tests.support.learner_cases import (
 )
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen3_next"])
 def test_computing_layers_twice_changes_no_bit(
     name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,18 +157,12 @@ ODD: dict[str, tuple[Any, str]] = {
         transformers.Gemma2Config(**SHAPE, sliding_window=64, query_pre_attn_scalar=8),
         "sliding_attention",
     ),
-    "qwen3_next": (
-        transformers.Qwen3NextConfig(
-            **SHAPE,
-            layer_types=["linear_attention", "full_attention"],
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
-            num_experts=0,
-            mlp_only_layers=[0, 1],
+    "lfm2": (
+        transformers.Lfm2Config(
+            **{k: v for k, v in SHAPE.items() if k != "head_dim"},
+            layer_types=["conv", "full_attention"],
         ),
-        "linear_attention",
+        "conv",
     ),
     "longrope": (
         transformers.LlamaConfig(

@@ -98,7 +98,7 @@ CASES = [(case, mode) for case, mode in PART if case.name not in EXCEPT]
 
 
 @pytest.mark.parametrize("form", [completions, responses, messages])
-@pytest.mark.soak("C3", len(CASES), "topologies in a mode with other classes of LangChain, by format")
+@pytest.mark.soak("C3", len(CASES), "topologies in a mode, by each format of calls")
 @pytest.mark.timeout(count(300, 3600))
 def test_topologies_in_another_format(
     form: Callable[..., Any],

@@ -26,6 +26,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row, microba
 from langchain_art_server.backends.models.base_weights import growing_rope
 from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.peft.forest.attention_flex import LEAST
+from langchain_art_server.backends.peft.forest.delta_nets import delta_nets, install
 from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
     ForestRows,
@@ -214,17 +215,18 @@ class Packer:
 
         They are those of the layer that is computed again, the inputs of all layers (unless
         the host holds them) and, in a forest, their keys and values, to which the parts below
-        attend.
+        attend; of a delta net, the convolution's inputs.
         """
         config = self._scorer.base.config.get_text_config()
         heads, width = config.num_attention_heads, config.hidden_size
         keys = getattr(config, "num_key_value_heads", None) or heads
         head = getattr(config, "head_dim", None) or width // heads
-        kept = (0 if self.offload else width) + (
-            2 * keys * head if self.padded_because is None else 0
-        )
-        layers = config.num_hidden_layers
-        return plain / layers + layers * kept * self._scorer.base.dtype.itemsize
+        layers, deltas = config.num_hidden_layers, delta_nets(self._scorer.base)
+        kept = 0 if self.offload else layers * width
+        if self.padded_because is None:
+            kept += (layers - len(deltas)) * 2 * keys * head
+            kept += sum(layer.conv1d.in_channels for layer in deltas)
+        return plain / layers + kept * self._scorer.base.dtype.itemsize
 
     def _most(self, number: float) -> float:
         """The highest of the ranks that pack together."""
@@ -299,6 +301,7 @@ def use_forest(scorer: Scorer) -> str | None:
         why = f"there is no forest attention for {base.device.type}"
     if why is None:
         try:
+            install(delta_nets(base))
             for offsets, budget in compared_rows(base):
                 if (why := difference(scorer, offsets, budget)) is not None:
                     break
@@ -403,7 +406,10 @@ def excluded_by_config(base: PreTrainedModel) -> str | None:
     """Reason for which the config excludes several rows in one sequence, beyond a short test."""
     config = base.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
-    if kinds and set(kinds) != {"full_attention"}:
+    known = {"full_attention"}
+    if kinds and len(delta_nets(base)) == list(kinds).count("linear_attention"):
+        known.add("linear_attention")
+    if kinds and not set(kinds) <= known:
         return f"it has layers of the kinds {sorted(set(kinds))}"
     window = getattr(config, "sliding_window", None)
     if not kinds and window is not None and getattr(config, "use_sliding_window", True):

@@ -25,6 +25,7 @@ from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
+from langchain_art_server.backends.peft.forest.delta_nets import Chains, PartChains, delta_nets
 from langchain_art_server.backends.peft.logprob_scoring import (
     CountedTokens,
     Predictions,
@@ -46,19 +47,22 @@ ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 class ForestPass:
-    """Input and output of the attention layers in one forward pass of a part.
+    """What layers take from parts above and leave to parts below, in one forward pass of a part.
 
     No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them. With
     `keep`, other parts attend to this one.
     """
 
-    def __init__(self, attention: Tiles | Blocks, *, keep: bool) -> None:
-        self.attention = attention
-        #: For each layer, keys and values of the tokens above; empty if there are none.
+    def __init__(self, attention: Tiles | Blocks, chains: PartChains | None, *, keep: bool) -> None:
+        self.attention, self.chains = attention, chains
+        #: For each layer, keys and values of the tokens above, or of a delta net the convolution's
+        #: inputs and the states; empty if there are none.
         self.above: dict[int, KeysValues] = {}
         #: For each layer, those of the part itself, if other parts attend to it; else None.
         self.kept: dict[int, KeysValues] | None = {} if keep else None
-        #: The layers in which the attention ran.
+        #: Inputs of the convolutions, for each layer that has one.
+        self.mixed: dict[int, Tensor] = {}
+        #: The layers that ran so.
         self.ran: set[int] = set()
 
     def check(self, layers: int) -> None:
@@ -121,7 +125,9 @@ class _ForestPart:
     ids_P: Tensor
     depth_P: Tensor  # positions of its tokens
     attention: Tiles | Blocks  # which tokens attend to which
-    above: dict[int, Tensor]  # for each part that it attends to, which tokens of that part
+    above: dict[int, tuple[Tensor, Tensor]]
+    """For each part that it attends to, which of its keys and values."""
+    chains: PartChains | None  # of delta nets
     predictions: Predictions  # tokens that follow tokens of the part
     terms_T: Tensor  # the terms of all calls that end in the part
     shares: dict[int, TermPredictions]
@@ -166,6 +172,8 @@ class ForestRows:
         # that part or in parts above it, which are still alive then.
         last_T = np.append(np.flatnonzero(np.diff(counted.call_T)), len(part_T) - 1)[counted.call_T]
         predicted, visited = (_grouped(x_T, len(parts)) for x_T in (part_T, part_T[last_T]))
+        taps = [layer.conv1d.kernel_size[0] for layer in delta_nets(model)]
+        chains = Chains(forest, part_N, local_N, max(taps)) if taps else None
         self._batches: list[_ForestPart] = []
         for index, (part, at_T, visit_T) in enumerate(zip(parts, predicted, visited, strict=True)):
             predictions, prediction_T[at_T] = Predictions.merged(
@@ -178,6 +186,10 @@ class ForestRows:
             # Part by part, as their keys are put together.
             above_E = part.above_E[np.argsort(part_N[part.above_E], kind="stable")]
             above_part_E, visit_part_T = part_N[above_E], part_T[visit_T]
+            above = {
+                owner: tensor(local_N[above_E[above_part_E == owner]])
+                for owner in np.unique(above_part_E).tolist()
+            }
             self._batches.append(
                 _ForestPart(
                     parent=part.parent,
@@ -187,10 +199,8 @@ class ForestRows:
                     attention=Tiles(part.tokens_P, above_E, forest.exit_N, dtype)
                     if device.type == "cpu"
                     else Blocks(part.tokens_P, above_E, forest.exit_N, device),
-                    above={
-                        owner: tensor(local_N[above_E[above_part_E == owner]])
-                        for owner in np.unique(above_part_E).tolist()
-                    },
+                    above={owner: (tokens, tokens) for owner, tokens in above.items()},
+                    chains=chains and chains.of(index, part.tokens_P, device),
                     predictions=predictions,
                     terms_T=tensor(visit_T),
                     shares={
@@ -225,10 +235,19 @@ class _OpenPart:
         self, index: int, batch: _ForestPart, scorer: Scorer, alive: list[_OpenPart]
     ) -> None:
         self.index = index
-        self._sources = [(a, batch.above[a.index]) for a in alive if a.index in batch.above]
-        self._pass = ForestPass(batch.attention, keep=not batch.last)
-        for layer in self._sources[0][0].layers if self._sources else ():
-            self._pass.above[layer] = _gather(layer, self._sources)
+        chains = batch.chains
+        self._pass = ForestPass(batch.attention, chains, keep=not batch.last)
+        attended = [(a, batch.above[a.index]) for a in alive if a.index in batch.above]
+        continued = [
+            (a, chains.above[a.index]) for a in alive if chains and a.index in chains.above
+        ]
+        #: For each layer, the parts above from which it takes, and what.
+        self._sources: dict[int, list[tuple[_OpenPart, tuple[Tensor, Tensor]]]] = {
+            layer: continued if layer in attended[0][0]._pass.mixed else attended
+            for layer in (attended[0][0].layers if attended else ())
+        }
+        for layer, sources in self._sources.items():
+            self._pass.above[layer] = _gather(layer, sources)
         inputs = {
             "input_ids": batch.ids_P[None],
             "position_ids": batch.depth_P[None],
@@ -251,26 +270,34 @@ class _OpenPart:
             inner.extend(zip(self.layers[layer], grads, strict=True))
         if not self.scored.backward(inner):
             return
-        lengths = [len(tokens) for _, tokens in self._sources]
         for layer, (key, value) in self._pass.above.items():
             if key.grad is None or value.grad is None:
                 continue
-            pieces = zip(key.grad.split(lengths, 1), value.grad.split(lengths, 1), strict=True)
-            for (source, tokens), grads in zip(self._sources, pieces, strict=True):
-                source._receive(layer, tokens, grads)
+            sources = self._sources[layer]
+            pieces = zip(
+                *(
+                    grad.split([len(taken[i]) for _, taken in sources], 1)
+                    for i, grad in enumerate((key.grad, value.grad))
+                ),
+                strict=True,
+            )
+            for (source, taken), grads in zip(sources, pieces, strict=True):
+                source._receive(layer, taken, grads)
 
-    def _receive(self, layer: int, tokens: Tensor, grads: KeysValues) -> None:
+    def _receive(self, layer: int, taken: tuple[Tensor, Tensor], grads: KeysValues) -> None:
         if layer not in self._grads:
             key, value = self.layers[layer]
             self._grads[layer] = torch.zeros_like(key), torch.zeros_like(value)
-        for into, grad in zip(self._grads[layer], grads, strict=True):
-            into.index_add_(1, tokens, grad)
+        for into, which, grad in zip(self._grads[layer], taken, grads, strict=True):
+            into.index_add_(1, which, grad)
 
 
-def _gather(layer: int, sources: list[tuple[_OpenPart, Tensor]]) -> KeysValues:
+def _gather(layer: int, sources: list[tuple[_OpenPart, tuple[Tensor, Tensor]]]) -> KeysValues:
     """Keys and values above a part, as leaves of autograd."""
     keys, values = (
-        torch.cat([source.layers[layer][i].detach().index_select(1, t) for source, t in sources], 1)
+        torch.cat(
+            [part.layers[layer][i].detach().index_select(1, taken[i]) for part, taken in sources], 1
+        )
         for i in (0, 1)
     )
     wanted = any(source.layers[layer][0].requires_grad for source, _ in sources)

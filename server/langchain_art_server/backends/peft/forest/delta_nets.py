@@ -1,0 +1,285 @@
+"""Gated delta nets over a token forest: each path has its own recurrent state. Child side only.
+
+In such a layer (Gated DeltaNet, arXiv 2412.06464; Qwen3-Next, Qwen3.5, Olmo Hybrid) a token mixes
+with those before it by a short convolution and a recurrent state, and by nothing else. So the
+forest is cut into pieces without a branch. A piece begins with the state that its parent piece
+ended with, and with the convolution's inputs of the last tokens of its path; pieces of one depth
+are computed together. Gradients go back the same way, through the states.
+
+transformers gives the options of a forward pass on to the two functions of such a layer: they are
+wrapped here, and do as before without a forest.
+
+Index suffixes: N tokens of the forest, P of the part, K taps of the convolution, C its channels,
+H heads, D numbers per head, B pieces of a batch, L their tokens, S states.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
+
+_CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
+#: Tokens that the rule computes at once; pieces are padded to as many.
+_CHUNK = 64
+#: Functions of transformers that take a forest.
+_wrapped: set[Callable[..., Any]] = set()
+
+
+class LayerPass(Protocol):
+    """What a forward pass of a part (`packing.ForestPass`) holds for these layers."""
+
+    chains: PartChains | None
+    above: dict[int, tuple[Tensor, Tensor]]
+    kept: dict[int, tuple[Tensor, Tensor]] | None
+    mixed: dict[int, Tensor]
+    ran: set[int]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Pieces of one depth and of about one length."""
+
+    tokens_BL: Tensor  # in the part, padded
+    real_BL: Tensor  # which are not padding
+    begin_B: Tensor  # the states with which they begin
+    lasting: Tensor  # of B, those with whose state others begin
+
+
+@dataclass(frozen=True)
+class PartChains:
+    """What the tokens of a part come after.
+
+    States are numbered: zero, then those above the part, then those of its pieces.
+    """
+
+    before_PK: Tensor  # the convolution's inputs: 0 for none, then tokens above, then the part's
+    batches: list[_Batch]
+    place_P: Tensor  # of each token in the batches' padded tokens, one behind the other
+    kept_S: Tensor  # the states with which pieces of other parts begin
+    above: dict[int, tuple[Tensor, Tensor]]
+    """By part above: which of its tokens the convolution needs, and which of its kept states."""
+
+
+class Chains:
+    """The pieces of a forest in parts.
+
+    Args:
+        forest: whose tokens they are.
+        part_N, local_N: part of each token, and its place there.
+        taps: of the convolution, the token's own included.
+    """
+
+    def __init__(self, forest: Forest, part_N: Ints, local_N: Ints, taps: int) -> None:
+        count = len(part_N)
+        self._part_N, self._local_N, self._taps = part_N, local_N, taps
+        parent_N = np.arange(-1, count - 1)
+        for segment in forest.segments:
+            above = segment.parent
+            parent_N[segment.start] = forest.segments[above].end - 1 if above >= 0 else -1
+        starts_N = parent_N != np.arange(-1, count - 1)
+        starts_N[0], starts_N[1:] = True, starts_N[1:] | (np.diff(part_N) != 0)
+        branches = parent_N[starts_N]
+        after = branches[branches >= 0] + 1
+        after = after[after < count]
+        starts_N[after] = True
+        starts = np.flatnonzero(starts_N)
+        piece_N = np.cumsum(starts_N) - 1
+        self._starts, self._ends = starts, np.append(starts[1:], count)
+        above_N = parent_N[starts]
+        self._parents = np.where(above_N >= 0, piece_N[above_N], -1)
+        self._part = part_N[starts]
+        self._parent_N = parent_N
+        abroad = (self._parents >= 0) & (self._part != self._part[self._parents])
+        #: Of each piece, the number of its state among those that its part keeps; -1: none.
+        self._kept = np.full(len(starts), -1)
+        for part in np.unique(self._part[self._parents[abroad]]).tolist():
+            mine = np.unique(self._parents[abroad])
+            mine = mine[self._part[mine] == part]
+            self._kept[mine] = np.arange(len(mine))
+
+    def of(self, part: int, tokens_P: Ints, device: torch.device) -> PartChains:
+        """Those of a part."""
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        taps_PK = np.empty((len(tokens_P), self._taps), dtype=np.int64)
+        taps_PK[:, -1] = tokens_P
+        for tap in range(self._taps - 2, -1, -1):
+            later = taps_PK[:, tap + 1]
+            taps_PK[:, tap] = np.where(later >= 0, self._parent_N[later], -1)
+        own_PK = (taps_PK >= 0) & (self._part_N[taps_PK] == part)
+        foreign = self._by_part(np.unique(taps_PK[(taps_PK >= 0) & ~own_PK]), self._part_N)
+        sorted_at = np.argsort(foreign)
+        before_PK = np.where(own_PK, 1 + len(foreign) + self._local_N[taps_PK], 0)
+        others = (taps_PK >= 0) & ~own_PK
+        found = np.searchsorted(foreign, taps_PK[others], sorter=sorted_at)
+        before_PK[others] = 1 + sorted_at[found] if len(foreign) else 0
+
+        pieces = np.flatnonzero(self._part == part)
+        parents = self._parents[pieces]
+        outside = (parents >= 0) & (self._part[parents] != part)
+        states = self._by_part(np.unique(parents[outside]), self._part)
+        number = {int(piece): 1 + at for at, piece in enumerate(states)} | {-1: 0}
+        depth: dict[int, int] = {}
+        for piece, parent in zip(pieces.tolist(), parents.tolist(), strict=True):
+            depth[piece] = depth.get(parent, -1) + 1
+        lasting = set(parents[~outside].tolist()) | set(pieces[self._kept[pieces] >= 0].tolist())
+        sizes = -(-(self._ends - self._starts) // _CHUNK)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for piece in pieces.tolist():
+            key = depth[piece], (int(sizes[piece]) - 1).bit_length()
+            groups.setdefault(key, []).append(piece)
+        batches: list[_Batch] = []
+        place_P, offset = np.empty(len(tokens_P), dtype=np.int64), 0
+        for _, batch in sorted(groups.items()):
+            lengths = self._ends[batch] - self._starts[batch]
+            width, first = int(lengths.max()), self._local_N[self._starts[batch]]
+            column = np.arange(width)
+            real_BL = column < lengths[:, None]
+            tokens_BL = np.where(real_BL, first[:, None] + column, first[:, None])
+            at_BL = offset + np.arange(len(batch))[:, None] * width + column
+            place_P[tokens_BL[real_BL]] = at_BL[real_BL]
+            offset += len(batch) * width
+            begin = [number[int(self._parents[piece])] for piece in batch]
+            last = [at for at, piece in enumerate(batch) if piece in lasting]
+            for at in last:
+                number[batch[at]] = len(number)
+            batches.append(
+                _Batch(
+                    tensor(tokens_BL),
+                    tensor(real_BL),
+                    tensor(np.array(begin, dtype=np.int64)),
+                    tensor(np.array(last, dtype=np.int64)),
+                )
+            )
+        kept = pieces[self._kept[pieces] >= 0]
+        kept = kept[np.argsort(self._kept[kept])]
+        owners = np.unique(self._part_N[foreign]).tolist()
+        return PartChains(
+            before_PK=tensor(before_PK),
+            batches=batches,
+            place_P=tensor(place_P),
+            kept_S=tensor(np.array([number[int(piece)] for piece in kept], dtype=np.int64)),
+            above={
+                owner: (
+                    tensor(self._local_N[foreign[self._part_N[foreign] == owner]]),
+                    tensor(self._kept[states[self._part[states] == owner]]),
+                )
+                for owner in owners
+            },
+        )
+
+    @staticmethod
+    def _by_part(these: Ints, part: Ints) -> Ints:
+        """Sorted by part."""
+        return these[np.argsort(part[these], kind="stable")] if len(these) else these
+
+
+def delta_nets(base: PreTrainedModel) -> list[Any]:
+    """The layers of this kind."""
+    return [
+        module
+        for module in base.modules()
+        if isinstance(getattr(module, "conv1d", None), nn.Conv1d)
+        and {_CONVOLUTION, _RULE} <= vars(sys.modules[type(module).__module__]).keys()
+    ]
+
+
+def install(layers: list[Any]) -> None:
+    """Let these layers take a forest."""
+    for layer in layers:
+        here = vars(sys.modules[type(layer).__module__])
+        for name, wrap in ((_CONVOLUTION, _convolution), (_RULE, _rule)):
+            if here[name] not in _wrapped:
+                here[name] = wrap(here[name])
+                _wrapped.add(here[name])
+        if not hasattr(layer, "takes_forest"):
+            layer.register_forward_pre_hook(_bind, with_kwargs=True)
+            layer.takes_forest = True
+
+
+def _bind(layer: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The functions get no number of their layer; also when checkpointing computes it again."""
+    forest = options.get("forest")
+    return args, options | {"forest": (forest, layer.layer_idx)} if forest else options
+
+
+def _convolution(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(original)
+    def convolve(
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        forest: tuple[LayerPass, int] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        if forest is None:
+            return original(hidden_states, weight, bias, activation=activation, **options)
+        one, layer = forest
+        assert one.chains is not None
+        x_PC = hidden_states[0].T
+        one.mixed[layer] = x_PC[None]
+        above = [one.above[layer][0][0]] if layer in one.above else []
+        x_EC = torch.cat([x_PC.new_zeros(1, x_PC.shape[1]), *above, x_PC])
+        taps_PKC = x_EC[one.chains.before_PK].to(weight.dtype)
+        out_PC = torch.einsum("pkc,ck->pc", taps_PKC, weight)
+        out_PC = out_PC if bias is None else out_PC + bias
+        out_PC = out_PC if activation is None else ACT2FN[activation](out_PC)
+        return out_PC.T[None].to(hidden_states.dtype)
+
+    return convolve
+
+
+def _rule(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    @wraps(original)
+    def compute(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        forest: tuple[LayerPass, int] | None = None,
+        **options: Any,
+    ) -> Any:
+        if forest is None:
+            return original(query, key, value, g=g, beta=beta, **options)
+        one, layer = forest
+        chains, keep = one.chains, one.kept
+        assert chains is not None
+        options |= {"output_final_state": True}
+        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+        shape = (1, value.shape[2], key.shape[3], value.shape[3])
+        above = [one.above[layer][1][0]] if layer in one.above else []
+        state_SHDD = torch.cat([value.new_zeros(shape, dtype=wide), *above])
+        found: list[Tensor] = []
+        for batch in chains.batches:
+            rows = (x[0][batch.tokens_BL] for x in (query, key, value))
+            # Padding leaves the state as it is.
+            gates = (x[0][batch.tokens_BL] * batch.real_BL[..., None] for x in (g, beta))
+            begin = state_SHDD[batch.begin_B]
+            q, k, v, (g_BLH, beta_BLH) = *rows, gates
+            options["initial_state"] = begin
+            out_BLHD, end_BHDD = original(q, k, v, g=g_BLH, beta=beta_BLH, **options)
+            found.append(out_BLHD.flatten(0, 1))
+            if len(batch.lasting):
+                state_SHDD = torch.cat([state_SHDD, end_BHDD[batch.lasting]])
+        one.ran.add(layer)
+        if keep is not None and layer not in keep:  # the first time counts
+            keep[layer] = one.mixed[layer], state_SHDD[chains.kept_S][None]
+        return torch.cat(found)[chains.place_P][None], None
+
+    return compute
