@@ -125,7 +125,10 @@ async def test_a_child_that_is_killed_in_the_middle_loses_nothing(
     learner: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
     core, rows = LearnerCore(tiny), make_rows(40)
-    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
+    # So many updates that the step has not ended when its first progress is heard.
+    config = TrainConfig(
+        learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
+    )
     start, expected = fresh(core, tmp_path), folder(tmp_path, "expected")
     core.step(LearnerStep(start, expected, 1, rows, config), quiet)
     restarts = learner.restarts

@@ -139,7 +139,10 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
 ) -> None:
     start, rows, restarts = folder(tmp_path, "start"), make_rows(40), two.restarts
     await two.init_adapter(start, LORA)
-    config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
+    # So many updates that the step has not ended when its first progress is heard.
+    config = TrainConfig(
+        learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
+    )
     whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
     await two.step(LearnerStep(start, whole, 1, rows, config), ignore)
     victims = others(two.pid)
