@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -42,21 +43,24 @@ LORA = LoraConfig(rank=16, alpha=32.0)
 Gradient = dict[str, torch.Tensor]
 
 
+#: Of the random models.
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 32768,
+}
+
+
 def save_model(folder: Path) -> Path:
     """A random model of 1.3 million parameters."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-        max_position_embeddings=32768,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(Qwen3Config(**SHAPE)).save_pretrained(folder)
     return folder
 
 
@@ -64,19 +68,12 @@ def hybrid_model(folder: Path) -> Path:
     """A random model of Qwen3.5's architecture: three of four layers are gated delta nets."""
     torch.manual_seed(0)
     config = Qwen3_5TextConfig(
-        vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        **SHAPE,
         linear_key_head_dim=32,
         linear_value_head_dim=32,
         linear_num_key_heads=4,
         linear_num_value_heads=8,
         eos_token_id=2,
-        tie_word_embeddings=True,
     )
     Qwen3_5ForCausalLM(config).save_pretrained(folder)
     return folder

@@ -30,7 +30,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import REPO
-from tests.support.tiny_models import CLOCK, SMALL, WEATHER, ask, tokenizer
+from tests.support.tiny_models import CLOCK, DELTA_HEADS, SMALL, WEATHER, ask, tokenizer
 from tests.support.vllm_engine import command, gone, guard_of, shared_memory, vllm_of, vllm_table
 from tests.support.vllm_sampling import chat, pid_of
 
@@ -74,10 +74,7 @@ MLA: dict[str, Any] = {
 #: Gated delta nets in two of three layers.
 DELTA: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    **DELTA_HEADS,
 }
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,

@@ -20,6 +20,7 @@ from langchain_art_server.algorithms.sequences.token_sets import of_mask, unpack
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import ChatReply, LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
+from tests.support.tiny_models import DELTA_HEADS
 
 torch.set_num_threads(1)
 
@@ -48,10 +49,7 @@ CONFIGS = {
     "qwen3_next": lambda: transformers.Qwen3NextConfig(
         **SHAPE,
         layer_types=["linear_attention", "full_attention"],
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
+        **DELTA_HEADS,
         num_experts=0,
         mlp_only_layers=[0, 1],
     ),

@@ -82,6 +82,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
+#: Of gated delta nets.
+DELTA_HEADS: dict[str, Any] = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 SMALL: dict[str, Any] = {
     "vocab_size": 344,
     "hidden_size": 32,
@@ -120,10 +127,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3NextConfig",
         {
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "linear_key_head_dim": 8,
-            "linear_value_head_dim": 8,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
+            **DELTA_HEADS,
             "num_experts": 0,
             "mlp_only_layers": [0, 1, 2],
         },

@@ -22,14 +22,12 @@ from langchain_art_server.backends.peft.forest.packing import FOREST_ATTENTION, 
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows, Scorer
 from langchain_art_server.backends.peft.packer import use_forest
 from tests.support.learner_cases import SHAPE, VOCAB
+from tests.support.tiny_models import DELTA_HEADS
 
 DELTA: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    **DELTA_HEADS,
     "eos_token_id": 2,
 }
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -38,7 +38,7 @@ _wrapped: set[Callable[..., Any]] = set()
 
 
 class LayerPass(Protocol):
-    """What a forward pass of a part (`packing.ForestPass`) holds for these layers."""
+    """The part of `packing.ForestPass` that these layers read and write."""
 
     chains: PartChains | None
     above: dict[int, tuple[Tensor, Tensor]]
@@ -59,7 +59,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class PartChains:
-    """What the tokens of a part come after.
+    """Predecessors of a part's tokens: inputs of the convolution, and states.
 
     States are numbered: zero, then those above the part, then those of its pieces.
     """
@@ -104,10 +104,9 @@ class Chains:
         abroad = (self._parents >= 0) & (self._part != self._part[self._parents])
         #: Of each piece, the number of its state among those that its part keeps; -1: none.
         self._kept = np.full(len(starts), -1)
-        for part in np.unique(self._part[self._parents[abroad]]).tolist():
-            mine = np.unique(self._parents[abroad])
-            mine = mine[self._part[mine] == part]
-            self._kept[mine] = np.arange(len(mine))
+        kept = self._by_part(np.unique(self._parents[abroad]), self._part)
+        part_S = self._part[kept]
+        self._kept[kept] = np.arange(len(kept)) - np.searchsorted(part_S, part_S)
 
     def of(self, part: int, tokens_P: Ints, device: torch.device) -> PartChains:
         """Those of a part."""
@@ -121,12 +120,12 @@ class Chains:
             later = taps_PK[:, tap + 1]
             taps_PK[:, tap] = np.where(later >= 0, self._parent_N[later], -1)
         own_PK = (taps_PK >= 0) & (self._part_N[taps_PK] == part)
-        foreign = self._by_part(np.unique(taps_PK[(taps_PK >= 0) & ~own_PK]), self._part_N)
-        sorted_at = np.argsort(foreign)
+        others_PK = (taps_PK >= 0) & ~own_PK
+        foreign = self._by_part(np.unique(taps_PK[others_PK]), self._part_N)
         before_PK = np.where(own_PK, 1 + len(foreign) + self._local_N[taps_PK], 0)
-        others = (taps_PK >= 0) & ~own_PK
-        found = np.searchsorted(foreign, taps_PK[others], sorter=sorted_at)
-        before_PK[others] = 1 + sorted_at[found] if len(foreign) else 0
+        sorted_at = np.argsort(foreign)
+        found = np.searchsorted(foreign, taps_PK[others_PK], sorter=sorted_at)
+        before_PK[others_PK] = 1 + sorted_at[found]
 
         pieces = np.flatnonzero(self._part == part)
         parents = self._parents[pieces]
@@ -185,7 +184,7 @@ class Chains:
     @staticmethod
     def _by_part(these: Ints, part: Ints) -> Ints:
         """Sorted by part."""
-        return these[np.argsort(part[these], kind="stable")] if len(these) else these
+        return these[np.argsort(part[these], kind="stable")]
 
 
 def delta_nets(base: PreTrainedModel) -> list[Any]:
@@ -267,13 +266,12 @@ def _rule(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
         state_SHDD = torch.cat([value.new_zeros(shape, dtype=wide), *above])
         found: list[Tensor] = []
         for batch in chains.batches:
-            rows = (x[0][batch.tokens_BL] for x in (query, key, value))
-            # Padding leaves the state as it is.
-            gates = (x[0][batch.tokens_BL] * batch.real_BL[..., None] for x in (g, beta))
-            begin = state_SHDD[batch.begin_B]
-            q, k, v, (g_BLH, beta_BLH) = *rows, gates
-            options["initial_state"] = begin
-            out_BLHD, end_BHDD = original(q, k, v, g=g_BLH, beta=beta_BLH, **options)
+            q, k, v, decay, write = (x[0][batch.tokens_BL] for x in (query, key, value, g, beta))
+            real_BL1 = batch.real_BL[..., None]  # padding leaves the state as it is
+            options["initial_state"] = state_SHDD[batch.begin_B]
+            out_BLHD, end_BHDD = original(
+                q, k, v, g=decay * real_BL1, beta=write * real_BL1, **options
+            )
             found.append(out_BLHD.flatten(0, 1))
             if len(batch.lasting):
                 state_SHDD = torch.cat([state_SHDD, end_BHDD[batch.lasting]])

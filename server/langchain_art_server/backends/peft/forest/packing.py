@@ -47,7 +47,7 @@ ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 class ForestPass:
-    """What layers take from parts above and leave to parts below, in one forward pass of a part.
+    """Tensors that layers take from parts above and leave to those below, in one forward pass.
 
     No dataclass: FSDP looks for tensors in dataclasses, and gives the layers copies of them. With
     `keep`, other parts attend to this one.
