@@ -113,18 +113,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         patch.setenv("ART_BASE_URL", server.base_url)
         patch.setenv("ART_API_KEY", key)
         patch.chdir(folder)
-        rewards = itertools.cycle([0.0, 1.0])
+        # By question, since runs are concurrent: those of a group differ whichever ends first.
+        rewards = {q: itertools.cycle([n % 2, 1 - n % 2]) for n, q in enumerate(QUESTIONS)}
         model = ChatART(model="my-agent", max_tokens=12)
 
         def rollout(question: str) -> Any:
             with capture(scenario=question) as run:
                 model.invoke(question)
-                run.reward = next(rewards)
+                run.reward = next(rewards[question])
             return run
 
         config = TrainConfig(learning_rate=1e-2, max_kl=None)  # far enough to change replies
         trainer = Trainer(model, group_size=4, groups_per_step=2, config=config)
-        trainer.fit_sync(rollout, QUESTIONS[:4], steps=2, eval_scenarios=QUESTIONS[-2:])
+        fitted = trainer.fit_sync(rollout, QUESTIONS[:4], steps=2, eval_scenarios=QUESTIONS[-2:])
+        assert fitted.version == 2
         yield Place(folder, server, base)
     server.stop()
 
