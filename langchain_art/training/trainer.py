@@ -62,7 +62,8 @@ class Trainer:
         group_size: runs per scenario and step, at least 2: advantages compare runs of a group.
         groups_per_step: scenarios per step, drawn in shuffled epochs. Few: many steps, each on runs
             of the newest version, learn more from as many runs.
-        concurrency: most rollouts at once.
+        concurrency: most rollouts at once. None: all runs of a step; at least 64, which evaluations
+            of small steps need, and at most 500.
         config: of the optimizer step, or a mapping from each policy to its own; one that has None
             there plays and does not learn. None: the defaults of `TrainConfig`.
         name: of the experiment, whose folder is ``out/<name>``; `langchain-art fits` compares them.
@@ -120,7 +121,7 @@ class Trainer:
         evaluator: Evaluator | None = None,
         group_size: int = 8,
         groups_per_step: int = 4,
-        concurrency: int = 64,
+        concurrency: int | None = None,
         config: fit_settings.Configs = None,
         name: str | None = None,
         out_dir: str | Path | None = None,
@@ -149,7 +150,9 @@ class Trainer:
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
-            concurrency=concurrency,
+            concurrency=min(500, max(64, group_size * groups_per_step))
+            if concurrency is None
+            else concurrency,
             configs=configs,
             seed=seed,
             lora=lora,

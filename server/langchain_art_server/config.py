@@ -70,6 +70,8 @@ class VllmSettings(_SamplerSettings):
 
     kind: Literal["vllm"] = "vllm"
     takes_gpu: ClassVar[bool] = True
+    max_batch: int = Field(default=256, ge=1, le=4096)
+    """As of the embedded sampler. Fewer run while the cache has no room, by vLLM's own count."""
     python: Path = Path(sys.executable)
     """Python of the environment that vLLM is installed in; may be one of its own, so that its pins
     never meet the learner's."""

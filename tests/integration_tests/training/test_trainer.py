@@ -534,6 +534,21 @@ async def test_failing_rollouts_are_said_and_bounded(
         await other.fit(broken, SCENARIOS, steps=2)
 
 
+async def test_all_runs_of_a_step_are_at_work_at_once(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    everybody = asyncio.Barrier(72)
+
+    async def rollout(_: dict[str, str]) -> float:
+        async with asyncio.timeout(60):
+            await everybody.wait()
+        return 1.0
+
+    trainer = trainer_of(art_server, tmp_path, group_size=12, groups_per_step=6)
+    [step] = (await trainer.fit(rollout, SCENARIOS, steps=1)).history
+    assert step.reward_mean == 1.0, "no run has failed"
+
+
 async def test_no_reward_anywhere_is_said(art_server: LiveServer, tmp_path: Path) -> None:
     async def rollout(scenario: dict[str, str]) -> Run:
         async with capture(scenario=scenario["id"]) as told:
