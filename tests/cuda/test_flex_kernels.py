@@ -23,6 +23,7 @@ from torch._inductor.exc import InductorError
 from torch._inductor.template_heuristics.triton import CUDAConfigHeuristic
 
 from langchain_art.errors import ArtError
+from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft.forest import attention_flex
 
 WIDTH = 128
@@ -38,7 +39,7 @@ def chain(new: int, above: int = 0) -> attention_flex.Blocks:
     return attention_flex.Blocks(
         np.arange(above, total),
         np.arange(above),
-        np.full(total, total, dtype=np.int64),
+        grow([range(total)]),
         torch.device("cpu"),
     )
 

@@ -1,37 +1,27 @@
-"""Parts of transformers' Qwen3 without its casts to float32, which would end float64 at 1e-7."""
+"""Models of transformers without their casts to float32, which would end float64 at 1e-7."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from transformers.models.qwen3 import modeling_qwen3
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Qwen3RMSNorm."""
-    return (
-        self.weight
-        * hidden
-        * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-    )
-
-
-def _attention(
-    module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, **_: Any
-) -> tuple[torch.Tensor, None]:
-    """Causal attention written out."""
-    del mask  # one row without padding: causality is all there is
-    k, v = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (k, v))
-    scores = q @ k.transpose(-1, -2) * scaling
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return (scores.masked_fill(later, -math.inf).softmax(-1) @ v).transpose(1, 2), None
+from torch import Tensor
 
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen3 computes in float64 what it is given in float64; only rows without padding."""
-    monkeypatch.setattr(modeling_qwen3.Qwen3RMSNorm, "forward", _norm)
-    monkeypatch.setattr(modeling_qwen3, "eager_attention_forward", _attention)
+    """What transformers casts to float32 stays in float64."""
+    plain = torch.Tensor.to
+
+    def to(self: Tensor, *how: Any, **more: Any) -> Tensor:
+        if self.dtype == torch.float64:
+            how = tuple(torch.float64 if one is torch.float32 else one for one in how)
+        return plain(self, *how, **more)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: to(self, torch.float32))
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(
+        torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim, dtype=x.dtype)
+    )

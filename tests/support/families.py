@@ -160,9 +160,10 @@ trained for {STEPS} steps and swapped after each, with the embedded sampler and 
 The architecture is the family's; weights, tokenizer and chat template are the tests' own, so this
 says nothing of a template or a tool format: [another page](templates.md) does. *Gap* is
 the mean distance of sampler and learner per token, the worst of all steps, after each swap too.
-*Common beginnings* of runs are computed once where the architecture's attention is plain causal
-attention; elsewhere rows are padded. In a mixture, LoRA goes on the attention alone: the experts
-are one stacked tensor each, which no sampler here can adapt. In latent attention it leaves out
+*Common beginnings* of runs are computed once where the architecture's attention is causal, to all
+tokens or to a window of them, or a gated delta net; elsewhere rows are padded. In a mixture, LoRA
+goes on the attention alone: the experts are one stacked tensor each, which no sampler here can
+adapt. In latent attention it leaves out
 `kv_b_proj`, which vLLM multiplies into its neighbours.
 
 | family | architecture | tool calls | LoRA on | common beginnings | gap below | swapped |

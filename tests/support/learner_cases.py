@@ -43,6 +43,14 @@ CONFIGS = {
     "gemma3": lambda: transformers.Gemma3TextConfig(
         **SHAPE, sliding_window=8, final_logit_softcapping=3.0, query_pre_attn_scalar=8
     ),
+    "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=5),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **SHAPE,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
     "granite": lambda: transformers.GraniteConfig(
         **{k: v for k, v in SHAPE.items() if k != "head_dim"}, logits_scaling=4.0
     ),

@@ -81,24 +81,6 @@ def recurrent_rule(
     return torch.stack(found, 1), None
 
 
-@pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What transformers casts to float32 stays in float64."""
-    plain = torch.Tensor.to
-
-    def to(self: Tensor, *how: Any, **more: Any) -> Tensor:
-        if self.dtype == torch.float64:
-            how = tuple(torch.float64 if one is torch.float32 else one for one in how)
-        return plain(self, *how, **more)
-
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    monkeypatch.setattr(torch.Tensor, "float", lambda self: to(self, torch.float32))
-    softmax = torch.nn.functional.softmax
-    monkeypatch.setattr(
-        torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim, dtype=x.dtype)
-    )
-
-
 @pytest.mark.parametrize("budget", [8, 100, 10_000])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_forest_is_the_rows_one_by_one(

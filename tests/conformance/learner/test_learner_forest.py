@@ -25,6 +25,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Scorer
 from langchain_art_server.backends.peft.packer import use_forest
 from tests.support.learner_cases import (
+    CONFIGS,
     SHAPE,
     branching_rows,
     contents,
@@ -152,10 +153,9 @@ def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:
 
 
 ODD: dict[str, tuple[Any, str]] = {
-    "mistral": (transformers.MistralConfig(**SHAPE, sliding_window=64), "window of 64"),
     "gemma2": (
         transformers.Gemma2Config(**SHAPE, sliding_window=64, query_pre_attn_scalar=8),
-        "sliding_attention",
+        "softcap",
     ),
     "lfm2": (
         transformers.Lfm2Config(
@@ -170,28 +170,20 @@ ODD: dict[str, tuple[Any, str]] = {
         ),
         "dynamic",
     ),
-    "gpt_oss": (
-        transformers.GptOssConfig(
-            **SHAPE,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            layer_types=["full_attention", "full_attention"],
-        ),
-        "s_aux",
-    ),
-    # A window as long as the rows that are compared, which do not show it.
+    # A window in its config and in its mask alone.
     "phimoe": (
         transformers.PhimoeConfig(
             **{k: v for k, v in SHAPE.items() if k != "head_dim"},
             sliding_window=7,
             num_local_experts=2,
         ),
-        "window of 7",
+        "windows are [None, None], its config's [7, 7]",
     ),
 }
 FITS: dict[str, Any] = {
     "qwen2": transformers.Qwen2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
-    "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None),
+    "mistral_whole": transformers.MistralConfig(**SHAPE, sliding_window=None),
+    **{name: CONFIGS[name]() for name in ("mistral", "gemma3", "gpt_oss")},
     "smollm3": transformers.SmolLM3Config(
         **{k: v for k, v in SHAPE.items() if k != "head_dim"}, no_rope_layers=[1, 0]
     ),
@@ -281,21 +273,59 @@ def long_rows(seed: int) -> list[list[int]]:
     return rows
 
 
+@pytest.mark.parametrize("window", [None, 1, 7, 150])
 @pytest.mark.parametrize("seed", range(4))
-def test_flex_attention_equals_the_tiles(seed: int) -> None:
+def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None) -> None:
+    forest = grow(long_rows(seed))
+    torch.manual_seed(seed)
+    count = len(forest.token_ids_N)
+    q, k, v = (torch.randn(1, heads, count, 8, dtype=torch.float64) for heads in (4, 2, 2))
+    sinks = torch.randn(4, dtype=torch.float64) if seed % 2 else None
+    for part in split(forest, [100, 700, 10_000, 300][seed]):
+        own = torch.from_numpy(part.tokens_P)
+        keys = torch.from_numpy(np.concatenate([part.above_E, part.tokens_P]))
+        exits, depths = (torch.from_numpy(x) for x in (forest.exit_N, forest.depth_N))
+        seen = (keys <= own[:, None]) & (own[:, None] < exits[keys])
+        if window is not None:
+            seen &= depths[own][:, None] - depths[keys] < window
+        found: list[list[torch.Tensor]] = []
+        for tiled in (True, False):
+            given = [x.requires_grad_() for x in (q[:, :, own], k[:, :, keys], v[:, :, keys])]
+            if tiled:
+                tiles = Tiles(part.tokens_P, part.above_E, forest, torch.float64)
+                out = tiles.attend(given[0], given[1], given[2], 0.25, window, sinks)
+            else:
+                many_k, many_v = (x.repeat_interleave(2, 1) for x in given[1:])
+                scores = (given[0] @ many_k.mT * 0.25).masked_fill(~seen, -torch.inf)
+                one_more = torch.full((4,), -torch.inf).double() if sinks is None else sinks
+                scores = torch.cat(
+                    [scores, one_more[None, :, None, None].expand(1, 4, len(own), 1)], 3
+                )
+                out = (scores.softmax(3)[..., :-1] @ many_v).transpose(1, 2)
+            grad = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+            found.append([out, *torch.autograd.grad(out, given, grad)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [None, 1, 150])
+@pytest.mark.parametrize("seed", range(4))
+def test_flex_attention_equals_the_tiles(seed: int, window: int | None) -> None:
     """Its forward pass; torch has no backward pass of it on CPU."""
     forest = grow(long_rows(seed))
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, heads, len(forest.token_ids_N), 16) for heads in (4, 2, 2))
+    sinks = torch.randn(4) if seed % 2 else None
     for part in split(forest, [100, 700, 10_000, 300][seed]):
         own, above = (torch.from_numpy(x) for x in (part.tokens_P, part.above_E))
         keys = torch.cat([above, own])
         plans = (
-            Tiles(part.tokens_P, part.above_E, forest.exit_N, torch.float32),
-            attention_flex.Blocks(part.tokens_P, part.above_E, forest.exit_N, torch.device("cpu")),
+            Tiles(part.tokens_P, part.above_E, forest, torch.float32),
+            attention_flex.Blocks(part.tokens_P, part.above_E, forest, torch.device("cpu")),
         )
+        given = q[:, :, own], k[:, :, keys], v[:, :, keys], 0.25, window, sinks
         with torch.no_grad():
-            outs = [p.attend(q[:, :, own], k[:, :, keys], v[:, :, keys], 0.25) for p in plans]
+            outs = [plan.attend(*given) for plan in plans]
         torch.testing.assert_close(outs[0], outs[1], rtol=1e-5, atol=1e-5)
 
 

@@ -187,10 +187,16 @@ def forests(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def double_core(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[LearnerCore, Path]:
-    core = LearnerCore(tiny, dtype="float64")
-    return core, shake(fresh(core, tmp_path_factory.mktemp("double")))
+@pytest.fixture(scope="module", params=["qwen3", "mistral"])
+def double(
+    request: pytest.FixtureRequest,
+    models: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[str, LearnerCore, Path]:
+    """A model in float64, its learner, an adapter; the second one's layers have windows."""
+    core = LearnerCore(str(models[request.param]), dtype="float64")
+    folder = tmp_path_factory.mktemp("double")
+    return str(models[request.param]), core, shake(fresh(core, folder))
 
 
 @pytest.mark.soak
@@ -209,12 +215,11 @@ def test_any_forest_gives_the_gradient_of_its_rows(
     token_cost: float,
     block: int,
     loss: Loss,
-    tiny: str,
-    double_core: tuple[LearnerCore, Path],
+    double: tuple[str, LearnerCore, Path],
 ) -> None:
     if not any(any(row.mask) for row in rows):
         return
-    core, adapter = double_core
+    model, core, adapter = double
     core._hold(adapter)
     rows = [row for row in rows if any(row.mask)]
     config = TrainConfig(loss=loss, guard=None)
@@ -225,7 +230,7 @@ def test_any_forest_gives_the_gradient_of_its_rows(
             core, rows, config.model_copy(update={"tokens_per_microbatch": budget})
         )
         total, _ = core.accumulate(batch, quiet)
-    expected_total, expected = naive_gradient(tiny, adapter, rows, config)
+    expected_total, expected = naive_gradient(model, adapter, rows, config)
     assert total == pytest.approx(expected_total, rel=1e-9, abs=1e-12)
     size = math.sqrt(sum(e.square().sum().item() for e in expected.values()))
     for name, parameter in core.parameters.items():
@@ -241,7 +246,7 @@ def test_micro_batches_and_company_change_nothing(
     name: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
     core = LearnerCore(str(models[name]))
-    assert (core.packer.padded_because is None) == (name != "gemma3")
+    assert core.packer.padded_because is None
     rows = make_rows(9, seed=6, temperature=1.3) + branching_rows(9, seed=6)
     rows += restricted(branching_rows(9, seed=6))
     adapter = shake(fresh(core, tmp_path))

@@ -406,14 +406,11 @@ def excluded_by_config(base: PreTrainedModel) -> str | None:
     """Reason for which the config excludes several rows in one sequence, beyond a short test."""
     config = base.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
-    known = {"full_attention"}
+    known = {"full_attention", "sliding_attention"}
     if kinds and len(delta_nets(base)) == list(kinds).count("linear_attention"):
         known.add("linear_attention")
     if kinds and not set(kinds) <= known:
         return f"it has layers of the kinds {sorted(set(kinds))}"
-    window = getattr(config, "sliding_window", None)
-    if not kinds and window is not None and getattr(config, "use_sliding_window", True):
-        return f"its attention has a window of {window} tokens"
     if getattr(config, "attention_chunk_size", None) is not None:
         return "its attention is chunked"
     if (rope := growing_rope(config)) is not None:

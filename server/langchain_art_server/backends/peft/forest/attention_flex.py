@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from langchain_art.errors import ArtError
-from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
 
 #: Tokens of a block, the kernel's default.
 BLOCK = 128
@@ -38,42 +38,75 @@ KERNEL: Any = {"BACKEND": "TRITON"}
 class Blocks:
     """All pairs of a part, by blocks; arguments as for `attention_tiles.Tiles`."""
 
-    def __init__(self, tokens_P: Ints, above_E: Ints, exit_N: Ints, device: torch.device) -> None:
-        keys = np.concatenate([above_E, tokens_P])
-        self._new = len(tokens_P)
+    def __init__(self, tokens_P: Ints, above_E: Ints, forest: Forest, device: torch.device) -> None:
+        keys, exit_N = np.concatenate([above_E, tokens_P]), forest.exit_N
+        self._new, self._device = len(tokens_P), device
         # A query of the padding attends as the last one does, and no query to a key of it.
-        place = _padded(tokens_P, int(tokens_P[-1]))
-        order, exits = _padded(keys, len(exit_N)), _padded(exit_N[keys], 0)
-        some_QB, all_QB = _blocks(place, order, exits)
-        place_P, order_S, exit_S = (torch.from_numpy(x).to(device) for x in (place, order, exits))
+        self._place = _padded(tokens_P, int(tokens_P[-1]))
+        self._order, self._exits = _padded(keys, len(exit_N)), _padded(exit_N[keys], 0)
+        self._depth_P = forest.depth_N[self._place]
+        self._depth_S = _padded(forest.depth_N[keys], 0)
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def mask(self, window: int | None) -> BlockMask:
+        """The pairs less than `window` tokens apart; None: all."""
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        return self._masks[window]
+
+    def _mask(self, window: int | None) -> BlockMask:
+        some_QB, all_QB = _blocks(self._place, self._order, self._exits)
+        place_P, order_S, exit_S, depth_P, depth_S = (
+            torch.from_numpy(x).to(self._device)
+            for x in (self._place, self._order, self._exits, self._depth_P, self._depth_S)
+        )
 
         def is_ancestor(_batch: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return (order_S[k] <= place_P[q]) & (place_P[q] < exit_S[k])
 
-        self._mask = BlockMask.from_kv_blocks(
-            *_indices(some_QB & ~all_QB, device),
-            *_indices(all_QB, device),
+        def is_near(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return is_ancestor(batch, head, q, k) & (depth_P[q] - depth_S[k] < limit)
+
+        if window is not None:
+            limit = torch.tensor(window, device=self._device)  # one kernel for all windows
+            (q_low, q_high), (k_low, k_high) = map(_bounds, (self._depth_P, self._depth_S))
+            some_QB &= q_low[:, None] - k_high < window
+            all_QB &= q_high[:, None] - k_low < window
+        return BlockMask.from_kv_blocks(
+            *_indices(some_QB & ~all_QB, self._device),
+            *_indices(all_QB, self._device),
             BLOCK,
-            is_ancestor,
-            seq_lengths=(len(place), len(order)),
+            is_ancestor if window is None else is_near,
+            seq_lengths=(len(self._place), len(self._order)),
         )
 
-    def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
+    def attend(
+        self,
+        q_1HPD: Tensor,
+        k_1KSD: Tensor,
+        v_1KSD: Tensor,
+        scale: float,
+        window: int | None = None,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
         """Attend as `attention_tiles.Tiles.attend`.
 
         Raises:
             ArtError: the kernel was compiled too often; it would hold all pairs of tokens now.
         """
-        attend = flex_attention if q_1HPD.device.type == "cpu" else compiled_attention()
-        out_1HPD: Any = attend(
+        cpu = q_1HPD.device.type == "cpu"
+        attend: Any = flex_attention if cpu else compiled_attention()
+        found: Any = attend(
             _whole_blocks(q_1HPD),
             _whole_blocks(k_1KSD),
             _whole_blocks(v_1KSD),
-            block_mask=self._mask,
+            block_mask=self.mask(window),
             scale=scale,
             enable_gqa=True,
             kernel_options=KERNEL,
+            **({} if sink_H is None else {"return_aux": AuxRequest(lse=True)}),
         )
+        out_1HPD = found if sink_H is None else found[0] * _kept(found[1].lse, sink_H)
         return out_1HPD[:, :, : self._new].transpose(1, 2)
 
 
@@ -101,6 +134,11 @@ def compiled_attention() -> Any:
             ) from error
 
     return attend
+
+
+def _kept(lse_1HP: Tensor, sink_H: Tensor) -> Tensor:
+    """The share of the weights that one more key with the score `sink_H` leaves (1, H, P, 1)."""
+    return torch.sigmoid(lse_1HP - sink_H[None, :, None].to(lse_1HP.dtype))[..., None]
 
 
 def _padded_length(tokens: int) -> int:

@@ -13,6 +13,7 @@ them, S both together, D numbers per head.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from langchain_art_server.algorithms.sequences.prefix_forest import Ints
+from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
 
 #: Whole subtrees of up to this many tokens take one call with a mask.
 BLOCK = 128
@@ -38,22 +39,18 @@ class Tile:
     low: int
     high: int
     causal: bool = False  # among its own tokens
-    mask: Tensor | None = None
-    """Added to the scores; with it or `causal`, the tile is the first one of its tokens."""
-
-    @property
-    def first(self) -> bool:
-        """It is the first tile of its tokens; every token has exactly one such tile."""
-        return self.causal or self.mask is not None
+    mask: Tensor | None = None  # added to the scores
+    first: bool = False  # of its tokens; every token has exactly one such tile, in which it is
 
 
 class Tiles:
     """All pairs of a `prefix_forest.Part`, each once. Keys above it come before the part's own.
 
-    `exit_N` are the forest's exits, `dtype` is that of the masks.
+    `dtype` is that of the masks.
     """
 
-    def __init__(self, tokens_P: Ints, above_E: Ints, exit_N: Ints, dtype: torch.dtype) -> None:
+    def __init__(self, tokens_P: Ints, above_E: Ints, forest: Forest, dtype: torch.dtype) -> None:
+        exit_N = forest.exit_N
         exit_P = np.searchsorted(tokens_P, exit_N[tokens_P])
         above = len(above_E)
         self._tiles = [
@@ -66,11 +63,38 @@ class Tiles:
             cuts = np.flatnonzero((np.diff(starts) != 0) | (np.diff(ends) != 0)) + 1
             for low, high in itertools.pairwise([0, *cuts.tolist(), above]):
                 self._tiles.append(Tile(int(starts[low]), int(ends[low]), low, high))
+        self._depth_P = forest.depth_N[tokens_P]
+        self._depth_S = forest.depth_N[np.concatenate([above_E, tokens_P])]
+        self._dtype = dtype
+        self._near: dict[int, list[Tile]] = {}
 
-    def attend(self, q_1HPD: Tensor, k_1KSD: Tensor, v_1KSD: Tensor, scale: float) -> Tensor:
-        """The attention's output (1, P, H, D); positions are encoded in queries and keys."""
+    def attend(
+        self,
+        q_1HPD: Tensor,
+        k_1KSD: Tensor,
+        v_1KSD: Tensor,
+        scale: float,
+        window: int | None = None,
+        sink_H: Tensor | None = None,
+    ) -> Tensor:
+        """The attention's output (1, P, H, D); positions are encoded in queries and keys.
+
+        A token attends to the `window` last tokens of its row, itself among them; None: to all.
+        `sink_H` is the score of one more key for each head, whose value is zero (`gpt-oss`); it
+        gets no gradient.
+        """
         q_KGPD = q_1HPD[0].unflatten(0, (k_1KSD.shape[1], -1))
-        return _Attention.apply(q_KGPD, k_1KSD[0], v_1KSD[0], self._tiles, scale)[None]
+        tiles = self._tiles if window is None else self._within(window)
+        return _Attention.apply(q_KGPD, k_1KSD[0], v_1KSD[0], tiles, scale, sink_H)[None]
+
+    def _within(self, window: int) -> list[Tile]:
+        if window not in self._near:
+            self._near[window] = [
+                near
+                for tile in self._tiles
+                for near in _near(tile, self._depth_P, self._depth_S, window, self._dtype)
+            ]
+        return self._near[window]
 
 
 def _own_tiles(exit_P: Ints, dtype: torch.dtype) -> list[Tile]:
@@ -107,7 +131,7 @@ def _triangle(start: int, end: int, first: list[Tile], rectangles: list[Tile]) -
     a small block on the diagonal wastes little, and rectangles waste nothing.
     """
     if end - start <= BLOCK:
-        first.append(Tile(start, end, start, end, causal=True))
+        first.append(Tile(start, end, start, end, causal=True, first=True))
         return
     blocks = -(-(end - start) // BLOCK)
     middle = start + blocks // 2 * BLOCK
@@ -119,11 +143,40 @@ def _triangle(start: int, end: int, first: list[Tile], rectangles: list[Tile]) -
 def _block(exit_P: Ints, start: int, end: int, dtype: torch.dtype) -> Tile:
     exits = exit_P[start:end] - start
     if (exits == end - start).all():
-        return Tile(start, end, start, end, causal=True)
+        return Tile(start, end, start, end, causal=True, first=True)
     at = np.arange(end - start)
     seen = (at[None, :] <= at[:, None]) & (at[:, None] < exits[None, :])
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~torch.from_numpy(seen), -torch.inf)
-    return Tile(start, end, start, end, mask=mask)
+    return Tile(start, end, start, end, mask=_mask(seen, dtype), first=True)
+
+
+def _mask(seen: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~torch.from_numpy(seen), -torch.inf)
+
+
+def _near(
+    tile: Tile, depth_P: Ints, depth_S: Ints, window: int, dtype: torch.dtype
+) -> Iterator[Tile]:
+    """Tiles of the pairs of one that are less than `window` tokens apart."""
+    keys = depth_S[tile.low : tile.high]
+    if depth_P[tile.start : tile.end].max() - keys.min() < window:
+        yield tile
+    elif tile.first:  # at most `BLOCK` tokens among themselves
+        near = depth_P[tile.start : tile.end, None] - keys < window
+        if tile.mask is not None:
+            yield replace(tile, mask=tile.mask + _mask(near, dtype))
+        else:
+            yield replace(tile, mask=_mask(np.tril(near), dtype), causal=False)
+    else:
+        # The keys are a stretch of one row: the far ones come first, the last ones are near to all.
+        for start in range(tile.start, tile.end, BLOCK):
+            end = min(start + BLOCK, tile.end)
+            near = depth_P[start:end, None] - keys < window
+            some, all_ = (int(np.append(x, True).argmax()) for x in (near.any(0), near.all(0)))
+            if some < all_:
+                mask = _mask(near[:, some:all_], dtype)
+                yield Tile(start, end, tile.low + some, tile.low + all_, mask=mask)
+            if all_ < len(keys):
+                yield Tile(start, end, tile.low + all_, tile.high)
 
 
 class _Attention(torch.autograd.Function):
@@ -131,7 +184,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q_KGPD: Tensor, k_KSD: Tensor, v_KSD: Tensor, tiles: list[Tile], scale: float
+        ctx: Any,
+        q_KGPD: Tensor,
+        k_KSD: Tensor,
+        v_KSD: Tensor,
+        tiles: list[Tile],
+        scale: float,
+        sink_H: Tensor | None,
     ) -> Tensor:
         kheads, groups, tokens, width = q_KGPD.shape
         out_PHD = q_KGPD.new_empty(tokens, kheads * groups, width)
@@ -153,10 +212,16 @@ class _Attention(torch.autograd.Function):
             if tile.first:
                 out_KGPD[:, :, rows], lse_KGP[:, :, rows] = out, lse
             else:
+                if tile.mask is not None:  # the kernel says 0 of a token that sees no key
+                    lse.masked_fill_(tile.mask.isneginf().all(-1), -torch.inf)
                 both = torch.logaddexp(lse_KGP[:, :, rows], lse)
                 weight = (lse - both).exp_().to(out.dtype).unsqueeze(-1)
                 out_KGPD[:, :, rows].lerp_(out, weight)
                 lse_KGP[:, :, rows] = both
+        if sink_H is not None:
+            both = torch.logaddexp(lse_KGP, sink_H.view(kheads, groups, 1).to(exact))
+            out_KGPD.mul_((lse_KGP - both).exp_().to(out_KGPD.dtype).unsqueeze(-1))
+            lse_KGP = both
         ctx.save_for_backward(q_KGPD, k_KSD, v_KSD, out_PHD, lse_KGP)
         ctx.tiles, ctx.scale = tiles, scale
         return out_PHD
@@ -198,7 +263,7 @@ class _Attention(torch.autograd.Function):
                 gq_KGPD[:, :, rows] += part_q
             gk_KSD[:, keys] += part_k.sum(1)
             gv_KSD[:, keys] += part_v.sum(1)
-        return gq_KGPD, gk_KSD, gv_KSD, None, None
+        return gq_KGPD, gk_KSD, gv_KSD, None, None, None
 
 
 def _by_head(x_PHD: Tensor, kheads: int) -> Tensor:

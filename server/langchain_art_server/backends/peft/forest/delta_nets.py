@@ -44,7 +44,7 @@ class LayerPass(Protocol):
     above: dict[int, tuple[Tensor, Tensor]]
     kept: dict[int, tuple[Tensor, Tensor]] | None
     mixed: dict[int, Tensor]
-    ran: set[int]
+    ran: dict[int, int | None]
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def _rule(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
             found.append(out_BLHD.flatten(0, 1))
             if len(batch.lasting):
                 state_SHDD = torch.cat([state_SHDD, end_BHDD[batch.lasting]])
-        one.ran.add(layer)
+        one.ran[layer] = None
         if keep is not None and layer not in keep:  # the first time counts
             keep[layer] = one.mixed[layer], state_SHDD[chains.kept_S][None]
         return torch.cat(found)[chains.place_P][None], None

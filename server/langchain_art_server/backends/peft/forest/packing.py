@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from langchain_art_server.algorithms.sequences.prefix_forest import (
     Ints,
@@ -43,7 +43,7 @@ PIECE = 50
 #: The name under which transformers finds `forest_attention`.
 FOREST_ATTENTION = "langchain_art_forest"
 #: Options of transformers that ask more of attention than causality.
-ODD_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
+ODD_OPTIONS = ("softcap", "position_bias")
 
 
 class ForestPass:
@@ -62,15 +62,18 @@ class ForestPass:
         self.kept: dict[int, KeysValues] | None = {} if keep else None
         #: Inputs of the convolutions, for each layer that has one.
         self.mixed: dict[int, Tensor] = {}
-        #: The layers that ran so.
-        self.ran: set[int] = set()
+        #: The layers that ran so, with the windows to which they attended.
+        self.ran: dict[int, int | None] = {}
 
-    def check(self, layers: int) -> None:
-        """Raises OddAttentionError unless the attention ran in each of so many layers."""
-        if len(self.ran) != layers:
+    def check(self, windows: Sequence[int | None]) -> None:
+        """Raises OddAttentionError unless the attention ran in each layer, with these windows."""
+        if len(self.ran) != len(windows):
             raise OddAttentionError(
-                f"its attention ran in {len(self.ran)} of {layers} layers; the others ignore it"
+                f"its attention ran in {len(self.ran)} of {len(windows)} layers; the others "
+                "ignore it"
             )
+        if (ran := [self.ran[layer] for layer in range(len(windows))]) != [*windows]:
+            raise OddAttentionError(f"its layers' windows are {ran}, its config's {[*windows]}")
 
 
 class OddAttentionError(Exception):
@@ -102,7 +105,7 @@ def forest_attention(
         raise OddAttentionError("its attention has a mask, dropout or no layer index")
     if forest is None:
         raise OddAttentionError("it does not pass options on to its attention")
-    forest.ran.add(layer)
+    window = forest.ran[layer] = options.get("sliding_window")
     if forest.kept is not None:
         # Gradient checkpointing computes a layer twice: the first time counts.
         forest.kept.setdefault(layer, (key[0], value[0]))
@@ -110,7 +113,17 @@ def forest_attention(
         above_k, above_v = forest.above[layer]
         key, value = torch.cat([above_k[None], key], 2), torch.cat([above_v[None], value], 2)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return forest.attention.attend(query, key, value, scale), None
+    sinks = options.get("s_aux")
+    return forest.attention.attend(query, key, value, scale, window, sinks), None
+
+
+def windows_of(config: PreTrainedConfig) -> list[int | None]:
+    """How many tokens each layer attends to, by a text model's config; None: to all."""
+    layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
 
 
 AttentionInterface.register(FOREST_ATTENTION, forest_attention)
@@ -196,9 +209,9 @@ class ForestRows:
                     last=index + 1 == len(parts) or parts[index + 1].parent != index,
                     ids_P=tensor(forest.token_ids_N[part.tokens_P]),
                     depth_P=tensor(forest.depth_N[part.tokens_P]),
-                    attention=Tiles(part.tokens_P, above_E, forest.exit_N, dtype)
+                    attention=Tiles(part.tokens_P, above_E, forest, dtype)
                     if device.type == "cpu"
-                    else Blocks(part.tokens_P, above_E, forest.exit_N, device),
+                    else Blocks(part.tokens_P, above_E, forest, device),
                     above={owner: (tokens, tokens) for owner, tokens in above.items()},
                     chains=chains and chains.of(index, part.tokens_P, device),
                     predictions=predictions,
@@ -254,7 +267,7 @@ class _OpenPart:
             "forest": self._pass,
         }
         outputs_MX = scorer.outputs(inputs, batch.predictions.select_M)
-        self._pass.check(scorer.base.config.get_text_config().num_hidden_layers)
+        self._pass.check(windows_of(scorer.base.config.get_text_config()))
         self.scored = ScoredBatch(scorer, outputs_MX, batch.predictions, soon=batch.last)
         self._grads: dict[int, KeysValues] = {}
 
