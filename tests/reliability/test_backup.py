@@ -325,13 +325,14 @@ def test_what_the_disk_changed_in_an_archive_is_named(archive: Path, tmp_path: P
     assert "adapters/tiny/1/adapter_model.safetensors has another SHA-256" in said
 
 
-def test_an_archive_of_a_later_schema_is_refused_by_name(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ours", [3, 99])
+def test_an_archive_of_another_schema_is_refused_by_name(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: int
 ) -> None:
     back_up(data, tmp_path / "art.tar", None)
-    monkeypatch.setattr(archives, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(archives, "SCHEMA_VERSION", ours)
     said = refusal(ConfigError, lambda: restore(tmp_path / "art.tar", tmp_path / "place", None))
-    assert "schema version" in said and ", with 1 and 3. Restore it with that one" in said
+    assert "schema version" in said and f", with 1 and {ours}. Restore it with that one" in said
 
 
 def test_a_version_that_was_damaged_before_is_backed_up_and_said(

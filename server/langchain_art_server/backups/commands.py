@@ -50,7 +50,7 @@ from langchain_art_server.policies.adapter_store import (
 from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
-from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA, SCHEMA_VERSION
+from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
 
 cli = typer.Typer(add_completion=False)
 console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -158,7 +158,7 @@ def check_restored(folder: Path, contents: Contents, database_url: str | None) -
     """Open what was restored, and check it as ``langchain-art scrub`` does.
 
     A dump of PostgreSQL is only read to its end if there is no `database_url` that it is loaded
-    into. Of a database of an earlier schema the rows are not checked.
+    into.
 
     Returns:
         A line for each thing that was damaged before it was backed up.
@@ -166,13 +166,10 @@ def check_restored(folder: Path, contents: Contents, database_url: str | None) -
     Raises:
         ConfigError: the dump cannot be read.
     """
-    opens = contents.schema == SCHEMA_VERSION
-    if contents.database == "postgresql" and database_url is None:
-        check_dump(folder / DUMP)
-        opens = False
-    if opens:
+    if contents.database == "sqlite" or database_url is not None:
         places = databases_of(folder, database_url)
         return [line for place, url in places for line in Scrub(place, url).run()]
+    check_dump(folder / DUMP)
     lines = list[str]()
     for place, versions in contents.versions.items():
         for name in versions:
@@ -181,17 +178,7 @@ def check_restored(folder: Path, contents: Contents, database_url: str | None) -
                 check_files(folder / place / "adapters" / policy / version)
             except Damaged as error:
                 lines.append(str(error))
-        if contents.database == "sqlite":
-            lines += _check_file(f"sqlite:///{folder / place / 'art.sqlite3'}")
     return lines
-
-
-def _check_file(url: str) -> list[str]:
-    engine = connect(url)
-    with engine.connect() as connection:
-        found = list(connection.exec_driver_sql("PRAGMA integrity_check").scalars())
-    engine.dispose()
-    return [f"database: {problem}" for problem in found if problem != "ok"]
 
 
 def told(contents: Contents, damaged: list[str], where: str, done: str) -> None:
@@ -235,7 +222,7 @@ def restore(archive: Path, data_dir: Path, database_url: str | None) -> tuple[Co
         What the archive has, and a line for each thing that was damaged when it was backed up.
 
     Raises:
-        ConfigError: the directory is not empty, or the archive is of a later release.
+        ConfigError: the directory is not empty, or the archive is of another release.
         Damaged: the archive is not what was written; names the file.
     """
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):

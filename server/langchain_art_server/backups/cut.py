@@ -75,7 +75,7 @@ class Contents:
 
         Raises:
             Damaged: they are not what was written.
-            ConfigError: it is no backup, or of a later release than this one.
+            ConfigError: it is no backup, or one of another release.
         """
         first = tar.next()
         file = tar.extractfile(first) if first is not None and first.name == CONTENTS else None
@@ -91,7 +91,7 @@ class Contents:
             if manifest_bytes(known) != written:
                 raise damaged
             del known["sha256"]
-            if known["format"] != FORMAT or known["schema"] > SCHEMA_VERSION:
+            if known["format"] != FORMAT or known["schema"] != SCHEMA_VERSION:
                 raise ConfigError(
                     f"{archive} was made by langchain-art {known['langchain_art']}, with format "
                     f"{known['format']} and schema version {known['schema']}; this is "
@@ -135,7 +135,7 @@ def unpack(archive: Path, folder: Path) -> Contents:
 
     Raises:
         Damaged: the archive, or a file of it, is not what was written; names the file.
-        ConfigError: it is no backup, or of a later release than this one.
+        ConfigError: it is no backup, or one of another release.
     """
     try:
         with tarfile.open(archive, mode="r:") as tar:

@@ -308,7 +308,7 @@ def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> Iterator[dict
 
 
 def make_private(data_dir: Path) -> None:
-    """Take others' rights to what an earlier release, or an umask, left open."""
+    """Take others' rights to what an umask left open."""
     opened = [data_dir, *data_dir.glob("adapters")]
     files = [
         path for name in ("art.sqlite3*", "lock", "vllm*.log*") for path in data_dir.glob(name)

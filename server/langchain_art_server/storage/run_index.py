@@ -1,14 +1,12 @@
 """Index by which the page finds runs: a row a run, its marks, the words of its messages.
 
 All of it follows from the trajectories and is written in the transaction that writes them, so a
-list needs no body of a run, and none is behind. A database of an earlier version gets it when it
-is opened (`schema.migrate`).
+list needs no body of a run, and none is behind.
 """
 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic_core import to_json
 
-from langchain_art.errors import Damaged
 from langchain_art.wire import Message, Trajectory
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.storage.queries import select_among
-from langchain_art_server.storage.seals import Blob, insert, intact
+from langchain_art_server.storage.seals import Blob, insert
 from langchain_art_server.storage.tables import (
     HELD_OUT_SCENARIOS,
     NUMBER,
@@ -77,8 +74,6 @@ MAX_WORDS, MAX_WORD, MAX_TEXT = 2048, 48, 1 << 18
 #: Characters of a message that a list shows; of the name of a mark.
 _EXCERPT, _MAX_NAME = 240, 256
 _WORD, _ASKED = re.compile(r"[^\W_]+"), re.compile(r"([^\W_]+)(\*?)")
-#: Runs whose bodies are in memory at once while an older database is brought to this version.
-_AT_ONCE = 200
 
 
 def words_of(text: str) -> dict[str, None]:
@@ -182,15 +177,6 @@ def hold_out(connection: sa.Connection, scenarios: Collection[str]) -> None:
         insert(connection, HELD_OUT_SCENARIOS, new)
 
 
-def evaluated_scenarios(connection: sa.Connection) -> set[str]:
-    """The scenarios of the stored runs of evaluations."""
-    query = sa.select(RUN_FACTS.c.scenario).join(
-        RUN_MARKS, RUN_FACTS.c.number == RUN_MARKS.c.number
-    )
-    query = query.where(RUN_MARKS.c.kind == HELD_OUT, RUN_FACTS.c.scenario.is_not(None))
-    return set(connection.scalars(query))
-
-
 def forget_runs(connection: sa.Connection, ids: Iterable[str]) -> None:
     """Delete what runs are found by."""
     query = sa.select(RUN_FACTS.c.number)
@@ -201,27 +187,6 @@ def forget_runs(connection: sa.Connection, ids: Iterable[str]) -> None:
         connection.execute(sa.delete(RUN_FACTS).where(RUN_FACTS.c.number == number))
         gone = sa.text(f"DELETE FROM run_words WHERE {key} = :number")
         connection.execute(gone, {"number": number})
-
-
-def index_all(connection: sa.Connection) -> None:
-    """Index every stored run, of a database that has none indexed.
-
-    A damaged one is left out: it is refused wherever it is read, and `scrub` names it.
-    """
-    query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number).limit(_AT_ONCE)
-    last = 0
-    while rows := connection.execute(query.where(TRAJECTORIES.c.number > last)).all():
-        last = rows[-1].number
-        write_index(connection, map(RunIndex.of, _readable(rows)))
-
-
-def _readable(rows: Iterable[sa.Row[Any]]) -> Iterator[Trajectory]:
-    for row in rows:
-        try:
-            intact(TRAJECTORIES, row)
-        except Damaged:
-            continue
-        yield Trajectory.model_validate_json(zlib.decompress(row.body))
 
 
 def _facts(run: Trajectory) -> dict[str, Any]:

@@ -1,18 +1,11 @@
-"""The schema: a database is opened, locked, checked, and brought to this version.
-
-A step of `STEPS` creates tables as `storage.tables` has them now. So a later step that changes a
-table must do nothing where the table is that way already; `old_databases` in the tests opens a
-stored database of each version. Rows that a step rewrites need new seals (`storage.seals`).
-"""
+"""The schema: a database is opened, locked and checked; one of another version is refused."""
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,110 +14,8 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.storage.run_index import (
-    RUN_FACTS,
-    RUN_MARKS,
-    create_text_index,
-    evaluated_scenarios,
-    hold_out,
-    index_all,
-)
-from langchain_art_server.storage.tables import (
-    ACTIONS,
-    API_KEYS,
-    BATCHES,
-    CALLS_BEGAN,
-    HELD_OUT_SCENARIOS,
-    META,
-    POLICY_LEASES,
-    REVIEWS,
-    ROLLBACKS,
-    ROLLOUTS,
-    SCHEMA,
-    SCHEMA_VERSION,
-    TRAINED,
-    TRAINED_CALLS,
-    TRAINED_VERDICTS,
-    WORKERS,
-)
-
-log = logging.getLogger(__name__)
-
-
-def _add_run_index(connection: sa.Connection) -> None:
-    META.create_all(connection, tables=[RUN_FACTS, RUN_MARKS])
-    if not sa.inspect(connection).has_table("run_words"):
-        create_text_index(connection)
-
-
-def _index_evaluations(connection: sa.Connection) -> None:
-    """Evaluations are found by a mark."""
-    META.create_all(connection, tables=[HELD_OUT_SCENARIOS])
-    index_all(connection)
-
-
-def _key_by_job(connection: sa.Connection) -> None:
-    """Several jobs may mark one run."""
-    for table in (TRAINED, TRAINED_CALLS):
-        _make_anew(connection, table)
-
-
-def _add_verdicts(connection: sa.Connection) -> None:
-    META.create_all(connection, tables=[TRAINED_VERDICTS, HELD_OUT_SCENARIOS])
-    hold_out(connection, evaluated_scenarios(connection))
-
-
-def _add_fleet(connection: sa.Connection) -> None:
-    META.create_all(connection, tables=[POLICY_LEASES])
-    if connection.dialect.supports_sequences:
-        CALLS_BEGAN.create(connection, checkfirst=True)
-
-
-def _empty_rollouts(connection: sa.Connection) -> None:
-    """Rollouts have seeds. Whoever waits for some puts them up again, since their batch is gone."""
-    META.drop_all(connection, tables=[BATCHES, ROLLOUTS])
-    META.create_all(connection, tables=[BATCHES, ROLLOUTS])
-
-
-#: Version -> what brings a database of it to the next one.
-STEPS: dict[int, Callable[[sa.Connection], None]] = {
-    2: lambda connection: META.create_all(connection, tables=[REVIEWS]),
-    3: _add_run_index,
-    4: _index_evaluations,
-    5: _key_by_job,
-    6: lambda connection: META.create_all(connection, tables=[API_KEYS, ACTIONS]),
-    7: lambda connection: META.create_all(connection, tables=[ROLLBACKS]),
-    8: lambda connection: META.create_all(connection, tables=[BATCHES, ROLLOUTS, WORKERS]),
-    9: _add_fleet,
-    10: _add_verdicts,
-    11: _empty_rollouts,
-}
-
-
-def migrate(connection: sa.Connection) -> None:
-    """Bring a database of a version that `STEPS` knows to `SCHEMA_VERSION`; leave any other.
-
-    It takes some milliseconds a run from version 4 or earlier, and next to nothing from later ones.
-    The caller holds the server's lock on the database, and commits.
-    """
-    versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
-    if len(versions) != 1 or versions[0] not in STEPS:
-        return
-    log.info("The database's schema goes from version %d to %d.", versions[0], SCHEMA_VERSION)
-    for version in range(versions[0], SCHEMA_VERSION):
-        STEPS[version](connection)
-    connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION))
-
-
-def _make_anew(connection: sa.Connection, table: sa.Table) -> None:
-    """Give a table the keys that it has here; its columns and rows stay."""
-    former = f"{table.name}_before"
-    names = ", ".join(column.name for column in table.columns)
-    connection.exec_driver_sql(f"ALTER TABLE {table.name} RENAME TO {former}")
-    table.create(connection)
-    connection.exec_driver_sql(f"INSERT INTO {table.name} ({names}) SELECT {names} FROM {former}")
-    connection.exec_driver_sql(f"DROP TABLE {former}")
-
+from langchain_art_server.storage.run_index import create_text_index
+from langchain_art_server.storage.tables import META, SCHEMA, SCHEMA_VERSION
 
 #: PostgreSQL's advisory locks (they are per database): that a server holds, that one holds while it
 #: makes or checks tables, and that a server of a fleet holds while it writes.
@@ -290,9 +181,6 @@ def place_of(engine: sa.Engine) -> str:
 def prepare(engine: sa.Engine, *, shared: bool = False) -> int:
     """Create the tables of a new database, or check those that are there.
 
-    A database of an earlier version is brought to this one (`migrate`), all or nothing; where other
-    servers use it (`shared`), it is refused.
-
     Returns:
         How often a server has opened this database, with this time.
 
@@ -310,23 +198,10 @@ def prepare(engine: sa.Engine, *, shared: bool = False) -> int:
             META.create_all(connection)
             create_text_index(connection)
             connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION, starts=0))
-        elif SCHEMA.name in there and (not shared or _is_alone(connection)):
-            migrate(connection)
         check_schema(connection)
         starts = SCHEMA.c.starts
         connection.execute(sa.update(SCHEMA).values(starts=starts + 1))
         return connection.scalars(sa.select(starts)).one()
-
-
-def _is_alone(connection: sa.Connection) -> bool:
-    """True if no other server of the fleet has the database open."""
-    held = (
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND "
-        "database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-        "AND granted AND (classid::bigint << 32 | objid::bigint) = :lock"
-    )
-    lock = {"lock": _lock_of(connection.engine)}
-    return connection.execute(sa.text(held), lock).scalar_one() <= 1
 
 
 def check_schema(connection: sa.Connection) -> None:
@@ -338,12 +213,6 @@ def check_schema(connection: sa.Connection) -> None:
     versions = list(connection.scalars(sa.select(SCHEMA.c.version)))
     if versions != [SCHEMA_VERSION]:
         found = versions[0] if versions else 0
-        if found in STEPS:
-            raise ConfigError(
-                f"The database {place_of(connection.engine)} has schema version {found}, expected "
-                f"{SCHEMA_VERSION}. Start this server on it once, while no other one uses it: it "
-                "brings it to that version."
-            )
         why = f"got schema version {found!r}, expected {SCHEMA_VERSION}"
         if isinstance(found, int):  # else it is damaged
             maker = "a newer" if found > SCHEMA_VERSION else "an older"

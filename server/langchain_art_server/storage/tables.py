@@ -28,8 +28,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 
 #: The order in which rows were inserted, whatever the clock says. In SQLite it is the rowid.
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
-#: Of the tables below. Another column, and another number but for those that `schema.STEPS`
-#: brings to this one, is refused at the start.
+#: Of the tables below. Another number, or another column, is refused at the start.
 SCHEMA_VERSION = 12
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import CallTags, LoraConfig, TrainRequest, Trajectory
@@ -16,7 +15,6 @@ from langchain_art_server.storage.database import lock_data_dir
 from langchain_art_server.storage.fleet import LeaseLost, begin_call
 from langchain_art_server.storage.job_store import JobCancelled
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import SCHEMA, SCHEMA_VERSION
 from tests.support.call_records import record
 from tests.support.postgres import Postgres
 
@@ -167,12 +165,3 @@ def test_so_is_one_on_the_same_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="set fleet = true"):
         lock_data_dir(tmp_path, shared=True)
     alone.close()
-
-
-def test_tables_are_not_changed_under_a_server_that_runs(url: str) -> None:
-    running = Store(url, shared=True)
-    with running.engine.begin() as connection:
-        connection.execute(sa.update(SCHEMA).values(version=SCHEMA_VERSION - 1))
-    with pytest.raises(ConfigError, match="while no other one uses it"):
-        Store(url, shared=True)
-    running.close()
