@@ -12,7 +12,7 @@ from langchain_art.export.ids import CALL, DISCARDED, EXCLUDED, HUMAN_REWARD, SC
 from langchain_art.export.langfuse_api import connect, observations, roots, values
 from langchain_art.export.stored_messages import decoded, prompt_of, reply_of, text_in
 from langchain_art.traces.stored import Read, StoredTrace, Unreadable, score_of
-from langchain_art.wire import Message, Turn, Usage
+from langchain_art.wire import Turn, Usage
 
 if TYPE_CHECKING:
     from langchain_art.export.langfuse_api import LangfuseAPI, ObservationV2
@@ -43,63 +43,49 @@ def read_traces(
     api: LangfuseAPI,
     wanted: Iterable[str],
     given: Mapping[str, list[float]] | None = None,
-    *,
-    all_calls: bool = False,
 ) -> Read:
-    """The traces of these ids; `given` are scores by the id of what they are about.
-
-    `all_calls`: with those that failed or are no chat, and with usage and times, for figures.
-    """
+    """The traces of these ids; `given` are scores by the id of what they are about."""
     by_trace: dict[str, list[ObservationV2]] = {trace: [] for trace in wanted}
-    fields = f"{_FIELDS},usage" if all_calls else _FIELDS
-    for one in observations(api, by_trace, fields=fields, expand=_EXPANDED):
+    for one in observations(api, by_trace, fields=_FIELDS, expand=_EXPANDED):
         if one.trace_id in by_trace:
             by_trace[one.trace_id].append(one)
-    return traces_of(by_trace, given, all_calls=all_calls)
+    return traces_of(by_trace, given)
 
 
 def traces_of(
     by_trace: Mapping[str, Sequence[ObservationV2]],
     given: Mapping[str, list[float]] | None = None,
-    *,
-    all_calls: bool = False,
 ) -> Read:
     """The traces of these observations; see `read_traces`."""
     found = Read()
     for trace, parts in by_trace.items():
-        found.add(_trace, trace, parts, given or {}, all_calls)
+        found.add(_trace, trace, parts, given or {})
     return found
 
 
 def _trace(
-    trace: str,
-    parts: Sequence[ObservationV2],
-    values: Mapping[str, list[float]],
-    all_calls: bool,
+    trace: str, parts: Sequence[ObservationV2], values: Mapping[str, list[float]]
 ) -> StoredTrace:
     ordered = sorted(parts, key=lambda one: (one.start_time, _index(one)))
     root = next((one for one in ordered if one.is_root_observation), None)
     if root is None:
         raise Unreadable("no_root")
     generations = [one for one in ordered if one.type == "GENERATION"]
-    calls = list(filter(None, (_call(one, all_calls) for one in generations)))
-    if not calls and not all_calls:
+    calls = list(filter(None, map(_call, generations)))
+    if not calls:
         raise Unreadable("no_calls")
     known: dict[str, Any] = {}
     for one in ordered:
         known |= {key: value for key, value in (one.metadata or {}).items() if key in _OURS}
-    failed = root.level == "ERROR"
     return StoredTrace(
         id=trace,
         input=decoded(root.input),
         output=decoded(root.output),
-        calls=[call for call, _ in calls],
-        unread=sum(not is_chat for _, is_chat in calls),
+        calls=calls,
         run=text_in(known.get(TRAJECTORY)),
         scenario=text_in(known.get(SCENARIO)),
         score=score_of([*values.get(trace, ()), *values.get(root.id, ())]),
-        failed=failed,
-        error=(root.status_message or "failed") if failed else None,
+        failed=root.level == "ERROR",
     )
 
 
@@ -112,32 +98,27 @@ def _index(one: ObservationV2) -> int:
     return index if isinstance(index, int) else 0
 
 
-def _call(one: ObservationV2, any_call: bool) -> tuple[Turn, bool] | None:
-    """A call, and whether it is a chat; None: it failed, so that the graph had no reply of it."""
+def _call(one: ObservationV2) -> Turn | None:
+    """A call; None: it failed, so that the graph had no reply of it."""
     metadata, failed = one.metadata or {}, one.level == "ERROR"
-    if one.output is None and failed and not any_call:
+    if one.output is None and failed:
         return None
-    messages, tools, reply = list[Message](), list[dict[str, Any]](), Message()
-    is_chat = True
     try:
-        if one.input is not None or not any_call:
-            messages, tools = prompt_of(one.input)
-        reply = reply_of(one.output) if one.output is not None else reply
+        messages, tools = prompt_of(one.input)
+        reply = None if one.output is None else reply_of(one.output)
     except (ValueError, KeyError, TypeError) as error:
-        if not any_call:
-            raise Unreadable("unknown_shape") from error
-        is_chat = False
-    if not reply and not any_call:
+        raise Unreadable("unknown_shape") from error
+    if not reply:
         raise Unreadable("unknown_shape")
     usage = None
     with suppress(KeyError, TypeError):  # not known
         used: Mapping[str, Any] = one.usage_details or {}
         usage = Usage(prompt_tokens=used["input"], completion_tokens=used["output"])
     seconds = (one.end_time - one.start_time).total_seconds() if one.end_time else None
-    call = Turn(
+    return Turn(
         messages=tuple(messages),
         tools=tuple(tools),
-        reply=reply or None,
+        reply=reply,
         ours=False,
         call_id=text_in(metadata.get(CALL)),
         model=one.model,
@@ -148,4 +129,3 @@ def _call(one: ObservationV2, any_call: bool) -> tuple[Turn, bool] | None:
         latency=None if seconds is None else max(0.0, seconds),
         error=(one.status_message or text_of(one.output)) if failed else None,
     )
-    return call, is_chat

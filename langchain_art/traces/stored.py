@@ -41,9 +41,6 @@ class StoredTrace:
     score: float | None = None
     """The mean of what people gave it."""
     failed: bool = False
-    error: str | None = None
-    unread: int = 0
-    """Calls whose prompt or reply has another shape than a chat's, and is left out."""
 
 
 def score_of(given: Sequence[Any]) -> float | None:

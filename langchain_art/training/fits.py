@@ -15,11 +15,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
+from rich.text import Text
+
 from langchain_art._notebook import view_html
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.training import fit_state
-from langchain_art.training.records import StepRecord
+from langchain_art.training.records import FitResult, StepRecord, best_of_evals
+from langchain_art.training.report import summary_view
 from langchain_art.wire import Trajectory, Turn
 
 
@@ -35,7 +39,7 @@ class Fit(fit_state.FitRecords):
     running: bool
 
     def _repr_html_(self) -> str:
-        return view_html("analytics.history:stored_fit_view", self)
+        return view_html("training.fits:stored_view", self)
 
     @property
     def words(self) -> str:
@@ -75,6 +79,23 @@ class Fit(fit_state.FitRecords):
             return next(e.version for e in self.evals if (e.step or 0, e.mean) == self.best)
         policies = self.state.identity.policies
         return " + ".join(f"{name}@{self.versions.get(name, 0)}" for name in policies)
+
+
+def stored_view(fit: Fit) -> Group:
+    """A fit as a notebook shows it: its name, its state, and the summary of its files."""
+    evals = {one.step: one for one in fit.evals}
+    result = FitResult(
+        fit_id=fit.state.fit_id,
+        versions=fit.versions,
+        before=evals.get(0),
+        after=evals.get(fit.done) if fit.done else None,
+        best=best_of_evals(fit.evals),
+        history=tuple(fit.steps),
+        evals=tuple(fit.evals),
+        rollbacks=tuple(fit.rollbacks),
+        stopped=fit.state.stopped,
+    )
+    return Group(Text(f"{fit.name}: {fit.words}"), summary_view(result))
 
 
 def read_fits(root: Path) -> list[Fit]:

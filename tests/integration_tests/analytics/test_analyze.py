@@ -50,6 +50,3 @@ def test_runs_of_a_server_are_analyzed_and_compared(
     with pytest.raises(SystemExit):
         main([*options, "--compare", "one"])
     assert "got --compare 1 times" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["analyze", "my-fit", "--held-out"])
-    assert "--held-out with the name of a fit" in capsys.readouterr().err

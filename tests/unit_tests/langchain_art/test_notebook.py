@@ -66,7 +66,7 @@ AUDIT = TrajectoryAudit(
         (lambda: AUDIT, ("run-1", "Not trained yet")),
         (lambda: RESULT, ("held out before", "0.250", "held out after", "ChatART")),
         (lambda: RESULT.before, ("held out after step 0: 0.250",)),
-        (stored, ("spring: held out", "training reward")),
+        (stored, ("spring: stopped", "held out before", "training reward")),
         (lambda: analyze([RUN]), ("Versions", "p@3", "Actions")),
         (
             lambda: compare_rewards("p@<0>", "p@3", {"a": [0], "b": [0]}, {"a": [1], "b": [1]}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,11 @@ from rich.console import Console
 
 from langchain_art.analytics import analyze, compare
 from langchain_art.analytics.analysis import version_of
-from langchain_art.analytics.history import analyze_fit, compare_evals, fit_view
 from langchain_art.analytics.report import analysis_view
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.costs import busy_seconds, in_order
 from langchain_art.statistics.intervals import Z95, wilson
-from langchain_art.training.fits import read_fits
 from langchain_art.wire import Trajectory, Turn, Usage
-from tests.support.fits import write_fit
 
 DAY = datetime(2026, 6, 1, tzinfo=UTC).timestamp()
 
@@ -171,23 +167,3 @@ def test_the_tables_fit_a_terminal() -> None:
         assert words in text, words
     assert "Fewer than 6 pairs cannot be significant" in text
     assert shown(analysis_view(analyze([])))
-
-
-def test_a_fit_is_analyzed_by_its_files(tmp_path: Path) -> None:
-    write_fit(tmp_path / "fit", [0.2, 0.6], {0: 0.1, 2: 0.7})
-    (fit,) = read_fits(tmp_path)
-    found = analyze_fit(fit, gpu_rate=3.6)
-    assert (found.steps, found.reward_first, found.reward_last) == (2, 0.2, 0.6)
-    assert [one.mean for one in found.evals] == [0.1, 0.7]
-    assert found.gpu_usd == pytest.approx(found.seconds / 1000)
-    evals = [
-        one.model_copy(update={"scenarios": {f"q-{n}": one.mean for n in range(6)}})
-        for one in found.evals
-    ]
-    compared = compare_evals(evals, "p@0", "p@2")
-    assert compared.difference == pytest.approx(0.6)
-    assert compared.paired and compared.significant and compared.p_value == 2 / 2**6
-    text = shown(fit_view(found, [compared]))
-    assert "0.700 ± 0.100" in text and "p@0 → p@2: +0.600" in text
-    with pytest.raises(ConfigError, match=r"expected one that was evaluated.*p@0, p@2"):
-        compare_evals(evals, "p@0", "p@1")
