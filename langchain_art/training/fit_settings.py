@@ -50,7 +50,6 @@ class FitSettings:
     max_steps_ahead: int = field(metadata={"least": 0} | _LEARNS)
     dynamic_sampling_rounds: int = field(metadata={"least": 0} | _LEARNS)
     advantages: AdvantageHook | None = None
-    difficulty_pools: bool = field(default=False, metadata=_LEARNS)
     on_collapse: OnCollapse = field(default="rollback", metadata=_LEARNS)
     gate: Gate | None = None
     export: Exporter | None = None
@@ -63,8 +62,6 @@ class FitSettings:
             expected = ", ".join(f"{name} of at least {least[name]}" for name in wrong)
             got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
             raise ConfigError(f"got {got}, expected {expected}")
-        if self.difficulty_pools not in (True, False):
-            raise ConfigError(f"got {self.difficulty_pools=!r}, expected True or False")
         if self.on_collapse not in get_args(OnCollapse):
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"

@@ -261,8 +261,6 @@ def _headline(record: StepRecord, steps: int) -> list[str]:
     parts += [f"{policy}@{version}" for policy, version in record.versions.items()]
     resampled = f" ({record.resampled} resampled)" if record.resampled else ""
     parts.append(f"{record.groups} groups{resampled}")
-    if record.passed_over:
-        parts.append(f"{record.passed_over} passed over")
     if record.failed:
         parts.append(f"{record.failed} failed")
     if record.retried:

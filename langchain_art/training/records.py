@@ -98,16 +98,6 @@ def compared(before: EvalResult, after: EvalResult) -> intervals.Comparison:
     return intervals.compare_rewards(before.version, after.version, *means)
 
 
-class GroupResult(Record):
-    """Results of one group of a step, for difficulty pools."""
-
-    scenario: str
-    reward: float
-    """The mean of its runs' total returns."""
-    flat: bool
-    """It had zero variance: nothing to learn from."""
-
-
 class BatchFacts(Record):
     """Facts of a step that are known before it is trained."""
 
@@ -118,14 +108,7 @@ class BatchFacts(Record):
     resampled: int = 0
     """Groups rolled out by dynamic sampling, in place of groups with zero variance."""
     drawn: int = 0
-    """Places of the shuffled epochs that the fit is past at the end of this step: scenarios that it
-    drew or passed over."""
-    passed_over: int = 0
-    """Scenarios among these that difficulty pools passed over in this step."""
-    pools: dict[str, int] = Field(default_factory=dict)
-    """Scenarios by difficulty pool when the step was drawn: ``new``, ``mixed``, ``easy``, ``hard``;
-    empty without `Trainer(difficulty_pools=True)`, as `group_results`."""
-    group_results: tuple[GroupResult, ...] = ()
+    """Scenarios of the shuffled epochs that the fit has drawn by the end of this step."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """``rollout``, ``judge``, and of a trained step ``train`` and ``total``."""
     judge_cost: float | None = None

@@ -58,13 +58,6 @@ def summary_table(result: FitResult) -> Table:
         table.add_row(
             "resampled", f"{resampled} of {groups} groups, in place of zero-variance ones"
         )
-    if passed := sum(record.passed_over for record in result.history):
-        drawn = sum(record.groups for record in result.history)
-        table.add_row(
-            "difficulty",
-            f"{passed} of {passed + drawn} turns passed over, of scenarios whose runs fared alike; "
-            f"at last {pool_counts(result.history[-1].pools)}",
-        )
     in_steps = sum(record.seconds.get("total", 0.0) for record in result.history)
     table.add_row("time", f"{duration(in_steps)} in steps, {duration(result.seconds)} in all")
     prompts, sampled = (result.tokens.get(name, 0) for name in ("prompt", "completion"))
@@ -148,11 +141,6 @@ def eval_lines(found: EvalResult) -> list[str]:
 def eval_view(found: EvalResult) -> Text:
     """The lines of an evaluation."""
     return Text("\n".join(eval_lines(found)))
-
-
-def pool_counts(pools: Mapping[str, int]) -> str:
-    """``mixed 12, easy 30, hard 8``: scenarios by difficulty pool, without empty pools."""
-    return ", ".join(f"{name} {count}" for name, count in pools.items() if count)
 
 
 def duration(seconds: float) -> str:

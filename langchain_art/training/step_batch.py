@@ -1,19 +1,13 @@
 """The batch of a step: rollouts, evaluation, dynamic sampling, and the file it is stored in.
 
 Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero variance. Scenarios
-are drawn in shuffled epochs; with difficulty pools, one whose runs all fare alike, because it is
-always solved or never, is passed over at its turn: after n such groups in a row it is drawn with
-the probability 2^-n, and never below `FLOOR`, since the policy changes and no scenario is to be
-forgotten. One group with variance puts it back to 1.
+are drawn in shuffled epochs.
 """
 
 from __future__ import annotations
 
-import random
-import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,94 +26,8 @@ from langchain_art.training.advantages import (
 from langchain_art.training.fit_settings import unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import MeanReward
-from langchain_art.training.records import GroupResult
 from langchain_art.training.run_setup import Setup
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
-from langchain_art.wire.identifiers import scenario_id
-
-#: The least share of its turns at which a scenario is drawn.
-FLOOR = 0.1
-POOLS = ("new", "mixed", "easy", "hard")
-
-
-class DifficultyPools:
-    """Results of the latest groups of each scenario; `seed` is of the choice to pass over."""
-
-    def __init__(self, scenarios: Sequence[Any], seed: int) -> None:
-        self._names = [scenario_id(one) for one in scenarios]
-        self._seed = seed
-        self._flat: Counter[str] = Counter()
-        self._rewards: dict[str, float] = {}
-
-    def add(self, results: Iterable[GroupResult]) -> None:
-        """Groups of a step, oldest first."""
-        for one in results:
-            self._flat[one.scenario] = self._flat[one.scenario] + 1 if one.flat else 0
-            self._rewards[one.scenario] = one.reward
-
-    def share(self, name: str) -> float:
-        """Probability that a scenario is drawn when its turn comes: `FLOOR` to 1."""
-        return max(FLOOR, 0.5 ** self._flat[name])
-
-    def takes(self, place: int, name: str) -> bool:
-        """True if a scenario is drawn at a place of the epochs; the same at each call."""
-        share = self.share(name)
-        return share == 1 or random.Random(f"{self._seed}:pool:{place}").random() < share
-
-    def counts(self) -> dict[str, int]:
-        """Scenarios by pool: ``mixed`` ones had variance; ``easy`` and ``hard`` ones had none.
-
-        An easy one's reward is at least the mean of all scenarios' latest ones, a hard one's below.
-        """
-        known = self._rewards
-        middle = statistics.fmean(known.values()) if known else 0.0
-        found = Counter(self._pool(name, middle) for name in dict.fromkeys(self._names))
-        return {name: found[name] for name in POOLS}
-
-    def _pool(self, name: str, middle: float) -> str:
-        if name not in self._rewards:
-            return "new"
-        if not self._flat[name]:
-            return "mixed"
-        return "easy" if self._rewards[name] >= middle else "hard"
-
-
-class Drawing:
-    """The scenarios of the groups to come, in order, from a place of the shuffled epochs on.
-
-    Without `pools` every place is drawn.
-    """
-
-    def __init__(
-        self, scenarios: Sequence[Any], seed: int, begun: int, pools: DifficultyPools | None
-    ) -> None:
-        self._scenarios = scenarios
-        self._seed = seed
-        self._begun = begun
-        self._pools = pools
-        self._places: list[int] = []
-
-    def place(self, n: int) -> int:
-        """The place of the n-th group, from 0, which is decided when it is first asked for."""
-        while len(self._places) <= n:
-            place = self.after(len(self._places))
-            while not self._takes(place):
-                place += 1
-            self._places.append(place)
-        return self._places[n]
-
-    def scenario(self, n: int) -> Any:
-        """The scenario of the n-th group. Raises ConfigError if there are no scenarios."""
-        return draw(self._scenarios, self.place(n), self._seed)
-
-    def after(self, groups: int) -> int:
-        """The place that follows the first so many groups."""
-        return self.place(groups - 1) + 1 if groups else self._begun
-
-    def _takes(self, place: int) -> bool:
-        if self._pools is None:
-            return True
-        return self._pools.takes(place, scenario_id(draw(self._scenarios, place, self._seed)))
 
 
 @dataclass
@@ -144,30 +52,24 @@ class StepBatchBuilder:
         self._paid = cost_of(self.plan.evaluator)
         pending = self.history.pending()
         self._done = pending.step if pending else self.history.done
-        begun = pending.drawn if pending else self.history.drawn
-        pools = self.plan.difficulty_pools
-        self._pools = DifficultyPools(self.scenarios, self.plan.seed) if pools else None
-        self._drawing = Drawing(self.scenarios, self.plan.seed, begun, self._pools)
-        self._known = 0  # steps whose results the pools have
+        #: Place in the shuffled epochs of the first group.
+        self._begun = pending.drawn if pending else self.history.drawn
         self._taken = 0
-        self._names: dict[str, str] = {}  # group's id -> scenario's
         self._advance: Callable[[str], None] | None = None
         self._note = MeanReward()
         batch, size = f"{self.history.state.fit_id}:train", self.plan.group_size
         self._worker = self.setup.source(batch, self._on_done)
-        self.stream = GroupStream(
-            self._worker, self._drawing.scenario, self._name, size, self._seed
-        )
+        self.stream = GroupStream(self._worker, self._scenario, self._name, size, self._seed)
+
+    def _scenario(self, n: int) -> Any:
+        return draw(self.scenarios, self._begun + n, self.plan.seed)
 
     def _name(self, n: int, scenario: str) -> str:
-        prefix = f"{self.history.state.fit_id}:{self._drawing.place(n)}"
-        name = next(group_ids(prefix, [scenario]))
-        if self._pools is not None:
-            self._names[name] = scenario
-        return name
+        prefix = f"{self.history.state.fit_id}:{self._begun + n}"
+        return next(group_ids(prefix, [scenario]))
 
     def _seed(self, n: int, member: int) -> RunSeed:
-        return RunSeed(self.plan.seed, "train", self._drawing.place(n), member)
+        return RunSeed(self.plan.seed, "train", self._begun + n, member)
 
     def _on_done(self, run: Trajectory) -> None:
         if self._advance is not None:
@@ -175,13 +77,8 @@ class StepBatchBuilder:
 
     async def collect(self, step: int) -> PendingStep:
         """The batch of step `step`, stored before any of it is sent. Raises as `Trainer.fit`."""
-        plan, pools = self.plan, self._pools
+        plan = self.plan
         self._paid = cost_of(plan.evaluator)
-        taken, before = self._taken, self._drawing.after(self._taken)
-        if pools is not None:
-            for record in self.history.kept[self._known :]:
-                pools.add(record.group_results)
-            self._known = len(self.history.kept)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         for config in plan.configs.values():
             _require_rewards(groups, config)
@@ -213,7 +110,6 @@ class StepBatchBuilder:
                     "batch, so it freezes nothing."
                 )
         self._first = False
-        drawn = self._drawing.after(self._taken)
         pending = PendingStep(
             step=step,
             groups=tuple(groups if plan.export is None else map(plan.export.mark, groups)),
@@ -224,10 +120,7 @@ class StepBatchBuilder:
             unjudged=unjudged,
             retried=self._worker.retried - self._retried,
             resampled=resampled,
-            drawn=drawn,
-            passed_over=drawn - before - (self._taken - taken),
-            pools={} if pools is None else pools.counts(),
-            group_results=() if pools is None else tuple(self._results(groups, advantages)),
+            drawn=self._begun + self._taken,
             seconds=seconds,
             judge_cost=self._judge_cost(),
         )
@@ -243,17 +136,6 @@ class StepBatchBuilder:
             group_has_zero_variance(group, policy, config, plan.trainable, advantages)
             for policy, config in plan.configs.items()
         )
-
-    def _results(
-        self, groups: Sequence[TrajectoryGroup], advantages: Mapping[str, RunAdvantages] | None
-    ) -> Iterator[GroupResult]:
-        """Results of groups with at least two rewards: others show no difficulty."""
-        for group in groups:
-            scenario = self._names.pop(group.id)
-            if len(group.rewards) > 1:
-                flat = self._is_flat(group, advantages)
-                mean = statistics.fmean(group.rewards)
-                yield GroupResult(scenario=scenario, reward=mean, flat=flat)
 
     async def _advantages(
         self, groups: Sequence[TrajectoryGroup]

@@ -163,7 +163,6 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         "data/runs_failed": record.failed,
         "data/runs_retried": record.retried,
         "data/scenarios_drawn": record.drawn,
-        **{f"data/scenarios_{pool}": count for pool, count in record.pools.items()},
         **{f"data/tokens_{name}": count for name, count in record.tokens.items()},
         **{f"time/{name}_s": seconds for name, seconds in record.seconds.items()},
         "costs/judge_usd": record.judge_cost,

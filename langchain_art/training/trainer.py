@@ -82,9 +82,6 @@ class Trainer:
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
-        difficulty_pools: experimental; draw scenarios seldom whose latest groups had zero variance,
-            being always or never solved: at 2^-n of their turns after n such groups in a row, and
-            at least a tenth.
         advantages: a function of each group, in place of the server's advantages
             (`training.advantages.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
@@ -131,7 +128,6 @@ class Trainer:
         max_failed: float = 0.5,
         max_steps_ahead: int = 0,
         dynamic_sampling_rounds: int = 0,
-        difficulty_pools: bool = False,
         advantages: AdvantageHook | None = None,
         on_collapse: fit_settings.OnCollapse = "rollback",
         gate: Gate | bool = False,
@@ -159,7 +155,6 @@ class Trainer:
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
-            difficulty_pools=difficulty_pools,
             advantages=check_hook(advantages, configs),
             on_collapse=on_collapse,
             gate=check_gate(gate),

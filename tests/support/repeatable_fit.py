@@ -54,7 +54,6 @@ def fit(base_url: str, policy: str, out: Path, **options: Any) -> FitResult:
         config=TrainConfig(learning_rate=1e-2, optimizer_steps=2),
         lora=LoraConfig(rank=2, alpha=4.0),
         dynamic_sampling_rounds=1,
-        difficulty_pools=True,
         out_dir=out,
         console=Console(file=io.StringIO()),
         **options,

@@ -1,11 +1,10 @@
-"""Dynamic sampling replaces zero-variance groups; difficulty pools draw their scenarios seldom."""
+"""Dynamic sampling replaces zero-variance groups."""
 
 from __future__ import annotations
 
 import io
 import uuid
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, capture
-from langchain_art.errors import ConfigError
 from langchain_art.training.report import summary_table
 from langchain_art.wire import LoraConfig
 from tests.support.live_server import LiveServer
@@ -152,46 +150,3 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
             other.drawn,
         )
         assert one.excluded == other.excluded
-
-
-def drawn_by(server: LiveServer, out: Path, *steps: int, **options: Any) -> Any:
-    """The history of a fit of so many steps, in one call or in several; scenarios by step."""
-    policy = new_policy()
-    trainer, rollouts = trainer_of(server, out, [policy], dynamic_sampling_rounds=0, **options)
-    *_, result = [trainer.fit_sync(rollouts, SCENARIOS[:12], steps=count) for count in steps]
-    history, seen = result.history, list(dict.fromkeys(rollouts.seen))
-    assert set(seen) == {one["id"] for one in SCENARIOS[:12]}, "each is drawn"
-    return history, result
-
-
-def test_difficulty_pools_draw_what_is_always_alike_seldom(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    plain, _ = drawn_by(art_server, tmp_path / "plain", 9)
-    pools, result = drawn_by(
-        art_server, tmp_path / "pools", 3, 9, difficulty_pools=True, concurrency=1
-    )
-    flat = [
-        sum(one.excluded.get("groups.zero_variance", 0) for one in history[3:])
-        for history in (plain, pools)
-    ]
-    assert flat[0] == 16, "two of three scenarios, in two epochs"
-    assert flat[1] <= 12 and sum(one.passed_over for one in pools) >= 12
-    for before, record in pairwise(pools):
-        assert record.drawn == before.drawn + record.groups + record.passed_over
-    assert pools[0].pools == {"new": 12, "mixed": 0, "easy": 0, "hard": 0}
-    assert pools[-1].pools == {"new": 0, "mixed": 4, "easy": 8, "hard": 0}
-    assert not plain[0].pools and not plain[0].group_results and not plain[-1].passed_over
-    shown = Console(file=io.StringIO(), width=200)
-    shown.print(summary_table(result))
-    text = shown.file.getvalue()  # type: ignore[attr-defined]
-    assert "turns passed over" in text and "at last mixed 4, easy 8" in text
-    # In one call or in two: the pools come back from the folder.
-    whole, _ = drawn_by(art_server, tmp_path / "whole", 9, difficulty_pools=True, concurrency=1)
-    names = [[one.scenario for one in record.group_results] for record in whole]
-    assert names == [[one.scenario for one in record.group_results] for record in pools]
-
-
-def test_a_difficulty_that_is_no_switch_is_refused(art_server: LiveServer, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"difficulty_pools=0.5, expected True or False"):
-        trainer_of(art_server, tmp_path, [new_policy()], difficulty_pools=0.5)
