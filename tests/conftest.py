@@ -7,7 +7,6 @@ import itertools
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,9 +14,6 @@ from hypothesis import HealthCheck, settings
 from tests.support import seeds
 from tests.support.live_server import FaultyServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
-
-if TYPE_CHECKING:
-    from tests.support.s3_server import S3Server
 
 # Processes run side by side, so an example may be slow for reasons that are not its own. The same
 # examples each time; others, and those that failed first, where tests are to explore.
@@ -129,15 +125,6 @@ def postgres() -> Iterator[Postgres]:
     cluster = Postgres()
     yield cluster
     cluster.remove()
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """An S3 server with a bucket."""
-    from tests.support.s3_server import S3Server  # some environments of tests cannot make it
-
-    with S3Server(tmp_path_factory.mktemp("s3")) as server:
-        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -32,8 +32,6 @@ TOOLS_TEMPLATE = "tools"
 TEMPLATES = Path(__file__).parent / "chat_templates"
 #: ``MODULE:FUNCTION``.
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-#: What `adapters_url` may be.
-_OBJECTS = re.compile(r"(s3|gs|az)://[^\s/@?#]+(/[^\s@?#]*)?|file:///[^\s@?#]+")
 
 
 class _Table(BaseModel):
@@ -226,13 +224,7 @@ class Settings(_Table):
     """URL of SQLite or PostgreSQL, as SQLAlchemy has it; None: SQLite in `data_dir`."""
     fleet: bool = False
     """Several servers, all with this setting, share the database, which is PostgreSQL's then, and
-    `data_dir`, which is on a file system that they share, or `adapters_url`. Each answers calls and
-    runs jobs."""
-    adapters_url: str | None = None
-    """Store of a fleet's adapters: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``,
-    ``az://CONTAINER/PREFIX``, or ``file:///FOLDER``; then each server has a `data_dir` of its own,
-    with copies. Credentials are in the environment (AWS_ACCESS_KEY_ID …). Needs
-    ``langchain-art[objects]``. None: they are in `data_dir`."""
+    `data_dir`, which is on a file system that they share. Each answers calls and runs jobs."""
     api_key: SecretStr | None = None
     """Required unless `host` is a loopback address: at least 32 random bytes, as the command
     ``langchain-art key new`` prints them. Also read from the environment variable ART_API_KEY."""
@@ -346,18 +338,6 @@ class Settings(_Table):
                 "got fleet=true without a database that several servers can use, expected a "
                 "database_url of PostgreSQL, such as postgresql://art@db/art"
             )
-        if self.adapters_url is None:
-            return self
-        if not _OBJECTS.fullmatch(self.adapters_url):
-            raise ValueError(
-                f"got adapters_url={self.adapters_url!r}, expected s3://BUCKET/PREFIX, "
-                "gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///FOLDER, without credentials"
-            )
-        if not self.fleet:
-            raise ValueError(
-                f"got adapters_url={self.adapters_url!r} without fleet=true, expected both: it is "
-                "what the servers of a fleet share. A server alone has its adapters in data_dir"
-            )
         return self
 
     @model_validator(mode="after")
@@ -389,14 +369,10 @@ class Settings(_Table):
 
     @property
     def alike_in_words(self) -> str:
-        """Settings alike on all servers of a fleet: the base model, and where adapters are."""
+        """Settings alike on all servers of a fleet: those of the base model."""
         dtype, weights = self.dtype or "of the device", self.quantization or "unquantised"
-        adapters = self.adapters_url or "a data_dir that all share"
         template = self.template_id or "the model's own"
-        return (
-            f"{self.base_name!r}, {weights}, dtype {dtype}, chat template {template}, adapters in "
-            f"{adapters}"
-        )
+        return f"{self.base_name!r}, {weights}, dtype {dtype}, chat template {template}"
 
     @property
     def url(self) -> str:

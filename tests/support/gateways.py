@@ -1,7 +1,4 @@
-"""Several servers of one database, and a client of all of them.
-
-They share a data directory, or each has its own and they share an object store.
-"""
+"""Several servers of one database and one data directory, and a client of all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ import sqlalchemy as sa
 from langchain_art_server.storage.schema import connect
 from tests.support.live_server import TLS, ForkedServer
 from tests.support.postgres import Postgres
-from tests.support.s3_server import S3Server
 from tests.support.storms import PATIENCE, Persistent
 
 
@@ -50,10 +46,7 @@ class Gateway(ForkedServer):
 
 
 class Gateways:
-    """A fleet of two servers; one that is killed is the test's to start again.
-
-    With an `s3` each has a data directory of its own, and `adapters_url` is that of `folder`.
-    """
+    """A fleet of two servers; one that is killed is the test's to start again."""
 
     def __init__(
         self,
@@ -61,22 +54,13 @@ class Gateways:
         postgres: Postgres,
         settings: str = "",
         api_key: str | None = None,
-        s3: S3Server | None = None,
     ) -> None:
         self.folder, self.url = folder, postgres.database()
         self.stop_file = folder / "stop"
         env = {"STOP_FILE": str(self.stop_file)} | ({"ART_API_KEY": api_key} if api_key else {})
-        data_dirs = [folder / "data"] * 2
-        if s3 is not None:
-            settings += f'adapters_url = "{s3.url(folder.name)}"\n'
-            env |= s3.environment
-            data_dirs = [folder / "data-0", folder / "data-1"]
         (folder / "fleet.toml").write_text(f"fleet = true\n{settings}")
         args = ("--config", str(folder / "fleet.toml"), "--database-url", self.url)
-        self.all = [
-            Gateway(folder, number, data_dir, *args, env=env)
-            for number, data_dir in enumerate(data_dirs)
-        ]
+        self.all = [Gateway(folder, number, folder / "data", *args, env=env) for number in range(2)]
 
     def __enter__(self) -> Self:
         for one in self.all:

@@ -14,7 +14,6 @@ import sqlite3
 import sys
 
 # ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
-import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -47,7 +46,6 @@ from langchain_art_server.policies.adapter_store import (
     names_in,
     versions_below,
 )
-from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
@@ -282,7 +280,6 @@ class Scrub:
 
     def __init__(self, data_dir: Path, url: str) -> None:
         self._adapters, self._engine = data_dir / "adapters", connect(url)
-        self._objects = objects_of(self._adapters)
         self._kept = set[tuple[str, int]]()
         self.rows = self.versions = 0
 
@@ -303,9 +300,7 @@ class Scrub:
         finally:
             self._engine.dispose()
         kept = self._kept
-        there = (
-            versions_below(self._adapters) if self._objects is None else self._objects.published()
-        )
+        there = versions_below(self._adapters)
         for policy in sorted({name for name, _ in there | kept}):
             yield from self._check_policy(
                 policy, *({v for name, v in some if name == policy} for some in (there, kept))
@@ -328,23 +323,12 @@ class Scrub:
         for version in sorted(there | kept):
             self.versions += 1
             try:
-                self._check_version(policy, version)
+                check_files(self._adapters / policy / str(version))
             except Damaged as error:
                 damaged[version] = str(error).rstrip(".")
         whole = sorted(there & kept - set(damaged))
         for words in damaged.values():
             yield f"{words}; {_BACKUP}" + (f", or roll back to one of {whole}" if whole else "")
-
-    def _check_version(self, policy: str, version: int) -> None:
-        """Raises Damaged. What is in an object store is downloaded for it."""
-        if self._objects is None:
-            check_files(self._adapters / policy / str(version))
-            return
-        with tempfile.TemporaryDirectory(prefix="langchain-art-") as scratch:
-            folder = Path(scratch, policy, str(version))
-            folder.mkdir(parents=True)
-            if not self._objects.copy(policy, version, folder):
-                raise Damaged(f"{policy}@{version} is not in {self._objects}.")
 
 
 def require_data_dir(data_dir: Path, database_url: str | None) -> None:

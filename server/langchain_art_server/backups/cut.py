@@ -4,12 +4,11 @@ The archive is a tar file whose first member, ``backup.json``, has all digests. 
 name by one rename, when it is whole, was flushed to disk and was read back. Its files, and those
 that are restored from it, are their user's alone.
 
-A cut has each database at one moment, and its versions.
-Versions are pinned by hard links, so that one which a rollback or retention removes meanwhile stays
-readable; those in an object store are downloaded. That is done before the database is copied and
-again after: a version is removed from the database first, and published before it is in it, so
-whatever a copy names was pinned before, or is still there after. If one came and went in between,
-the cut is made anew.
+A cut has each database at one moment, and its versions. Versions are pinned by hard links, so that
+one which a rollback or retention removes meanwhile stays readable. That is done before the database
+is copied and again after: a version is removed from the database first, and published before it is
+in it, so whatever a copy names was pinned before, or is still there after. If one came and went in
+between, the cut is made anew.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import manifest_bytes, sha256
 from langchain_art_server.policies.adapter_store import fsync, names_in, versions_below
-from langchain_art_server.policies.mirrored_store import objects_of
 from langchain_art_server.storage.schema import check_schema, connect, place_of
 from langchain_art_server.storage.tables import CHECKPOINTS, SCHEMA, SCHEMA_VERSION
 
@@ -200,9 +198,6 @@ class Cut:
     def __init__(self, data_dir: Path, places: dict[Path, str], pins: Path, work: Path) -> None:
         self._data_dir, self._places = data_dir, places
         self._pins, self._work = pins, work
-        found = {place: objects_of(data_dir / place / "adapters") for place in places}
-        #: Those of the places that have their versions in an object store.
-        self._objects = {place: one for place, one in found.items() if one is not None}
         self._linked: set[tuple[Path, str, int]] = set()
         #: Place -> the versions (policy, number) that its copy of the database names.
         self.named: dict[Path, set[tuple[str, int]]] = {}
@@ -253,28 +248,16 @@ class Cut:
 
     def _link_all(self) -> None:
         for place in self._places:
-            for policy, version in sorted(self._published(place)):
+            for policy, version in sorted(versions_below(self._data_dir / place / "adapters")):
                 one = (place, policy, version)
                 if one not in self._linked and self._link(*one):
                     self._linked.add(one)
 
-    def _published(self, place: Path) -> set[tuple[str, int]]:
-        if place in self._objects:
-            return self._objects[place].published()
-        return versions_below(self._data_dir / place / "adapters")
-
     def _link(self, place: Path, policy: str, version: int) -> bool:
-        """Link or download the files of a version; False: it was removed meanwhile."""
+        """Link the files of a version; False: it was removed meanwhile."""
         source = self._folder(self._data_dir, place, policy, version)
         target = self._folder(self._pins, place, policy, version)
         target.mkdir(parents=True)
-        if place in self._objects:
-            is_there = True
-            with contextlib.suppress(Damaged):  # said when the archive is checked
-                is_there = self._objects[place].copy(policy, version, target)
-            if not is_there:
-                shutil.rmtree(target)
-            return is_there
         try:
             for file in source.iterdir():
                 os.link(file, target / file.name)
@@ -293,7 +276,7 @@ class Cut:
     def _note_used_names(self) -> None:
         """Write for each policy the highest number that is not in the cut, and was used before."""
         for place in self.named:
-            notes = self._objects[place].deleted() if place in self._objects else {}
+            notes: dict[str, int] = {}
             for policy in names_in(self._data_dir / place / "adapters" / _DELETED):
                 with contextlib.suppress(FileNotFoundError):
                     note = self._data_dir / place / "adapters" / _DELETED / policy

@@ -27,9 +27,7 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
-from langchain_art_server.policies.mirrored_store import MirroredStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
-from langchain_art_server.storage.queries import database_identity
 from langchain_art_server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -65,11 +63,8 @@ class Policies:
 
         Raises:
             ConfigError: a policy has no usable version left, or the base model's name, or was
-                trained with another chat template; or the adapters are those of another database.
+                trained with another chat template.
         """
-        if isinstance(self._adapters, MirroredStore):
-            kept, owner = (await self._store.served())[1], await self._store.read(database_identity)
-            await self._adapters.off_loop(self._adapters.adopt, kept, owner)
         await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
             if name == (base := self._router.base_name):

@@ -21,7 +21,6 @@ from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
 from langchain_art_server.gateway.keys.tenants import (
-    FOLDER,
     Tenants,
     require_servers_key,
     tenant_of,
@@ -34,8 +33,7 @@ from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.jobs.sft_records import demonstrations
 from langchain_art_server.jobs.trajectory_assembly import assemble
-from langchain_art_server.policies.adapter_store import make_directory
-from langchain_art_server.policies.mirrored_store import open_adapters
+from langchain_art_server.policies.adapter_store import AdapterStore, make_directory
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
 from langchain_art_server.storage.store import Store
@@ -65,12 +63,8 @@ class Service:
         try:
             make_directory(settings.data_dir.resolve())
             make_private(settings.data_dir)
-            shared = settings.fleet and settings.adapters_url is None
-            self._lock = lock_data_dir(settings.data_dir, shared=shared)
-            below = "adapters" if tenant == DEFAULT_TENANT else f"{FOLDER}/{tenant}/adapters"
-            self.adapters = open_adapters(
-                settings.data_dir / "adapters", settings.adapters_url, below, shared=shared
-            )
+            self._lock = lock_data_dir(settings.data_dir, shared=settings.fleet)
+            self.adapters = AdapterStore(settings.data_dir / "adapters", shared=settings.fleet)
         except OSError as error:
             raise ConfigError(
                 f"got data_dir={str(settings.data_dir)!r}, expected a directory that this server "

@@ -38,7 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: The files of ``GET …/adapter``: all but the optimizer's state.
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, MANIFEST)
-#: They wait for the stores' disk, or for their network.
+#: They wait for the stores' disk.
 _THREADS = ThreadPoolExecutor(16, "adapters")
 
 
@@ -112,7 +112,7 @@ class AdapterStore:
     async def off_loop(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Do what reads or writes versions in threads that nothing else uses.
 
-        If the disk or the network does not answer, only what needs it waits.
+        If the disk does not answer, only what needs it waits.
         """
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
@@ -317,13 +317,6 @@ class AdapterStore:
                 fsync(path.parent)
                 shutil.rmtree(removed)
         self.spare(policy, version)
-
-    def copies(self) -> list[tuple[str, int]]:
-        """The versions of which this disk has only a copy: none, here."""
-        return []
-
-    def drop_copy(self, policy: str, version: int) -> None:
-        """Remove the copy of a version, if this disk has one."""
 
     def checkpoint(self, manifest: dict[str, Any]) -> Checkpoint:
         """The wire value of a published version, from its manifest and its size on disk."""

@@ -109,8 +109,6 @@ class Router:
     ) -> None:
         """Unload versions that were deleted by another server, and answer no calls.
 
-        This disk's copies of deleted versions are removed, too.
-
         Args:
             versions: those that are not deleted.
             is_changing: whether a policy's versions are made or deleted by this server now.
@@ -121,10 +119,6 @@ class Router:
             if not is_changing(name.partition("@")[0]):
                 self._loaded.pop(name, None)
                 await self._sampler.unload_adapter(name)
-        for policy, version in await asyncio.to_thread(self._store.copies):
-            name = f"{policy}@{version}"
-            if name not in {*kept, *self._loaded, *self._loading} and not is_changing(policy):
-                await asyncio.to_thread(self._store.drop_copy, policy, version)
 
     async def trim(self) -> None:
         """Unload versions that neither serve nor answer calls, but for the last used few."""

@@ -19,10 +19,6 @@ from langchain_art_server.storage.tables import JOBS
 
 #: Ids in one statement: SQLite limits a statement's parameters.
 MAX_PARAMETERS = 500
-_IDENTITY = sa.text(
-    "SELECT system_identifier::text || '/' || oid::text FROM pg_control_system(), pg_database "
-    "WHERE datname = current_database()"
-)
 
 
 def now_of(connection: sa.Connection) -> float:
@@ -31,11 +27,6 @@ def now_of(connection: sa.Connection) -> float:
         clock = sa.func.extract("epoch", sa.func.clock_timestamp())
         return float(connection.execute(sa.select(clock)).scalar_one())
     return time.time()
-
-
-def database_identity(connection: sa.Connection) -> str:
-    """PostgreSQL's number of the cluster and of the database in it; a restored copy has another."""
-    return str(connection.execute(_IDENTITY).scalar_one())
 
 
 def select_among(

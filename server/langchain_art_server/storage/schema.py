@@ -127,10 +127,9 @@ def _say_alike(owner: sa.Connection, alike: str) -> None:
         place = place_of(owner.engine)
         owner.close()
         raise ConfigError(
-            f"Another server of the fleet on {place} has another base model or adapters_url than "
-            f"this one: {alike}. Give all of them the same model, served_model_name, quantization, "
-            "dtype, chat_template and adapters_url: their calls would be sampled from one model "
-            "and trained as another's, and what one publishes the others would not find."
+            f"Another server of the fleet on {place} has another base model than this one: "
+            f"{alike}. Give all of them the same model, served_model_name, quantization, dtype and "
+            "chat_template: their calls would be sampled from one model and trained as another's."
         )
 
 

@@ -142,7 +142,7 @@ class ProcessSampler(Worker):
         `replica` is which of several it is, from 0; None: the only one. `place` is where it runs;
         None: on this machine.
         """
-        untold = {"api_key", "host", "database_url", "fleet", "adapters_url"}
+        untold = {"api_key", "host", "database_url", "fleet"}
         told = settings.model_dump(mode="json", exclude=untold)
         super().__init__(
             self.target,
