@@ -1,7 +1,7 @@
 """The loop that `Trainer` runs, written out on `AsyncArtClient`: for a loop of your own.
 
 ``langchain-art serve BASE`` in one terminal, ``python -m examples.loop`` in another. Left to
-`Trainer` are resuming after a crash, seeds, the gate on published versions, trackers and workers.
+`Trainer` are resuming after a crash, seeds, going back after a collapse, trackers and workers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Signs that a policy has collapsed, each with its likely cause and what to do; and the gate.
+"""Signs that a policy has collapsed, each with its likely cause and what to do.
 
 They are read from the records of the steps. Those of the evaluations are read for a fall that is
-certain (`held_out_sign`), by the stricter rule that is asked for (`gate_sign`), and for a gain
-(`no_gain`).
+certain (`held_out_sign`), and for a gain (`no_gain`).
 
 - ``reward``: the training rewards fell below all before in one step, or in the last few together,
   up to those with sixteen groups: four groups alone are too few to tell a fall from chance;
@@ -35,15 +34,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias, cast
 
-from langchain_art._callables import call
-from langchain_art.errors import ConfigError
 from langchain_art.statistics import intervals
-from langchain_art.training.records import EvalResult, StepRecord, best_of_evals, compared
+from langchain_art.training.records import EvalResult, StepRecord, best_of_evals
 from langchain_art.wire import TrainConfig
 
 #: Of a fall that is taken for one: its probability by chance, and its size in standard deviations.
@@ -333,66 +329,6 @@ def _metric(record: StepRecord, name: str) -> float | None:
 def names_of(versions: Mapping[str, int]) -> str:
     """Each policy's version: ``writer@3 and critic@2``."""
     return " and ".join(f"{policy}@{version}" for policy, version in versions.items())
-
-
-Gate: TypeAlias = "Callable[[EvalResult, EvalResult], bool | Awaitable[bool]]"
-"""Says whether a version is kept: given the best evaluation of those that were, and its own.
-
-Plain or async. It may be asked again about an evaluation after a crash.
-"""
-
-
-def check_gate(gate: object) -> Gate | None:
-    """`gate` as a function, or None for False; or ConfigError."""
-    if gate is True:
-        return not_below
-    if gate is not False and not callable(gate):
-        raise ConfigError(
-            f"got gate={gate!r:.200}, expected True, False, or a function of two evaluations, the "
-            "best and the new one, that returns True or False"
-        )
-    return cast("Gate", gate) if gate else None
-
-
-def not_below(best: EvalResult, new: EvalResult) -> bool:
-    """True if a version is below the best one by no more than the interval of the difference.
-
-    The difference of the means and its 95 % interval are of pairs of scenarios where both have at
-    least two of them (`statistics.intervals.compare_rewards`). Without a reward it is below.
-    """
-    if not best.scenarios or not new.scenarios:
-        return new.mean is not None and new.mean >= (best.mean or 0.0)
-    found = compared(best, new)
-    return found.difference >= -(found.ci95 or 0.0)
-
-
-async def gate_sign(
-    gate: Gate | None, evals: Sequence[EvalResult], history: Sequence[StepRecord]
-) -> Sign | None:
-    """Sign of what is wrong with the last evaluated version; None: it is kept, as without a gate.
-
-    `evals` and `history` are those that were not rolled back, oldest first. A version that one of
-    the evaluations let pass before is kept. Raises ConfigError if the gate says neither True nor
-    False.
-    """
-    *earlier, new = evals
-    best = best_of_evals(earlier)
-    if gate is None or best is None or any(one.versions == new.versions for one in earlier):
-        return None
-    verdict = await call(gate, best, new)
-    if verdict not in (True, False):
-        raise ConfigError(
-            f"gate= returned {verdict!r:.200} for {new.version}, expected True (it is kept) or "
-            "False (it is rolled back)"
-        )
-    if verdict:
-        return None
-    rule = "" if gate is not not_below else ", by more than the 95 % interval of the difference"
-    words = (
-        f"step {new.step}: the gate did not let {new.version} pass: {new} held out, against {best} "
-        f"of {best.version}, the best version that was kept{rule}."
-    )
-    return Sign("gate", words, _steps_up_to(best, history), "")
 
 
 def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:

@@ -19,7 +19,6 @@ from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_portable, check_scenarios, rollout_name
 from langchain_art.training.advantages import AdvantageHook
-from langchain_art.training.collapse import Gate
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
 Workers: TypeAlias = Literal["server", "ray"] | RayWorkers
@@ -51,7 +50,6 @@ class FitSettings:
     dynamic_sampling_rounds: int = field(metadata={"least": 0} | _LEARNS)
     advantages: AdvantageHook | None = None
     on_collapse: OnCollapse = field(default="rollback", metadata=_LEARNS)
-    gate: Gate | None = None
     export: Exporter | None = None
     workers: Workers | None = None
 
@@ -162,11 +160,6 @@ def check_scope(
     if plan.reads_rewards or eval_scenarios:
         check_reward(rollout, plan.evaluator)
     check_workers(plan, rollout, train_scenarios=scenarios, eval_scenarios=eval_scenarios)
-    if plan.gate is not None and len(eval_scenarios) < 2:
-        raise ConfigError(
-            f"got gate= with {len(eval_scenarios)} eval_scenarios, expected two at least: what is "
-            "kept is decided by the evaluations of these"
-        )
     if steps and not scenarios:
         raise ConfigError("train_scenarios: got none, expected at least one")
 

@@ -29,7 +29,6 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from langchain_art.evaluators.base import GroupEvaluator
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
-from langchain_art.training.collapse import Gate, not_below
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.records import Rates, Record
 from langchain_art.wire.identifiers import scenario_id
@@ -51,7 +50,6 @@ class FitIdentity(Record):
     rollout: dict[str, str]
     """name -> digest, of the rollout and what it names (`source_of`)."""
     evaluator: dict[str, str] = Field(default_factory=dict)
-    gate: dict[str, str] = Field(default_factory=dict)
     advantages: dict[str, str] = Field(default_factory=dict)
     """The same of `Trainer(advantages=)`."""
     scenarios: str
@@ -64,7 +62,6 @@ class FitIdentity(Record):
         whose = {
             "rollout": self.rollout,
             "evaluator": self.evaluator,
-            "gate": self.gate,
             _HOOK: self.advantages,
         }
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
@@ -116,7 +113,6 @@ class FitIdentity(Record):
             found += _changed(before, after)
         found += _sources(self.rollout, other.rollout, "rollout")
         found += _sources(self.evaluator, other.evaluator, "evaluator")
-        found += _sources(self.gate, other.gate, "gate")
         found += _sources(self.advantages, other.advantages, _HOOK)
         for name in ("scenarios", "eval_scenarios"):
             before, after = (str(getattr(one, name)).split() for one in (self, other))
@@ -149,15 +145,10 @@ def identity_of(
         models=dict(models),
         rollout={"rollout": rollout} if isinstance(rollout, str) else source_of(rollout, "rollout"),
         evaluator={} if plan.evaluator is None else _judge(plan.evaluator, "evaluator"),
-        gate={} if plan.gate is None else _judged_by(plan.gate),
         advantages={} if plan.advantages is None else source_of(plan.advantages, _HOOK),
         scenarios=_digest_of(scenarios),
         eval_scenarios=_digest_of(eval_scenarios),
     )
-
-
-def _judged_by(gate: Gate) -> dict[str, str]:
-    return {"gate": gate.__name__} if gate is not_below else source_of(gate, "gate")
 
 
 def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:

@@ -183,7 +183,7 @@ class StepRecord(BatchFacts):
 
 
 class Rollback(Record):
-    """A collapse, or what a gate refused, that a fit undid: a line of ``history.jsonl``."""
+    """A collapse that a fit undid: a line of ``history.jsonl``."""
 
     kind: Literal["rollback"] = "rollback"
     step: int

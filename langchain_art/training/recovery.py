@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from langchain_art.errors import NotFound
-from langchain_art.training.collapse import Sign, gate_sign, held_out_sign, names_of, new_signs
+from langchain_art.training.collapse import Sign, held_out_sign, names_of, new_signs
 from langchain_art.training.fit_state import History
 from langchain_art.training.records import EvalResult, Rollback, StepRecord, rates_in_words, scaled
 from langchain_art.training.run_setup import Setup
@@ -19,7 +19,7 @@ MOST_ROLLBACKS = 3
 
 @dataclass
 class Recovery:
-    """Looks at each new record of a fit, and acts as `Trainer(on_collapse=, gate=)` say."""
+    """Looks at each new record of a fit, and acts as `Trainer(on_collapse=)` says."""
 
     setup: Setup
     history: History
@@ -57,10 +57,6 @@ class Recovery:
         if isinstance(last, StepRecord):
             signs = new_signs(history.kept, self.plan.max_steps_ahead, self.plan.configs)
         elif isinstance(last, EvalResult):
-            if refused := await gate_sign(self.plan.gate, history.kept_evals, history.kept):
-                self.display.warn(refused.words)
-                await self._roll_back(refused)
-                return True
             sign = held_out_sign(history.kept_evals, history.kept, at_end=at_end)
             signs = [sign] if sign else []
         else:
@@ -134,5 +130,5 @@ class Recovery:
         raise NotFound(
             f"The policy is to be rolled back, and none of the versions up to {good[-1]} is kept, "
             "to which it could go back. Let the server keep more (`keep_checkpoints`), and begin "
-            'with fit(…, fresh=True); or train with Trainer(on_collapse="warn"), without a gate.'
+            'with fit(…, fresh=True); or train with Trainer(on_collapse="warn").'
         )

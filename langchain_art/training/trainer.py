@@ -23,7 +23,6 @@ from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.trackers.tracker_thread import Tracker
 from langchain_art.training import addresses, fit_settings
 from langchain_art.training.advantages import AdvantageHook, check_hook
-from langchain_art.training.collapse import Gate, check_gate
 from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
 from langchain_art.training.fit_state import History, alone
@@ -91,9 +90,6 @@ class Trainer:
             and the fit goes on at a third of the learning rate; the discarded steps count as
             steps. After the fourth time it ends there. ``"stop"``: the fit ends with the versions
             as they are. ``"warn"``: it is only said.
-        gate: which evaluated versions are kept (`fit(eval_scenarios=, eval_every=)`). True: those
-            that are not below the best by more than the 95 % interval of the difference. Or a
-            function of both evaluations that says it (`Gate`). Others are undone as a collapse is.
         trackers: where the fit is shown beside its folder: ``["wandb", "tensorboard"]``, or objects
             (`trackers.Tracker`). None: W&B if WANDB_PROJECT or WANDB_MODE is set.
         export: where runs go for review when they are judged and trained. None: nowhere.
@@ -130,7 +126,6 @@ class Trainer:
         dynamic_sampling_rounds: int = 0,
         advantages: AdvantageHook | None = None,
         on_collapse: fit_settings.OnCollapse = "rollback",
-        gate: Gate | bool = False,
         trackers: Sequence[str | Tracker] | None = None,
         export: Exporter | None = None,
         workers: fit_settings.Workers | None = None,
@@ -157,7 +152,6 @@ class Trainer:
             dynamic_sampling_rounds=dynamic_sampling_rounds,
             advantages=check_hook(advantages, configs),
             on_collapse=on_collapse,
-            gate=check_gate(gate),
             export=fit_settings.check_export(export),
             workers=workers,
         )

@@ -28,8 +28,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
-from langchain_art.training.collapse import not_below
-from langchain_art.training.records import EvalResult, FitResult
+from langchain_art.training.records import FitResult
 from langchain_art.training.recovery import MOST_ROLLBACKS, SLOWER
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig
@@ -271,37 +270,11 @@ async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
         assert falling.serving() == [2] and found.after.mean == pytest.approx(1 / 6)
 
 
-@pytest.mark.parametrize("gate", [True, lambda best, new: new.mean >= best.mean])
-async def test_a_gate_keeps_no_version_below_the_best(
-    art_server: LiveServer, tmp_path: Path, gate: Any
-) -> None:
-    """Within the fit, where the alarm is not certain yet; and nothing else is undone."""
-    options = {"on_collapse": "warn", "gate": gate}
-    falling = Falling(art_server, tmp_path, names(), options=options)
-    how: dict[str, Any] = {"eval_scenarios": HELD_OUT[:30], "eval_every": 1}
-    found = await falling.trainer.fit(drifting(falling), SCENARIOS, steps=2, **how)
-    assert [(one.step, one.to_step) for one in found.rollbacks] == [(1, 0), (2, 0)]
-    assert all(f"the gate did not let {found.policy}@" in one.why for one in found.rollbacks)
-    assert falling.serving() == [0] and found.versions == {found.policy: 0}
-    assert found.after is not None and found.after.mean == pytest.approx(1 / 3)
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
-        made = {one.version: one for one in client.checkpoints(found.policy)}
-    assert made[2].parent == 0, "the second step began where the first did"
-    for version, undone in zip((1, 2), found.rollbacks, strict=True):
-        said = made[version].rolled_back
-        assert said is not None and (said.to, said.why) == (0, undone.why)
-    assert (await falling.trainer.fit(drifting(falling), SCENARIOS, steps=2, **how)) == found
-    with pytest.raises(ConfigError, match=r"gate= with 1 eval_scenarios, expected two at least"):
-        await falling.trainer.fit(
-            drifting(falling), SCENARIOS, steps=2, eval_scenarios=HELD_OUT[:1]
-        )
-
-
-@pytest.mark.parametrize("killed_at", ["gate", "rollback", "after"])
-def test_a_client_that_is_killed_within_a_gate_rolls_back_once(
+@pytest.mark.parametrize("killed_at", ["rollback", "after"])
+def test_a_client_that_is_killed_while_it_goes_back_rolls_back_once(
     art_server: LiveServer, tmp_path: Path, killed_at: str
 ) -> None:
-    """Killed while the gate is asked, before the policy is rolled back, and after it."""
+    """Killed before the policy is rolled back, and after it."""
     policy = names()
 
     def fit(kill: str = "") -> tuple[Falling, FitResult]:
@@ -315,19 +288,12 @@ def test_a_client_that_is_killed_within_a_gate_rolls_back_once(
                 os.kill(os.getpid(), signal.SIGKILL)
             return done
 
-        def gate(best: EvalResult, new: EvalResult) -> bool:
-            if os.environ.get("GATE_KILLS"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return not_below(best, new)
-
         if kill:
             AsyncArtClient.rollback = last_words  # type: ignore[method-assign]
-        if kill == "gate":
-            os.environ["GATE_KILLS"] = "1"
-        falling = Falling(art_server, tmp_path, policy, options={"gate": gate})
-        how: dict[str, Any] = {"eval_scenarios": HELD_OUT, "eval_every": 1}
+        falling = Falling(art_server, tmp_path, policy)
         rollout = drifting(falling)
-        return falling, asyncio.run(falling.trainer.fit(rollout, SCENARIOS, steps=1, **how))
+        fitting = falling.trainer.fit(rollout, SCENARIOS, steps=1, eval_scenarios=HELD_OUT)
+        return falling, asyncio.run(fitting)
 
     if (child := os.fork()) == 0:
         try:
@@ -340,7 +306,7 @@ def test_a_client_that_is_killed_within_a_gate_rolls_back_once(
     assert falling.serving() == [0] and found.versions == {policy[0]: 0}
     with art_server.http() as http:
         log = http.get("/v1/log", params={"limit": 1000}).json()["data"]
-    undone = [one for one in log if one["subject"].startswith(f"{policy[0]}@0: step 1: the gate")]
+    undone = [one for one in log if one["subject"].startswith(f"{policy[0]}@0: step 1: held-out")]
     assert [one["action"] for one in undone] == ["rolled_back"]
 
 

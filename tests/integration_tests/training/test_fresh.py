@@ -114,7 +114,6 @@ def test_one_run_that_works_is_enough(trained: Fit) -> None:
     ("rollout", "options"),
     [
         (None, {"eval_scenarios": [{"q": object()}], "trainer": {"workers": "server"}}),
-        (None, {"trainer": {"config": TrainConfig(learning_rate=1e-4), "gate": True}}),
     ],
 )
 def test_a_fit_that_cannot_begin_undoes_nothing(

@@ -1,4 +1,4 @@
-"""A collapse is seen in its step or evaluation, and what may be chance is none; gate and gain."""
+"""A collapse is seen in its step or evaluation, and what may be chance is none; and a gain."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
-from langchain_art.errors import ConfigError
 from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
 from langchain_art.training.collapse import (
     AT_END,
     Sign,
-    check_gate,
-    gate_sign,
     held_out_sign,
     new_signs,
     no_gain,
-    not_below,
 )
 from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
@@ -421,61 +417,6 @@ def test_a_policy_that_lost_half_is_mostly_seen() -> None:
         )
         seen += held_out_sign([before, after], steps(12), at_end=True) is not None
     assert seen > 140, f"{seed=}: {seen} of 200"
-
-
-def naive(best: list[float], new: list[float]) -> bool:
-    """The paired difference plus its 95 % interval is at least 0, in float64."""
-    changes = [b - a for a, b in zip(best, new, strict=True)]
-    mean = sum(changes) / len(changes)
-    std = math.sqrt(sum((one - mean) ** 2 for one in changes) / (len(changes) - 1))
-    return mean + 1.96 * std / math.sqrt(len(changes)) >= 0
-
-
-def test_it_is_the_interval_of_the_paired_difference() -> None:
-    rng, verdicts = random.Random(0), set[bool]()
-    for _ in range(200):
-        n = rng.choice([2, 8, 30])
-        best = [rng.random() for _ in range(n)]
-        new = [one + rng.gauss(-0.1, 0.3) for one in best]
-        verdict = not_below(evaluation(0, best), evaluation(1, new))
-        assert verdict == naive(best, new)
-        verdicts.add(verdict)
-    assert verdicts == {True, False}
-
-
-def test_a_version_without_a_reward_is_below() -> None:
-    assert not not_below(evaluation(0, [0.5, 0.5]), evaluation(1, []))
-    assert not_below(evaluation(0, [0.5, 0.5]), evaluation(1, [0.5, 0.5]))
-
-
-async def test_it_is_asked_about_the_best_that_was_kept_and_a_new_version() -> None:
-    asked: list[tuple[str, str]] = []
-
-    async def gate(best: EvalResult, new: EvalResult) -> bool:
-        asked.append((best.version, new.version))
-        return False
-
-    evals = [evaluation(0, [0.2, 0.4]), evaluation(5, [0.5, 0.7]), evaluation(10, [0.4, 0.4])]
-    assert await gate_sign(gate, evals[:1], []) is None, "there is nothing to compare with"
-    assert await gate_sign(None, evals, []) is None
-    sign = await gate_sign(gate, evals, [])
-    assert asked == [("p@5", "p@10")]
-    assert sign is not None and sign.kind == "gate" and sign.keep == 0
-    assert sign.words.startswith("step 10: the gate did not let p@10 pass: 0.400 ± 0.100 (n=2)")
-    again = [*evals[:2], evaluation(10, [0.0, 0.0], version=0)]
-    assert await gate_sign(gate, again, []) is None, "it was let pass, and serves again"
-
-
-@pytest.mark.parametrize("wrong", ["True", 1, None, [True]])
-def test_no_gate_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="expected True, False, or a function of two"):
-        check_gate(wrong)
-
-
-async def test_a_gate_that_says_nothing_is_refused() -> None:
-    evals = [evaluation(0, [0.2, 0.4]), evaluation(5, [0.5, 0.7])]
-    with pytest.raises(ConfigError, match=r"gate= returned None for p@5, expected True"):
-        await gate_sign(lambda _best, _new: None, evals, [])  # pyright: ignore[reportArgumentType]
 
 
 def with_mean(step: int, mean: float | None, ci95: float | None = 0.06) -> EvalResult:
