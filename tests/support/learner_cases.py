@@ -249,15 +249,6 @@ def contents(adapter: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(adapter.iterdir())}
 
 
-def trained_logprob(core: LearnerCore, adapter: Path, rows: list[Row]) -> float:
-    found = core.logprobs(adapter, rows)
-    return math.fsum(
-        p * m
-        for own, row in zip(found, rows, strict=True)
-        for p, m in zip(own, row.mask, strict=True)
-    )
-
-
 def worst_error(core: LearnerCore, expected: dict[str, torch.Tensor]) -> float:
     """Relative to the whole tensor's size, of the worst parameter; gradients are taken away."""
     assert set(expected) == set(core.parameters) and len(expected) == 28

@@ -111,10 +111,6 @@ def read(
     return content, calls
 
 
-def without_ids(calls: list[dict[str, Any]]) -> list[Any]:
-    return [call["function"] for call in calls]
-
-
 def go_through(name: str, call: str, answer: str) -> Seen:
     """Three calls: a tool, its answer, another question, after which the same reply is given."""
     template = template_of(name)
