@@ -18,12 +18,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from langchain_art.errors import ConfigError
 from langchain_art.packages import made_once
 from langchain_art_server.backends.models.base_weights import (
     EXTRA,
+    auto_class,
     base_outline,
     check_blocks,
     check_device,
@@ -99,7 +100,7 @@ def _write(source: Path, dtype: torch.dtype, out: Path) -> None:
                 check_finite(name, ((key, opened.get_tensor(key)) for key in opened.keys()))  # noqa: SIM118
         head = outline.get_output_embeddings()
         skipped = [one for one, module in outline.named_modules() if module is head]
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel = auto_class(config).from_pretrained(
             name,
             dtype=dtype,
             device_map={"": "cpu"},

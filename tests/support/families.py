@@ -26,6 +26,7 @@ from langchain_art.errors import UnknownModel
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
+from langchain_art_server.backends.models.base_weights import auto_class
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
@@ -82,6 +83,73 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+SLIDING: dict[str, Any] = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+#: Its last layer attends to everything, whatever the config says.
+GEMMA4: dict[str, Any] = {
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": 344,
+    "hidden_size_per_layer_input": 0,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 14,
+}
+QWEN_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 14,
+    "num_position_embeddings": 16,
+}
+#: Families that are published as a text model inside of a vision model, as they are published.
+#: Name -> the whole one's configuration class, what the text model has beside `SMALL`, the vision
+#: model, and what the whole has beside them.
+WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "Gemma 3, with images": (
+        "Gemma3Config",
+        {"query_pre_attn_scalar": 8, **SLIDING},
+        VISION | {"image_size": 28},
+        {"mm_tokens_per_image": 4},
+    ),
+    "Gemma 4 31B": (
+        "Gemma4Config",
+        {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        VISION | {"num_key_value_heads": 2, "head_dim": 8},
+        {},
+    ),
+    "Gemma 4 E2B, E4B": (
+        "Gemma4Config",
+        {**GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 1}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        VISION | {"num_key_value_heads": 2, "head_dim": 8},
+        {},
+    ),
+    "Gemma 4 26B-A4B": (
+        "Gemma4Config",
+        {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2}
+        | {"moe_intermediate_size": 16},
+        VISION | {"num_key_value_heads": 2, "head_dim": 8},
+        {},
+    ),
+    "Mistral Small 3": (
+        "Mistral3Config",
+        {"model_type": "mistral", "sliding_window": None},
+        VISION | {"model_type": "pixtral", "head_dim": 8, "image_size": 28},
+        {},
+    ),
+    "Qwen3.5, Qwen3.6, with images": ("Qwen3_5Config", DELTA, QWEN_VISION, {}),
+    "Qwen3.5 MoE, with images": ("Qwen3_5MoeConfig", DELTA | EXPERTS, QWEN_VISION, {}),
+}
 #: Name -> configuration class, and what it has beside `SMALL`.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2.5": ("Qwen2Config", {}),
@@ -95,20 +163,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral, sliding window": ("MistralConfig", {"sliding_window": 24}),
     "Gemma 3": (
         "Gemma3TextConfig",
-        {
-            "sliding_window": 24,
-            "query_pre_attn_scalar": 8,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
+        {"query_pre_attn_scalar": 8, **SLIDING},
     ),
     "Qwen3-Next": ("Qwen3NextConfig", DELTA | EXPERTS),
     "Qwen3.5, Qwen3.6": ("Qwen3_5TextConfig", DELTA),
     "Qwen3.5 MoE": ("Qwen3_5MoeTextConfig", DELTA | EXPERTS),
     "DeepSeek V3, Kimi K2": ("DeepseekV3Config", MLA),
     "DeepSeek V3, its dense layers": ("DeepseekV3Config", MLA | {"first_k_dense_replace": 3}),
+    "gpt-oss": (
+        "GptOssConfig",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING},
+    ),
+    **{name: (kind, text) for name, (kind, text, _, _) in WRAPPERS.items()},
 }
-#: Those that are tried on vLLM. It starts no gated delta net on a CPU.
-ON_VLLM = [name for name, (_, has) in FAMILIES.items() if not has.items() >= DELTA.items()]
+#: Those that are tried on vLLM. On a CPU it starts no gated delta net, and none that reads images.
+ON_VLLM = [
+    name
+    for name, (_, has) in FAMILIES.items()
+    if name not in WRAPPERS and not has.items() >= DELTA.items()
+]
 #: What vLLM's kernels for a CPU want: heads of 32 dimensions at least, experts of 32.
 WIDE: dict[str, Any] = {
     "hidden_size": 64,
@@ -161,10 +234,11 @@ The architecture is the family's; weights, tokenizer and chat template are the t
 says nothing of a template or a tool format: [another page](templates.md) does. *Gap* is
 the mean distance of sampler and learner per token, the worst of all steps, after each swap too.
 *Common beginnings* of runs are computed once where the architecture's attention is causal, to all
-tokens or to a window of them, or a gated delta net; elsewhere rows are padded. In a mixture, LoRA
-goes on the attention alone: the experts are one stacked tensor each, which no sampler here can
-adapt. In latent attention it leaves out
-`kv_b_proj`, which vLLM multiplies into its neighbours.
+tokens or to a window of them, or a gated delta net; elsewhere rows are padded. What is published as
+a text model inside of a vision model is loaded whole, and LoRA goes on the text model alone; text
+is all that it is given. In a mixture, LoRA leaves out the experts, which are one stacked tensor
+each that no sampler here can adapt, and dense layers of the same names. In latent attention it
+leaves out `kv_b_proj`, which vLLM multiplies into its neighbours.
 
 | family | architecture | tool calls | LoRA on | common beginnings | gap below | swapped |
 |---|---|---|---|---|---|---|"""
@@ -178,7 +252,10 @@ What it does not run there is in the table too, with the first error that it gav
 that it still gives it. Beside LoRA, vLLM has no kernel for experts but Triton's, wherever the
 adapters are, and Triton needs a GPU. So a model of DeepSeek's dense layers alone shows what vLLM
 makes of its latent attention. Gated delta nets (Qwen3-Next, Qwen3.5) do not start there: the cache
-of their states wants chunked prefill, which vLLM lacks on a CPU, and Qwen3.5's classes torchvision.
+of their states wants chunked prefill, which vLLM lacks on a CPU. Nor do models that read images:
+their classes want torchvision, of which no build loads there. Of all families of the first table,
+vLLM's own loader puts every weight of an adapter in place, in the class that it would serve
+(`test_vllm_names.py`).
 
 | family | architecture | tool calls | LoRA on | gap below | swapped |
 |---|---|---|---|---|---|"""
@@ -266,9 +343,13 @@ def save_family(family: str, folder: Path, *, wide: bool = False) -> Path:
     shape = SMALL | special
     if wide:
         shape |= WIDE | WIDER.get(family, {})
+    if family in WRAPPERS:
+        _, _, vision, more = WRAPPERS[family]
+        ends = {one: shape[one] for one in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
+        shape = {"text_config": shape, "vision_config": vision} | ends | more
     config = getattr(transformers, name)(**shape)
     torch.manual_seed(0)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    auto_class(config).from_config(config).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 

@@ -19,6 +19,7 @@ from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.embedded.process import TransformersHost
 from langchain_art_server.backends.ipc.channel import EngineCall
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
+from langchain_art_server.backends.models.base_weights import auto_class, read_config
 from langchain_art_server.config import Settings
 
 torch.set_num_threads(1)
@@ -148,7 +149,7 @@ def save_model(path: Path, kind: str = "qwen3", shard: str = "5GB", **changes: A
 
 def load_plain(path: Path) -> Any:
     """The model as transformers loads it."""
-    return transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+    return auto_class(read_config(str(path))).from_pretrained(path).eval()
 
 
 def save_adapter(path: Path, model: Path, seed: int, **changes: Any) -> Path:

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 #: Beside LoRA, vLLM has no kernel for experts but Triton's, wherever the adapters are.
 TRITON = "AttributeError: module 'triton.language' has no attribute 'float32'"
 #: What vLLM says of the families that its build for a CPU does not run.
-REFUSED = {"Qwen3 MoE": TRITON, "DeepSeek V3, Kimi K2": TRITON}
+REFUSED = {"Qwen3 MoE": TRITON, "DeepSeek V3, Kimi K2": TRITON, "gpt-oss": TRITON}
 RUN = [family for family in ON_VLLM if family not in REFUSED]
 #: On a CPU with AMX, vLLM's latent attention is a kernel for bfloat16 unless another one is named.
 ANY_DTYPE = {"args": ["--attention-backend=CPU_MLA"]}

@@ -30,6 +30,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from langchain_art_server.backends.models.base_weights import text_modules
+
 #: The name under which transformers finds `packed_attention`.
 PACKED_ATTENTION = "langchain_art_packed"
 #: Numbers of rows that are tried, and numbers of rows whose products must agree with these.
@@ -153,9 +155,10 @@ def batch_invariance(
     (experts, 4 bits), and where no sizes are found that agree.
     """
     sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
-    if model.device.type != "cpu" or not sdpa or not all(map(_is_covered, model.modules())):
+    text = text_modules(model)
+    if model.device.type != "cpu" or not sdpa or not all(map(_is_covered, text)):
         return None
-    linears = [one for one in model.modules() if type(one) is nn.Linear]
+    linears = [one for one in model.modules() if type(one) is nn.Linear and one in text]
     for one in linears:
         one.__class__ = RowLinear
         cast(RowLinear, one).pack()
@@ -167,7 +170,7 @@ def batch_invariance(
             break
     else:
         rows, lengths = 1, None
-    for one in model.modules():
+    for one in text:
         if isinstance(one, RowLinear) or hasattr(one, "layer_idx"):
             setattr(one, "fewest", rows)  # noqa: B010 - attention layers declare no such name
     if lengths is None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from langchain_art.errors import ConfigError
 from langchain_art.wire.policies import MAX_RANK
 from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from langchain_art_server.backends.models.base_weights import text_modules
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
@@ -51,8 +52,9 @@ def lora_dtype(base: torch.dtype, otherwise: torch.dtype) -> torch.dtype:
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """The linear layers of a model by name."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    """The linear layers that a text goes through, by their names in the whole model."""
+    text = text_modules(model)
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m in text}
 
 
 def read_adapter(path: Path, linears: Mapping[str, nn.Linear]) -> AdapterWeights:
@@ -84,7 +86,7 @@ def _read_pairs(
         if match is None or match["module"] not in linears:
             raise ConfigError(
                 f"{path}: got a tensor {key!r}, expected only lora_A and lora_B weights of the "
-                "model's linear layers. The adapter was made for another model."
+                "language model's linear layers. The adapter was made for another model."
             )
         if not torch.isfinite(tensor).all():
             raise ConfigError(f"{path}: {key} holds numbers that are not finite.")

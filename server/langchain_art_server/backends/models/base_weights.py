@@ -25,12 +25,18 @@ from typing import Any, Literal, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.start_checks import INDEX, PACKAGED, WEIGHTS
 
-_AUTO = cast(Any, AutoModelForCausalLM)
 _META = torch.device("meta")
 # Where it is installed, PEFT imports it. It warns of a kernel that it lacks, which
 # `compute_exactly` turns off.
@@ -75,6 +81,34 @@ def read_config(name: str) -> Any:
         return cast(Any, AutoConfig).from_pretrained(name, trust_remote_code=False)
 
 
+def auto_class(config: Any) -> Any:
+    """The loader of transformers for a config: of the class that its ``architectures`` names.
+
+    A text model inside of a vision model (``…ForConditionalGeneration``) is loaded whole. For some,
+    `AutoModelForCausalLM` would leave the vision model out: an adapter would have names that
+    neither PEFT on the folder's own class nor vLLM knows, and a merged folder no vision weights.
+    """
+    whole: Any = cast(Any, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING).get(type(config), None)
+    named = config.architectures or []
+    if whole is None or config.is_encoder_decoder or (named and whole.__name__ not in named):
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
+
+
+def language_model(model: nn.Module) -> nn.Module:
+    """The part of a model that reads text: all of it, or that beside its vision model."""
+    config: Any = getattr(model, "config", None)
+    if config is None or config.get_text_config() is config:
+        return model
+    return cast(PreTrainedModel, model).get_decoder()
+
+
+def text_modules(model: nn.Module) -> set[nn.Module]:
+    """All modules that a text goes through: those of the `language_model`, and the head."""
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    return {*language_model(model).modules(), *([] if head is None else [head])}
+
+
 def base_outline(name: str, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
     """The model on torch's ``meta`` device: no memory, the names and shapes of its files checked.
 
@@ -88,7 +122,7 @@ def base_outline(name: str, dtype: torch.dtype | Literal["auto"]) -> PreTrainedM
     four_bits = in_four_bits(config, name)
     if not four_bits and getattr(config, "quantization_config", None):
         with in_one_line(name, "config.json"), _META:
-            model = _AUTO.from_config(config)
+            model = auto_class(config).from_config(config)
         with contextlib.suppress(OSError):  # not every model has one
             model.generation_config = GenerationConfig.from_pretrained(name)
     else:
@@ -129,11 +163,14 @@ def load_causal(
 def _read(name: str, dtype: torch.dtype | Literal["auto"], **options: Any) -> PreTrainedModel:
     """Load a model as transformers does, if every weight is the files'."""
     report, log = _LoadReport(), logging.getLogger("transformers.modeling_utils")
+    config = options.pop("config", None) or read_config(name)
+    auto = auto_class(config)
     log.addFilter(report)
     try:
         with in_one_line(name, _file(name)):
-            model, found = _AUTO.from_pretrained(
+            model, found = auto.from_pretrained(
                 name,
+                config=config,
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -147,7 +184,7 @@ def _read(name: str, dtype: torch.dtype | Literal["auto"], **options: Any) -> Pr
                 name, f"does not give {parts[0]!r}{and_others(parts)}, which config.json asks for"
             ) from None
         with in_one_line(name, "config.json"), _META:  # which of the files it is
-            _AUTO.from_config(options.get("config") or read_config(name))
+            auto.from_config(config)
         raise
     finally:
         log.removeFilter(report)

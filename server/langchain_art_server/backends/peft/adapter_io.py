@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import warnings
 from collections.abc import Generator, Iterable, Mapping
 from functools import partial
@@ -38,7 +39,7 @@ from langchain_art_server.backends.models.adapter_files import (
     identity,
 )
 from langchain_art_server.backends.models.adapter_reader import lora_dtype
-from langchain_art_server.backends.models.base_weights import EXTRA
+from langchain_art_server.backends.models.base_weights import EXTRA, language_model
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
 
 #: β1 of AdamW in supervised steps.
@@ -60,7 +61,7 @@ STACKED = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
-    """Leaf names of the linear layers that can have LoRA.
+    """Leaf names of the language model's linear layers that can have LoRA.
 
     Not the output head, not `ABSORBED`, and not `STACKED` if experts are stacked into one tensor.
 
@@ -71,16 +72,18 @@ def linear_names(model: PreTrainedModel) -> list[str]:
     return sorted(
         {
             name.rpartition(".")[2]
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and module is not head
+            for name, module in adapter_reader.linear_layers(model).items()
+            if module is not head
         }
         - ABSORBED
         - (STACKED if stacked else frozenset())
     )
 
 
-def peft_config(lora: LoraConfig, linears: list[str]) -> peft.LoraConfig:
+def peft_config(lora: LoraConfig, model: PreTrainedModel, linears: list[str]) -> peft.LoraConfig:
     """PEFT's form of a policy's LoRA shape, with ``all-linear`` as the names in `linears`.
+
+    It leaves out all that stands beside the language model, where layers may have the same names.
 
     Raises:
         ConfigError: a target is none of `linears`; PEFT would ignore it next to a known one.
@@ -93,10 +96,13 @@ def peft_config(lora: LoraConfig, linears: list[str]) -> peft.LoraConfig:
         )
     if not targets:
         raise ConfigError(f"got no LoRA targets, expected at least one of {linears}")
+    text = language_model(model)
+    where = next(name for name, module in model.named_modules() if module is text)
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,  # pyright: ignore[reportArgumentType]
         target_modules=targets,
+        exclude_modules=rf"(?!{re.escape(where)}\.).*" if where else None,
         lora_dropout=0.0,
         bias="none",
         task_type=peft.TaskType.CAUSAL_LM,

@@ -138,7 +138,7 @@ class LearnerCore(HeldAdapter):
         Raises:
             ConfigError: a target is not the name of a linear layer.
         """
-        config = adapter_io.peft_config(lora, self._linears)
+        config = adapter_io.peft_config(lora, self.base, self._linears)
         config.base_model_name_or_path = self.name
         self._put_on(adapter_io.config_bytes(config))
         adapter_io.initialise(self.parameters, lora.seed)

@@ -23,7 +23,7 @@ from langchain_art.errors import InvalidRequest
 from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, PartCosts
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
-from langchain_art_server.backends.models.base_weights import growing_rope
+from langchain_art_server.backends.models.base_weights import growing_rope, language_model
 from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.peft.forest.attention_flex import LEAST
 from langchain_art_server.backends.peft.forest.delta_nets import delta_nets, install
@@ -275,7 +275,8 @@ def part_costs(base: PreTrainedModel, device: str) -> PartCosts:
     """Those of a model on a kind of device."""
     launches, beside, operations = COSTS.get(device, (0.0, 0.0, 1.0))
     layers, ends = base.config.get_text_config().num_hidden_layers, base.get_input_embeddings()
-    weights = sum(p.numel() for p in base.parameters() if p.shape != ends.weight.shape)
+    text = language_model(base).parameters()
+    weights = sum(p.numel() for p in text if p.shape != ends.weight.shape)
     return PartCosts(layers * launches, layers * beside, 4 * weights / operations)
 
 

@@ -23,6 +23,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import (
 )
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.models.base_weights import language_model
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
 from langchain_art_server.backends.peft.forest.delta_nets import Chains, PartChains, delta_nets
@@ -327,7 +328,8 @@ def token_cost(base: PreTrainedModel) -> float:
     heads: int = config.num_attention_heads
     width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     embedding = base.get_input_embeddings().weight
-    weights = sum(p.numel() for p in base.parameters() if p.shape != embedding.shape)
+    text = language_model(base).parameters()
+    weights = sum(p.numel() for p in text if p.shape != embedding.shape)
     return weights / config.num_hidden_layers / (PIECE * heads * width)
 
 

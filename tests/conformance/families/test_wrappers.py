@@ -1,0 +1,99 @@
+"""Text models inside of vision models, as they are published: adapters, merges and their names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from langchain_art.errors import ConfigError
+from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.embedded.batch_invariance import batch_invariance
+from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
+from langchain_art_server.backends.models.loading import load_model
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.config import Settings
+from langchain_art_server.merge_adapter import TOLERANCE, merge
+from langchain_art_server.start_checks import WEIGHTS
+from tests.support.families import LORA, WRAPPERS, save_family
+from tests.support.tiny_models import LocalSampler, load_plain, save_adapter
+
+pytestmark = pytest.mark.slow
+TOKENS = [7, 90, 33, 12, 250, 4, 61]
+
+
+def trained(core: LearnerCore, folder: Path) -> Path:
+    """A version of the learner's whose B is not zero."""
+    folder.mkdir()
+    core.init_adapter(folder, LORA)
+    generator = torch.Generator().manual_seed(1)
+    weights = load_file(folder / WEIGHTS_FILE)
+    for name, one in weights.items():
+        if ".lora_B." in name:
+            one.normal_(std=0.3, generator=generator)
+    save_file(weights, folder / WEIGHTS_FILE)
+    return folder
+
+
+@pytest.mark.parametrize("family", WRAPPERS)
+def test_adapters_are_of_the_published_class_and_a_merge_keeps_what_sees(
+    family: str, tmp_path: Path
+) -> None:
+    model = save_family(family, tmp_path / "model")
+    core = LearnerCore(str(model), "cpu")
+    adapter, out = trained(core, tmp_path / "v1"), tmp_path / "out"
+    written = load_file(adapter / WEIGHTS_FILE)
+    assert all(name.startswith("base_model.model.model.language_model.") for name in written)
+
+    published = json.loads((model / "config.json").read_text())["architectures"]
+    plain = load_plain(model)
+    assert [type(plain).__name__] == [type(core.base).__name__] == published
+    tuned = PeftModel.from_pretrained(plain, adapter).eval()
+    read = get_peft_model_state_dict(tuned)
+    assert read.keys() == written.keys()
+    assert all(torch.equal(read[name], written[name]) for name in written)
+    with torch.no_grad():
+        logits = tuned(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(TOKENS[1:])[:, None])[:, 0]
+    zeros = [0.0] * len(TOKENS)
+    (got,) = core.logprobs(adapter, [Row(TOKENS, [0, *[1] * 6], zeros, zeros)])
+    assert torch.tensor(got[1:]).sub(expected).abs().max() < 1e-5
+
+    assert merge(str(model), adapter, out).lost < TOLERANCE
+    assert type(load_plain(out)).__name__ == published[0]
+    before, after = load_file(model / WEIGHTS), load_file(out / WEIGHTS)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert len(changed) == len(written) / 2
+    assert all("language_model" in name for name in changed)
+
+
+def test_an_adapter_of_what_sees_is_refused_by_name(tmp_path: Path) -> None:
+    model = save_family("Gemma 3, with images", tmp_path / "model")
+    adapter = save_adapter(tmp_path / "a", model, 1, target_modules=["q_proj"])
+    with pytest.raises(ConfigError, match=r"vision_tower.*of the language model's linear layers"):
+        LocalSampler(model).load("a@1", adapter)
+
+
+def test_what_sees_does_not_keep_a_text_s_rows_from_being_independent(tmp_path: Path) -> None:
+    found: list[object] = []
+    for number, family in enumerate(("Gemma 3", "Gemma 3, with images")):
+        model = save_family(family, tmp_path / str(number))
+        loaded = load_model(Settings.model_validate({"model": str(model), "device": "cpu"}))
+        found.append(batch_invariance(loaded.model, [(2, 8)]))
+    assert found[0] == found[1]
+
+
+def test_a_text_model_alone_stays_alone(tmp_path: Path) -> None:
+    """Its config may still be the whole one's: ``architectures`` says what the folder is."""
+    model = save_family("Qwen3.5, Qwen3.6, with images", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(
+        json.dumps(config | {"architectures": ["Qwen3_5ForCausalLM"]})
+    )
+    loaded = load_model(Settings.model_validate({"model": str(model)}))
+    assert type(loaded.model).__name__ == "Qwen3_5ForCausalLM"
