@@ -101,14 +101,15 @@ def export_merged(
     return directory
 
 
+_TEXT_LOADER = "AutoModelForCausalLM"
 _USE = """\
 Load it with peft:
 
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {loader}, AutoTokenizer
 
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r}), "PATH/TO/THIS")
+model = PeftModel.from_pretrained({loader}.from_pretrained({base!r}), "PATH/TO/THIS")
 tokenizer = AutoTokenizer.from_pretrained({base!r})
 ```
 
@@ -121,7 +122,7 @@ vllm serve {base} --generation-config vllm --enable-lora --max-lora-rank {rank} 
 """
 _USE_MERGED = """\
 The adapter is merged into these weights: load this directory as any model, with transformers'
-`AutoModelForCausalLM.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`. Float32 weights
+`{loader}.from_pretrained("PATH/TO/THIS")` or `vllm serve PATH/TO/THIS`. Float32 weights
 need `vllm serve PATH/TO/THIS --dtype float32`: vLLM rounds them otherwise.
 """
 _TEMPLATE = """
@@ -178,7 +179,9 @@ def card(
         f"| {name} | {value:.6g} |\n" for name, value in sorted(checkpoint.metrics.items())
     )
     use = _USE_MERGED if merged else _USE
-    use = use.format(base=base, rank=config.get("r"), policy=checkpoint.policy)
+    # Layers are left out where a text model stands inside of a vision model, by `peft_config`.
+    loader = "AutoModelForImageTextToText" if config.get("exclude_modules") else _TEXT_LOADER
+    use = use.format(base=base, rank=config.get("r"), policy=checkpoint.policy, loader=loader)
     if template:
         use += _TEMPLATE.format(template=template)
     return f"""\
