@@ -31,6 +31,7 @@ from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
     ForestRows,
     OddAttentionError,
+    attention_widths,
     token_cost,
 )
 from langchain_art_server.backends.peft.logprob_scoring import (
@@ -218,13 +219,11 @@ class Packer:
         attend; of a delta net, the convolution's inputs.
         """
         config = self._scorer.base.config.get_text_config()
-        heads, width = config.num_attention_heads, config.hidden_size
-        keys = getattr(config, "num_key_value_heads", None) or heads
-        head = getattr(config, "head_dim", None) or width // heads
+        _, keys = attention_widths(config)
         layers, deltas = config.num_hidden_layers, delta_nets(self._scorer.base)
-        kept = 0 if self.offload else layers * width
+        kept = 0.0 if self.offload else layers * config.hidden_size
         if self.padded_because is None:
-            kept += (layers - len(deltas)) * 2 * keys * head
+            kept += (layers - len(deltas)) * 2 * keys
             kept += sum(layer.conv1d.in_channels for layer in deltas)
         return plain / layers + kept * self._scorer.base.dtype.itemsize
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -325,12 +326,24 @@ def token_cost(base: PreTrainedModel) -> float:
     piece, of any length, costs as much as `PIECE` parameters per number of the token's output.
     """
     config = base.config.get_text_config()
-    heads: int = config.num_attention_heads
-    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    queries, _ = attention_widths(config)
     embedding = base.get_input_embeddings().weight
     text = language_model(base).parameters()
     weights = sum(p.numel() for p in text if p.shape != embedding.shape)
-    return weights / config.num_hidden_layers / (PIECE * heads * width)
+    return weights / config.num_hidden_layers / (PIECE * queries)
+
+
+def attention_widths(config: PreTrainedConfig) -> tuple[float, float]:
+    """Numbers in a token's queries, and in its keys, of a text model's layers on average."""
+    differ = getattr(config, "is_heterogeneous", False)
+    found: list[tuple[int, int]] = []
+    for one in config.per_layer_config if differ else [config]:
+        heads: int = one.num_attention_heads
+        width: int = getattr(one, "head_dim", None) or one.hidden_size // heads
+        keys: int = getattr(one, "num_key_value_heads", None) or heads
+        found.append((heads * width, keys * width))
+    queries, keys_ = zip(*found, strict=True)
+    return fmean(queries), fmean(keys_)
 
 
 def _places(parts: list[Part], tokens: int) -> tuple[Ints, Ints]:
