@@ -133,6 +133,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [0, 1, 2],
         },
     ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **DELTA_HEADS},
+    ),
 }
 
 

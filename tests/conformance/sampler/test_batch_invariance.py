@@ -20,7 +20,7 @@ from tests.support.soak import count
 from tests.support.tiny_models import LocalSampler, ask, save_adapter, save_model, three_adapters
 
 _TEXT = "the weather in Paris is sunny and the mail of Ann was sent on Monday at ten to the team"
-_KINDS = ("qwen3", "llama", "gemma3", "qwen2", "mistral")
+_KINDS = ("qwen3", "llama", "gemma3", "qwen3_5", "qwen2", "mistral")
 
 
 def _calls(number: int) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def _bits(replies: list[ChatReply]) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", _KINDS[: count(3, 5)])
+@pytest.mark.parametrize("kind", _KINDS[: count(4, 6)])
 def test_calls_do_not_depend_on_their_batch(kind: str, tmp_path: Path) -> None:
     model = save_model(tmp_path / "model", kind)
     calls = _calls(count(40, 200) if kind == "qwen3" else count(16, 32))

@@ -11,14 +11,17 @@ attention over other numbers of    cuts its sum at other columns: keys are read 
 keys                               `BatchInvariance.length` gives
 =================================  ==============================================================
 
-So a token has the same keys, values and logits whether it was decoded, computed with a prompt or
-after a cached prefix, alone or beside any other rows.
+The rule of gated delta nets goes by tokens for prompts, too, and their gates fill the processor's
+registers (`BatchInvariance.multiple`). So a token has the same keys, values, states and logits
+whether it was decoded, computed with a prompt or after a cached prefix, alone or beside any other
+rows.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, cast
@@ -30,6 +33,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from langchain_art_server.backends.embedded.delta_rule import by_tokens
 from langchain_art_server.backends.models.base_weights import text_modules
 
 #: The name under which transformers finds `packed_attention`.
@@ -56,10 +60,12 @@ class BatchInvariance:
         rows: the fewest rows of a product.
         lengths: numbers of keys that attention may read, of up to 512, ascending; behind each 512
             keys the same again.
+        multiple: a pass has a multiple of so many rows.
     """
 
     rows: int
     lengths: tuple[int, ...]
+    multiple: int
 
     def length(self, keys: int) -> int:
         """The least number of keys, of at least `keys`, that attention may read."""
@@ -68,7 +74,8 @@ class BatchInvariance:
 
     def width(self, tokens: int) -> int:
         """The least number of prompt tokens of a row, of at least `tokens`, padding included."""
-        return -(-tokens // self.rows) * self.rows
+        fewest = math.lcm(self.rows, self.multiple)
+        return -(-tokens // fewest) * fewest
 
 
 class RowLinear(nn.Linear):
@@ -146,17 +153,22 @@ AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
 def batch_invariance(
-    model: PreTrainedModel, heads: Iterable[tuple[int, int]]
+    model: PreTrainedModel, heads: Iterable[tuple[int, int]], states: Sequence[tuple[int, ...]]
 ) -> BatchInvariance | None:
     """Set a model up so that its rows do not depend on each other; None: it stays as it was.
 
-    `heads` are the pairs (key/value heads, size of a head) of its cache. None on a device other
-    than a CPU, for another attention than ``sdpa``, for weights that no `RowLinear` multiplies
-    (experts, 4 bits), and where no sizes are found that agree.
+    `heads` are the pairs (key/value heads, size of a head) of its cache, and `states` the shapes of
+    its gated delta nets' there. None on a device other than a CPU, for another attention than
+    ``sdpa``, for weights that no `RowLinear` multiplies (experts, 4 bits), and where no sizes are
+    found that agree.
     """
     sdpa = getattr(model.config, "_attn_implementation", None) == "sdpa"
-    text = text_modules(model)
-    if model.device.type != "cpu" or not sdpa or not all(map(_is_covered, text)):
+    text, beside = text_modules(model), (nn.Conv1d,) if states else ()
+    covered = all(_is_covered(one) or isinstance(one, beside) for one in text)
+    if model.device.type != "cpu" or not sdpa or not covered:
+        return None
+    multiple = _multiple(states) if states else 1
+    if multiple is None or not all(_rule_agrees(shape) for shape in states if len(shape) == 3):
         return None
     linears = [one for one in model.modules() if type(one) is nn.Linear and one in text]
     for one in linears:
@@ -176,7 +188,7 @@ def batch_invariance(
     if lengths is None:
         return None
     model.set_attn_implementation(PACKED_ATTENTION)
-    return BatchInvariance(rows, lengths)
+    return BatchInvariance(rows, lengths, multiple)
 
 
 def _is_covered(module: nn.Module) -> bool:
@@ -199,6 +211,43 @@ def _agree(linear: RowLinear, fewest: int) -> bool:
         if not same or not linear.multiply(some).equal(whole[-size:]):
             return False
     return True
+
+
+def _multiple(states: Sequence[tuple[int, ...]]) -> int | None:
+    """The fewest rows of which numbers of elementwise functions have the same bits; None: none.
+
+    Those that do not fill the processor's registers are computed otherwise. In other layers their
+    elements do: gates have one for each head.
+    """
+    most = max(_BATCHES)
+    sizes = {size for shape in states for size in (shape[0], math.prod(shape[::2]))}
+    functions = (torch.exp, torch.sigmoid, functional.softplus, functional.silu)
+    pairs = [(_drawn(most, size, torch.float32), apply) for size in sizes for apply in functions]
+    for fewest in _FEWEST:
+        steps = range(fewest, most, fewest)
+        if all(apply(x[:n]).equal(apply(x)[:n]) for n in steps for x, apply in pairs):
+            return fewest
+    return None
+
+
+def _rule_agrees(shape: tuple[int, ...]) -> bool:
+    """True if the rule gives each row the same bits beside others, and in one pass or two."""
+    most, (heads, size, width) = max(_BATCHES), shape
+    parts = [
+        _drawn(most * 2 * heads, n, torch.float32).view(most, 2, heads, n)
+        for n in (size, size, width)
+    ]
+    parts += [-parts[0][..., 0].abs(), parts[1][..., 0].sigmoid()]
+
+    def last(rows: int, *steps: slice) -> Tensor:
+        state, found = torch.zeros(rows, *shape), torch.empty(0)
+        for step in steps:
+            q, k, v, decay, write = (x[:rows, step] for x in parts)
+            found, state = by_tokens(q, k, v, decay, write, state, True)
+        return found[:, -1]
+
+    whole = last(most, slice(0, 2))
+    return all(last(n, slice(0, 1), slice(1, 2)).equal(whole[:n]) for n in _BATCHES)
 
 
 def _lengths(heads: set[tuple[int, int]], rows: int, dtype: torch.dtype) -> tuple[int, ...] | None:

@@ -18,15 +18,16 @@ from langchain_art_server.backends.embedded.batch_invariance import (
     BatchInvariance,
     batch_invariance,
 )
+from langchain_art_server.backends.embedded.delta_rule import SlotPass, takes_slots
 from langchain_art_server.backends.embedded.kv_cache import Layout, SlotCache
 from langchain_art_server.backends.models.base_weights import growing_rope
 
 log = logging.getLogger(__name__)
-_SLOTTED = {"full_attention", "sliding_attention"}
+_SLOTTED = {"full_attention", "sliding_attention", "linear_attention"}
 
 
 class SlotsUnsupported(Exception):
-    """The model's state of a sequence is not keys and values at positions."""
+    """The model keeps of a sequence what slots do not hold."""
 
 
 class SlotRunner:
@@ -48,7 +49,9 @@ class SlotRunner:
         self.window: int = (getattr(config, "sliding_window", None) or 0) if sliding else 0
         self._additive = config._attn_implementation != "sdpa"
         #: Sizes in which rows do not depend on each other; None: on this device or model they may.
-        self.invariance: BatchInvariance | None = batch_invariance(model, layout.shapes)
+        states = [shape for shape, _, _ in layout.states]
+        self.invariance: BatchInvariance | None = batch_invariance(model, layout.shapes, states)
+        self._multiple = self.invariance.multiple if self.invariance else 1
         if self.invariance is None and self.device.type == "cpu":
             log.warning(
                 "%s: the tokens of a seed may differ with the calls that run beside it, since its "
@@ -65,6 +68,7 @@ class SlotRunner:
             device=self.device,
             dtype=model.dtype,
             columns=self.invariance.length if self.invariance else int,
+            spare=self._multiple - 1,
         )
         self._cache_name = _cache_name(model)
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -91,20 +95,36 @@ class SlotRunner:
         written = positions.masked_fill(is_pad, self.cache.capacity - 1)
         longest = max(s + len(row) for s, row in zip(starts, tokens, strict=True))
         to = self.device
-        return self._forward(first, ids.to(to), seen.to(to), written.to(to), longest)
+        return self._forward(first, ids.to(to), seen.to(to), written.to(to), longest, is_pad.to(to))
 
     def decode(self, tokens: Tensor, positions: Tensor, longest: int, first: int = 0) -> Tensor:
         """Feed `tokens` ``[n]`` at `positions` ``[n]``, one for each slot from `first` on."""
-        positions = positions.unsqueeze(1)
-        return self._forward(first, tokens.unsqueeze(1), positions, positions, longest + 1)
+        count, padding = len(tokens), None
+        written = positions
+        if missing := -count % self._multiple:
+            # Rows of padding over slots behind, which stay as they are.
+            spare = positions.new_full((missing,), self.cache.capacity - 1)
+            padding = (torch.arange(count + missing, device=self.device) >= count).unsqueeze(1)
+            written = torch.cat([positions, spare])
+            tokens, positions = (torch.cat([x, x.new_zeros(missing)]) for x in (tokens, positions))
+        ids, seen, written = (x.unsqueeze(1) for x in (tokens, positions, written))
+        return self._forward(first, ids, seen, written, longest + 1, padding)[:count]
 
     def _forward(
-        self, first: int, ids: Tensor, positions: Tensor, written: Tensor, length: int
+        self,
+        first: int,
+        ids: Tensor,
+        positions: Tensor,
+        written: Tensor,
+        length: int,
+        padding: Tensor | None = None,
     ) -> Tensor:
         if self.invariance is not None:
             length = self.invariance.length(length)
-        self.cache.aim(first, written, length)
+        self.cache.aim(first, written, length, padding)
         extra: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
+        if self.cache.states:
+            extra["slots"] = SlotPass(padding, by_tokens=self.invariance is not None)
         output = self.model(
             input_ids=ids,
             attention_mask=self._masks(positions, length),
@@ -115,16 +135,20 @@ class SlotRunner:
         )
         return output.logits[:, -1].float()
 
-    def _masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor]:
+    def _masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor | None]:
         columns = torch.arange(length, device=self.device)
         query = positions[:, None, :, None]
         full = columns <= query
-        if not self.window:
+        if not self.window and not self.cache.states:
             return self._mask(full)
-        sliding = full & (query - columns < self.window)
+        sliding = full & (query - columns < self.window) if self.window else full
         if not self._mixed:
             return self._mask(sliding)
-        return {"full_attention": self._mask(full), "sliding_attention": self._mask(sliding)}
+        return {
+            "full_attention": self._mask(full),
+            "sliding_attention": self._mask(sliding),
+            "linear_attention": None,
+        }
 
     def _mask(self, visible: Tensor) -> Tensor:
         if not self._additive:
@@ -192,7 +216,7 @@ def make_runner(
     """
     try:
         layout = _layout(model)
-        room = budget // layout.bytes_per_token(model.dtype) - 1
+        room = budget // layout.bytes_per_token(model.dtype) - 1 - layout.state_tokens(model.dtype)
         if room < (max_len if exact else 16):
             raise ConfigError(
                 f"sampler.kv_cache_bytes={budget} holds {max(room, 0)} tokens, and one call may "
@@ -223,16 +247,22 @@ def _layout(model: Any) -> Layout:
     ids = torch.ones(1, 3, dtype=torch.long, device=model.device)
     cache = model(input_ids=ids, use_cache=True).get(_cache_name(model))
     layers: dict[int, tuple[Tensor, Tensor]] = {}
+    nets: dict[int, tuple[Tensor, Tensor]] = {}
     for index, layer in enumerate(getattr(cache, "layers", ())):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if hasattr(layer, "conv_states") and keys is None:
+            nets[index] = layer.conv_states[0], layer.recurrent_states[0]
+            continue
         if hasattr(layer, "conv_states") or hasattr(layer, "recurrent_states"):
-            raise SlotsUnsupported(f"layer {index} keeps a recurrent state")
+            raise SlotsUnsupported(f"layer {index} keeps keys and values beside its states")
         if keys is None or values is None or keys.dim() != 4 or keys.shape[2] != 3:
             raise SlotsUnsupported(f"layer {index} keeps no keys and values")
         layers[index] = (keys, values)
     if not layers:
         raise SlotsUnsupported("it has no cache of keys and values")
-    return Layout.of(layers)
+    if not takes_slots(model, set(nets)):
+        raise SlotsUnsupported("it keeps states that are not those of gated delta nets")
+    return Layout.of(layers, nets)
 
 
 def _try(runner: SlotRunner) -> None:

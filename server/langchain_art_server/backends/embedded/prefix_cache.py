@@ -5,6 +5,10 @@ token ids, so sequences share their prefixes, and no match rests on a hash alone
 adapter has a root of its own, whose number is never used again: a block can not serve another
 adapter or version. The least recently used blocks are evicted first; a block is always more
 recently used than its children, so only leaves are evicted.
+
+Where layers have states, a sequence goes on only from a place where these were kept: a snapshot,
+with the keys and values of the tokens behind its last whole block. Snapshots have half of the
+memory, and go with their block.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,17 +34,35 @@ class _Block:
     id: int
     index: int
     root: int
+    #: By the tokens behind the block, the index of the snapshot there.
+    snapshots: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The first `length` tokens of a sequence: indices of blocks, and of a snapshot, if any."""
+
+    blocks: tuple[int, ...] = ()
+    length: int = 0
+    snapshot: int = -1
 
 
 class PrefixCache:
-    """Blocks of keys and values in one pool of `budget` bytes, allocated at first use."""
+    """Blocks of keys and values, and snapshots, in `budget` bytes, allocated at first use."""
 
     def __init__(
         self, layout: Layout, *, budget: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._layout, self._device, self._dtype = layout, device, dtype
-        self.blocks = budget // (BLOCK * layout.bytes_per_token(dtype))
+        block = BLOCK * layout.bytes_per_token(dtype)
+        snapshots = budget // 2 // (layout.state_bytes + block) if layout.states else 0
+        self.blocks = (budget - snapshots * (layout.state_bytes + block)) // block
         self._pools: list[Tensor] = []
+        #: The last keys and values of each snapshot, and its states.
+        self._tails: list[Tensor] = []
+        self._states: list[Tensor] = []
+        self._free_snapshots = list(range(snapshots))
+        self._snapshots: OrderedDict[tuple[int, tuple[int, ...]], _Block] = OrderedDict()
         self._free: list[int] = []
         self._fresh = 0
         self._known: OrderedDict[_Key, _Block] = OrderedDict()
@@ -66,6 +88,42 @@ class PrefixCache:
         path, missing = self._walk(root, tokens, limit)
         return [self._known[key].index for key in path], missing
 
+    def find(self, root: int, tokens: Sequence[int]) -> tuple[Prefix, _Key | None]:
+        """The longest prefix that `tokens` may go on from, without their last.
+
+        Returns:
+            The prefix, and what to compute for others that begin alike: the key of the next block,
+            or, where layers have states, of all tokens but the last; None if there is nothing.
+        """
+        limit = len(tokens) - 1
+        if not self._layout.states:
+            indices, missing = self.match(root, tokens, limit)
+            return Prefix(tuple(indices), len(indices) * BLOCK), missing
+        prefix = self._resume(root, tokens, limit)
+        return prefix, None if prefix.length == limit else (root, tuple(tokens[:-1]))
+
+    def _resume(self, root: int, tokens: Sequence[int], limit: int) -> Prefix:
+        path = [self._known[key] for key in self._walk(root, tokens, limit)[0]]
+        for count in range(len(path), 0, -1):
+            block, start = path[count - 1], count * BLOCK
+            ahead = tuple(tokens[start : min(start + BLOCK, limit)])
+            fits = [tail for tail in block.snapshots if tail == ahead[: len(tail)]]
+            if fits:
+                tail = max(fits, key=len)
+                self._snapshots.move_to_end((block.id, tail))
+                blocks = tuple(one.index for one in path[:count])
+                return Prefix(blocks, start + len(tail), block.snapshots[tail])
+        return Prefix()
+
+    def read(self, prefix: Prefix) -> tuple[list[Tensor], list[Tensor]]:
+        """The keys and values of a prefix, per buffer, and the states behind it."""
+        states, behind = self.gather(list(prefix.blocks)), prefix.length % BLOCK
+        if prefix.snapshot < 0:
+            return states, []
+        tails = [pool[prefix.snapshot, :, :, :behind] for pool in self._tails]
+        states = [torch.cat(both, 2) for both in zip(states, tails, strict=True)]
+        return states, [pool[prefix.snapshot] for pool in self._states]
+
     def gather(self, indices: list[int]) -> list[Tensor]:
         """Gather the blocks' keys and values as ``[entries, H, 16 x blocks, D]``, per buffer."""
         index = torch.tensor(indices, device=self._device)
@@ -76,13 +134,29 @@ class PrefixCache:
         self.hit_tokens += len(indices) * BLOCK
         return states
 
-    def insert(self, root: int, tokens: Sequence[int], states: Sequence[Tensor]) -> None:
-        """Cache the whole blocks of `tokens`, whose keys and values are `states`."""
+    def insert(
+        self,
+        root: int,
+        tokens: Sequence[int],
+        states: Sequence[Tensor],
+        nets: Sequence[Tensor] = (),
+    ) -> None:
+        """Cache the whole blocks of `tokens`, whose keys and values are `states`.
+
+        If layers have states, too, a snapshot of these, `nets`.
+        """
         if not self.blocks:
             return
         path, missing = self._walk(root, tokens, len(tokens))
-        if missing is None:
-            return
+        if missing is not None:
+            self._extend(path, root, tokens, states)
+        if nets and len(path) == len(tokens) // BLOCK:
+            self._snap(self._known[path[-1]], tuple(tokens[len(path) * BLOCK :]), states, nets)
+
+    def _extend(
+        self, path: list[_Key], root: int, tokens: Sequence[int], states: Sequence[Tensor]
+    ) -> None:
+        """Add the blocks that the path lacks."""
         pinned, parent = set(path), self._known[path[-1]].id if path else root
         first, indices = len(path), list[int]()
         for start in range(first * BLOCK, len(tokens) - len(tokens) % BLOCK, BLOCK):
@@ -100,12 +174,35 @@ class PrefixCache:
         if indices:
             self._store(first, indices, states)
 
+    def _snap(
+        self, block: _Block, tail: tuple[int, ...], states: Sequence[Tensor], nets: Sequence[Tensor]
+    ) -> None:
+        """Keep states, and the keys and values of the `tail` behind a block."""
+        if tail not in block.snapshots:
+            if not self._free_snapshots:
+                if not self._snapshots:
+                    return
+                (_, other), owner = self._snapshots.popitem(last=False)
+                self._free_snapshots.append(owner.snapshots.pop(other))
+            if not self._states:
+                count, device = len(self._free_snapshots), self._device
+                self._states = [
+                    torch.empty(count, *one.shape, dtype=one.dtype, device=device) for one in nets
+                ]
+                self._tails = [torch.empty_like(pool[:count]) for pool in self._pools]
+            index = block.snapshots[tail] = self._free_snapshots.pop()
+            for pool, state in zip(self._states, nets, strict=True):
+                pool[index] = state
+            for pool, state in zip(self._tails, states, strict=True):
+                pool[index, :, :, : len(tail)] = state[:, :, state.shape[2] - len(tail) :]
+            self._snapshots[block.id, tail] = block
+        self._snapshots.move_to_end((block.id, tail))
+
     def forget(self, root: int) -> None:
         """Drop every block of an adapter."""
         for key, block in list(self._known.items()):
             if block.root == root:
-                del self._known[key]
-                self._free.append(block.index)
+                self._free.append(self._drop(key))
 
     def _walk(self, root: int, tokens: Sequence[int], limit: int) -> tuple[list[_Key], _Key | None]:
         path: list[_Key] = []
@@ -130,7 +227,15 @@ class PrefixCache:
             return self._fresh - 1
         oldest = next(iter(self._known))
         # Not a block of the prefix that is being added: its children would lose their parent.
-        return None if oldest in pinned else self._known.pop(oldest).index
+        return None if oldest in pinned else self._drop(oldest)
+
+    def _drop(self, key: _Key) -> int:
+        """Take out a block with its snapshots; returns its index."""
+        block = self._known.pop(key)
+        for tail, index in block.snapshots.items():
+            del self._snapshots[block.id, tail]
+            self._free_snapshots.append(index)
+        return block.index
 
     def _store(self, first: int, indices: list[int], states: Sequence[Tensor]) -> None:
         """Write consecutive blocks, the first of which is the path's `first`, to the pool."""
@@ -158,43 +263,43 @@ class SharedPrefixes:
         #: Blocks of the prefix cache that are being computed, and by which sequence.
         self._claims: dict[tuple[int, tuple[int, ...]], SequenceState] = {}
 
-    def find(self, sequence: SequenceState, among: Set[str] | None) -> list[int] | None:
-        """The blocks of the prefix cache that a sequence begins with.
+    def find(self, sequence: SequenceState, among: Set[str] | None) -> Prefix | None:
+        """What the prefix cache has of a sequence's beginning.
 
-        None: its next block is being computed for another sequence, of `among` these clients,
-        which becomes its leader. Otherwise that block is its own to compute.
+        None: what follows is being computed for another sequence, of `among` these clients,
+        which becomes its leader. Otherwise that is its own to compute.
         """
         if self._prefixes is None:
-            return []
-        tokens = sequence.tokens
-        indices, missing = self._prefixes.match(sequence.root, tokens, len(tokens) - 1)
+            return Prefix()
+        prefix, missing = self._prefixes.find(sequence.root, sequence.tokens)
         if missing is not None:
             leader = self._claims.setdefault(missing, sequence)
             if leader is not sequence and (among is None or leader.client in among):
                 sequence.leader = leader
                 return None
-        return indices
+        return prefix
 
-    def fill(
-        self, rows: list[SequenceState], placed: list[tuple[SequenceState, list[int]]]
-    ) -> None:
-        """Append sequences to the rows, with what is there of their keys and values."""
-        shared: dict[tuple[int, ...], list[int]] = {}
-        for sequence, indices in placed:
+    def fill(self, rows: list[SequenceState], placed: list[tuple[SequenceState, Prefix]]) -> None:
+        """Append sequences to the rows, with what is there of their keys, values and states."""
+        shared: dict[Prefix, list[int]] = {}
+        for sequence, prefix in placed:
             slot = len(rows)
             rows.append(sequence)
-            sequence.filled = len(indices) * BLOCK
-            if not self._copy_leader(rows, slot) and indices:
-                shared.setdefault(tuple(indices), []).append(slot)
+            sequence.filled = prefix.length
+            if not self._copy_leader(rows, slot):
+                shared.setdefault(prefix, []).append(slot)
         if self._prefixes is not None and self._cache is not None:
-            for indices, slots in shared.items():
-                self._cache.write(slots, self._prefixes.gather(list(indices)))
+            for prefix, slots in shared.items():
+                states, nets = self._prefixes.read(prefix) if prefix.length else ([], [])
+                if states:
+                    self._cache.write(slots, states)
+                self._cache.write_states(slots, nets)
 
     def _copy_leader(self, rows: list[SequenceState], slot: int) -> bool:
         """Copy the keys and values of the prefix that a sequence shares with its leader."""
         sequence, cache = rows[slot], self._cache
         leader, sequence.leader = sequence.leader, None
-        if leader is None or cache is None or leader not in rows:
+        if leader is None or cache is None or cache.states or leader not in rows:
             return False
         mine, theirs = sequence.tokens, leader.tokens
         same = common_prefix_length(mine[:-1], theirs[: leader.filled])
@@ -213,7 +318,8 @@ class SharedPrefixes:
         elif sequence.filled >= BLOCK:
             tokens = sequence.tokens[: sequence.filled]
             states = self._cache.read(slot, sequence.filled)
-            self._prefixes.insert(sequence.root, tokens, states)
+            nets = self._cache.read_states(slot)
+            self._prefixes.insert(sequence.root, tokens, states, nets)
 
     def let_go(self, sequences: list[SequenceState]) -> None:
         """Drop the claims of these sequences: none waits for their blocks any more."""

@@ -2,7 +2,9 @@
 
 A step admits waiting sequences, prefills what the prefix cache lacks of their prompts, and then
 samples one token for every running sequence. Slots ``0 … ready-1`` are decoded, those behind them
-are still prefilled; `rows` lists the sequences in order of their slots.
+are still prefilled; `rows` lists the sequences in order of their slots. Where layers have states,
+the last token of a prompt is left to the first decode step: the states before it are those from
+which other calls with this prompt, and it itself if it is sent back, go on.
 
 Clients share it: the client with the fewest rows is admitted first, one that has more than its
 share gives slots and memory back, and a step computes all rows or those of some clients
@@ -24,7 +26,7 @@ from langchain_art_server.backends.chat.fair_queue import FairQueue
 from langchain_art_server.backends.embedded.client_shares import ClientShares, HeavyTurns, TurnOf
 from langchain_art_server.backends.embedded.model_runner import SerialRunner, SlotRunner
 from langchain_art_server.backends.embedded.multi_lora import AdapterBank
-from langchain_art_server.backends.embedded.prefix_cache import BLOCK, PrefixCache, SharedPrefixes
+from langchain_art_server.backends.embedded.prefix_cache import Prefix, PrefixCache, SharedPrefixes
 from langchain_art_server.backends.embedded.token_sampler import (
     Queued,
     SampledTokens,
@@ -82,6 +84,8 @@ class Scheduler:
         #: Slots from which on ready rows are of light clients, if some have turns of their own.
         self._border = 0
         self._shared = SharedPrefixes(runner.cache, prefixes)
+        #: Tokens of a prompt that are left to the first decode step.
+        self._left = 1 if runner.cache is not None and runner.cache.layout.states else 0
         self._sampler: TokenSampler | None = None
         self._span = (0, 0)
         #: Whether the last step computed a prompt.
@@ -181,7 +185,7 @@ class Scheduler:
         A sequence whose next missing block is being computed for another one waits for that.
         """
         later: list[SequenceState] = []
-        placed: list[tuple[SequenceState, list[int]]] = []
+        placed: list[tuple[SequenceState, Prefix]] = []
         stuck = set[str]()
         most = _STEP_ADMITS if among is None else _TURN_ADMITS
         for _ in range(most if self._shares.several else self._max_batch):
@@ -200,10 +204,10 @@ class Scheduler:
                     stuck.add(sequence.client)
                 self._waiting.put_back(sequence.client, sequence)  # before one that was sent back
                 continue
-            if (indices := self._shared.find(sequence, among)) is None:
+            if (prefix := self._shared.find(sequence, among)) is None:
                 later.append(sequence)
                 continue
-            placed.append((sequence, indices))
+            placed.append((sequence, prefix))
             self._held[sequence.client] += 1
         for sequence in reversed(later):
             self._waiting.put_back(sequence.client, sequence)
@@ -256,8 +260,8 @@ class Scheduler:
         self.preempted += 1
         self._waiting.put_back(sequence.client, sequence)
 
-    def _place(self, placed: list[tuple[SequenceState, list[int]]]) -> None:
-        placed.sort(key=lambda pair: pair[0].length - len(pair[1]) * BLOCK)
+    def _place(self, placed: list[tuple[SequenceState, Prefix]]) -> None:
+        placed.sort(key=lambda pair: pair[0].length - pair[1].length)
         self._shared.fill(self._rows, placed)
 
     # --- computing ------------------------------------------------------------------------------
@@ -291,13 +295,13 @@ class Scheduler:
         width = 0
         limit = limit if self._runner.cache is not None else self._ready + 1
         for sequence in self._rows[self._ready : limit]:
-            wide = max(width, sequence.length - sequence.filled)
+            wide = max(width, sequence.length - self._left - sequence.filled)
             if batch and wide * (len(batch) + 1) > budget:
                 break
             batch.append(sequence)
             width = wide
         width = min(width, budget)
-        feed = [s.tokens[s.filled : s.filled + width] for s in batch]
+        feed = [s.tokens[s.filled : min(s.filled + width, s.length - self._left)] for s in batch]
         self._sampler = None
 
         def compute(first: int, last: int) -> Tensor:
@@ -306,13 +310,16 @@ class Scheduler:
             starts = [s.filled for s in part]
             return self._runner.prefill(self._ready + first, starts, feed[first:last])
 
-        if (logits := self._pass(batch, compute, ended)) is None:
-            return width
+        logits = torch.zeros(len(batch), 1)
+        if width:
+            if (computed := self._pass(batch, compute, ended)) is None:
+                return width
+            logits = computed
         for sequence, tokens in zip(batch, feed, strict=True):
             sequence.filled += len(tokens)
             self.prefilled += len(tokens)
         self._shares.computed = self._prefilled = True
-        if batch[0].filled < batch[0].length:
+        if batch[0].filled < batch[0].length - self._left:
             return width  # a prompt longer than the budget, in a batch of its own: continued next
         finite: list[bool] = logits.isfinite().all(-1).tolist()
         for slot, sequence in enumerate(batch, self._ready):
@@ -320,6 +327,8 @@ class Scheduler:
                 self._shared.keep(slot, sequence)
         self._shared.let_go(batch)
         self._ready += len(batch)
+        if self._left:
+            return width * len(batch)
         sampler = TokenSampler([s.sampling for s in batch], self._runner.device)
         self._accept(batch, sampler.sample(logits), ended)
         return width * len(batch)
@@ -371,12 +380,16 @@ class Scheduler:
                 )
             self._remove(wrong)
             ended += wrong
+            if self._left:  # the states of the others may be those after this pass
+                for row in [row for row in rows if row not in wrong]:
+                    row.filled = 0
+                    self._preempt(row)
             return None
 
     def _gather_state(self, first: int, last: int) -> None:
         rows, device = self._rows[first:last], self._runner.device
         self._span = (first, last)
-        self._tokens = torch.tensor([s.out[-1] for s in rows], device=device)
+        self._tokens = torch.tensor([(s.out or s.prompt)[-1] for s in rows], device=device)
         self._positions = torch.tensor([s.filled for s in rows], device=device)
         self._sampler = TokenSampler([s.sampling for s in rows], device)
         self._bank.route([s.adapter for s in rows])

@@ -18,6 +18,17 @@ def cache(blocks: int) -> PrefixCache:
     return PrefixCache(LAYOUT, budget=budget, device=torch.device("cpu"), dtype=torch.float32)
 
 
+NETS = ((2,), torch.float32, 3), ((1, 2), torch.float32, 1)
+HYBRID = Layout(LAYOUT.shapes, LAYOUT.entries, LAYOUT.places, NETS)
+SNAPSHOT_BYTES = HYBRID.state_bytes + BLOCK_BYTES
+
+
+def nets(root: int, tokens: list[int]) -> list[torch.Tensor]:
+    """As a recurrent state: a number of all tokens."""
+    number = float(hash((root, *tokens)) % 9973)
+    return [torch.full((3, 2), number), torch.full((1, 1, 2), -number)]
+
+
 def states(root: int, tokens: list[int]) -> list[torch.Tensor]:
     """Numbers that depend on everything before a token, as keys and values do."""
     sums = torch.tensor(tokens, dtype=torch.float32).cumsum(0) + 1000 * root
@@ -78,3 +89,32 @@ def test_a_limit_leaves_tokens_to_compute() -> None:
     prefixes = cache(4)
     prefixes.insert(0, spell([1, 2]), states(0, spell([1, 2])))
     assert len(prefixes.match(0, spell([1, 2]), 2 * BLOCK - 1)[0]) == 1
+
+
+_tokens = st.lists(st.integers(0, 1), max_size=70)
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 1), _tokens), max_size=25), room=st.integers(0, 6))
+def test_a_sequence_goes_on_only_where_its_states_were_kept(
+    steps: list[tuple[int, list[int]]], room: int
+) -> None:
+    budget = 2 * room * SNAPSHOT_BYTES
+    prefixes = PrefixCache(HYBRID, budget=budget, device=torch.device("cpu"), dtype=torch.float32)
+    roots = [0, prefixes.new_root()]
+    for which, drawn in steps:
+        root, tokens = roots[which], [*spell([1]), *drawn]
+        prefixes.insert(root, tokens, states(root, tokens), nets(root, tokens))
+        assert prefixes.held <= prefixes.blocks
+        assert len(prefixes._snapshots) + len(prefixes._free_snapshots) == room
+        assert {name[0] for name in prefixes._snapshots} <= {b.id for b in prefixes._known.values()}
+        if prefixes.blocks * BLOCK >= len(tokens) and room:
+            assert prefixes.find(root, [*tokens, 7])[0].length == len(tokens), "the newest is kept"
+        prefix, missing = prefixes.find(root, [*tokens[: len(tokens) // 2], 1, 1])
+        assert (missing is None) == (prefix.length == len(tokens) // 2 + 1)
+        if prefix.length:
+            known = [*tokens[: len(tokens) // 2], 1][: prefix.length]
+            kv, found = prefixes.read(prefix)
+            assert torch.equal(kv[0], states(root, known)[0])
+            assert all(map(torch.equal, found, nets(root, known)))
+    prefixes.forget(roots[1])
+    assert prefixes.find(roots[1], [*spell([1]), 1, 1])[0].length == 0
