@@ -1,63 +1,64 @@
-"""CPU seconds until the demo's agent answers three of four held-out questions: ours against others.
+"""CPU seconds until a pretrained model routes seven of ten held-out messages: ours against TRL.
 
-Every racer begins with the demo's base model and a new LoRA adapter (rank 16, all linear layers),
-takes the same 16 questions in each step, eight runs of each, one optimizer step on them, and says
-every three steps where its adapter is. Then it waits, while that adapter is merged into the base
-model and the demo's own agent answers the held-out questions with it, through a server that is
-started for it. Neither that time nor the racer's while it waits counts. A racer has arrived with
-its first adapter that has a mean reward of 0.75.
+The task is `examples.triage` on SmolLM2-135M-Instruct. Each racer begins with a new LoRA adapter
+(rank 16, all linear layers), reads the same system prompt and the same messages in the same order,
+four a step and eight runs of each, and gets 1 for the right department. After every step it waits
+while `racing.judge` says what its adapter comes to on the held-out messages; that is not counted.
+A racer has arrived with its first adapter whose mean is `TARGET`.
 
-- ours: `Trainer`, `ChatART` and a `LocalServer` (`racing.ours`);
-- TRL: `GRPOTrainer` with an environment and `transformers`' ``generate`` (`racing.child_trl`).
+- ours: `Trainer`, `ChatART` and a `LocalServer` with all defaults, so that the rate is chosen and
+  follows the steps, and replies are held to the agent's schema (`racing.ours`);
+- TRL: `GRPOTrainer` with its defaults but for the constant rate (`racing.child_trl`). On a CPU it
+  draws with `transformers`' ``generate``, which knows no schema: what is no JSON gets 0;
+- TRL, held: the same, with replies held to the four right ones by a function that a user can pass
+  to ``generate``. TRL has no place for it, and its loss does not know of it.
 
-Each racer searches its learning rate alike: one race for each of `RATES`, the same in all steps,
-ended once it has taken more CPU than that racer's best so far. The best rate runs again on other
-questions and another adapter for each of `SEEDS`, and the ratio is of the sums of these. All else
-is each library's own default or what `racing` says. The racers take turns, three steps each, so
-that they meet the same machine; their seconds are user and system time of all their processes from
-the start on, with one torch thread in each.
+TRL's rate is searched by short races of the held one, for each of `RATES`, on messages of another
+seed. All take turns, a step each, so that they meet the same machine. Seconds are user and system
+time of all of a racer's processes from the start on, with one torch thread in each. TRL gives up
+once it has taken `MOST` times what ours took until the target: then the ratio is a bound, and
+``bounds`` in the conditions says so.
 
-ART is not among them: without a GPU its loop does not run (`docs/benchmarks.md` says what of it
-does).
-
-A racer that has not arrived after `STEPS` steps counts with what it took until then, so that the
-ratio is a bound; ``bounds`` in the conditions says which.
+``python -m benchmarks.race --seed 0`` runs one seed; ``--quick`` two steps of it, as a check.
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 import transformers
-from langchain_core.utils.function_calling import convert_to_openai_tool
+import typer
 from rich.console import Console
 
 from benchmarks.learning.children import TRL, trl_python
+from benchmarks.racing.judge import Judge
 from benchmarks.racing.plan import Course, Mark, Told, best_rate, over
 from benchmarks.racing.racer import Racer
-from examples.email_search.agent import MAX_MODEL_CALLS, SYSTEM_PROMPT, TOOLS
-from examples.email_search.inbox import MailStore, build
-from examples.email_search.train import BASE_MODEL, MAX_TOKENS, make_rollout
-from langchain_art import ChatART, LocalServer
+from examples.triage.agent import ROUTER_PROMPT
+from examples.triage.tickets import DEPARTMENTS, tickets
+from examples.triage.train import DEMO, MESSAGES
 from langchain_art.rollout.scenarios import draw
-from langchain_art_server.merge_adapter import merge
+from langchain_art_server.gguf_base import unpacked
 
-TARGET, STEPS, EVERY = 0.75, 30, 3
-GROUPS, SIZE, HELD_OUT = 16, 8, 200
-RATES = (3e-3, 1e-2, 1e-3)
-SEARCH_SEED, SEEDS = 0, (1, 2)
+TARGET, MOST = 0.7, 3.5
+#: An epoch of the messages.
+STEPS = MESSAGES // DEMO.groups_per_step
+SEARCH_SEED, SEARCH_STEPS, RATES = 3, 12, (3e-4, 1e-3, 1e-4)
+SEEDS = (0, 1, 2)
 #: Ours first.
-RACERS = ("ours", "trl")
+RACERS = ("ours", "trl", "trl_held")
+REPLIES = [json.dumps({"department": one}) for one in DEPARTMENTS]
 console = Console()
 
 
@@ -65,114 +66,107 @@ def start(racer: str) -> list[str | Path]:
     """How a racer is started, but for its folder."""
     if racer == RACERS[0]:
         return [sys.executable, "-m", "benchmarks.racing.ours"]
-    return [trl_python(), "-m", "benchmarks.racing.child_trl"]
+    held = ["--held"] if racer == RACERS[2] else []
+    return [trl_python(), "-m", "benchmarks.racing.child_trl", *held]
 
 
-def told(mails: Path, rate: float, seed: int) -> Told:
-    """The task of all racers."""
+def told(base: Path, rate: float, seed: int, steps: int) -> Told:
+    """The task of all racers; sizes are the defaults of `Trainer`."""
     return Told(
-        base=str(BASE_MODEL),
-        mails=str(mails),
-        scenarios=[draw(range(STEPS * GROUPS), at, seed) for at in range(STEPS * GROUPS)],
+        base=str(base),
+        messages=MESSAGES,
+        order=[draw(range(MESSAGES), at, seed) for at in range(steps * DEMO.groups_per_step)],
         rate=rate,
         seed=seed,
-        steps=STEPS,
-        every=EVERY,
-        groups=GROUPS,
-        size=SIZE,
-        max_tokens=MAX_TOKENS,
-        max_calls=MAX_MODEL_CALLS,
-        tools=[convert_to_openai_tool(tool) for tool in TOOLS],
-        system=SYSTEM_PROMPT,
+        steps=steps,
+        groups=DEMO.groups_per_step,
+        size=DEMO.group_size,
+        max_tokens=DEMO.max_tokens,
+        system=ROUTER_PROMPT,
+        replies=REPLIES,
     )
 
 
-async def mean_reward(model: ChatART, mails: MailStore) -> float:
-    """Of the demo's agent on the held-out questions, one run each."""
-    rollout = make_rollout(model, mails)
-    runs = await asyncio.gather(*(rollout(one) for one in mails.scenarios("test")))
-    return statistics.fmean(run.reward or 0.0 for run in runs)
-
-
-def judged(adapter: Path, mails: MailStore) -> float:
-    """What the demo's agent comes to with an adapter."""
-    with tempfile.TemporaryDirectory(prefix="art-race-") as name:
-        whole = Path(name) / "merged"
-        merge(str(BASE_MODEL), adapter, whole)
-        with LocalServer(whole, data_dir=Path(name) / "server") as server:
-            model = ChatART(model=whole.name, base_url=server.base_url, max_tokens=MAX_TOKENS)
-            return asyncio.run(mean_reward(model, mails))
-
-
-def race(rates: Mapping[str, float], seed: int, most: Mapping[str, float]) -> list[Course]:
-    """A race of each racer at its rate, in turns; one that has taken more than `most` gives up."""
+def race(rates: Mapping[str, float], seed: int, steps: int, held_out: int) -> list[Course]:
+    """A race of each racer at its rate, in turns; once ours has arrived, others may give up."""
+    base = unpacked("smollm2-135m", Path(), "cpu")
+    judge = Judge(base, REPLIES, ROUTER_PROMPT, tickets("test", held_out, seed))
     courses: dict[str, Course] = {}
     racers: dict[str, Racer] = {}
     marks: dict[str, list[Mark]] = {name: [] for name in rates}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="art-race-")))
-        path = build(folder / "mails.sqlite3", n_train=STEPS * GROUPS, n_test=HELD_OUT, seed=seed)
-        mails = MailStore(path)
-        stack.callback(mails.close)
         while left := [name for name in rates if name not in courses]:
             for name in left:
                 if name in racers:
                     racers[name].go()
                 else:
-                    task = told(path, rates[name], seed)
+                    task = told(base, rates[name], seed, steps)
                     racers[name] = stack.enter_context(Racer(start(name), folder / name, task))
                 seen = racers[name].hear()
-                mark = Mark(seen.step, seen.cpu, judged(seen.adapter, mails))
+                reward = judge.mean(seen.adapter)
+                mark = Mark(seen.step, seen.cpu, seen.own, seen.reward, reward)
                 marks[name].append(mark)
                 console.print(
                     f"seed {seed}, rate {rates[name]:g}, {name}: step {mark.step}, "
-                    f"{mark.cpu:.0f} CPU s, held out {mark.reward:.3f}"
+                    f"{mark.cpu:.0f} CPU s ({mark.own:.0f} its own), runs {mark.trained}, "
+                    f"held out {mark.reward:.3f}",
+                    soft_wrap=True,
                 )
-                if mark.reward >= TARGET or mark.step >= STEPS or mark.cpu > most.get(name, inf):
+                ours = courses.get(RACERS[0])
+                most = MOST * ours.cpu if ours and ours.reached else inf
+                if mark.reward >= TARGET or mark.step >= steps or mark.cpu > most:
                     arrived = mark.reward >= TARGET
                     courses[name] = Course(name, rates[name], seed, marks[name], arrived)
     return [courses[name] for name in rates]
 
 
-def search() -> list[Course]:
-    """A race for each learning rate; a racer's own best so far ends its others."""
-    courses: list[Course] = []
-    for rate in RATES:
-        most: dict[str, float] = {}
-        for one in courses:
-            if one.reached:
-                most[one.racer] = min(one.cpu, most.get(one.racer, inf))
-        courses += race(dict.fromkeys(RACERS, rate), SEARCH_SEED, most)
-    return courses
-
-
-def run() -> tuple[dict[str, float], dict[str, Any]]:
+def run(
+    seeds: Sequence[int] = SEEDS, quick: bool = False
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Figures, and all marks."""
     transformers.utils.logging.disable_progress_bar()
-    searched = search()
-    rates = {name: best_rate(one for one in searched if one.racer == name) for name in RACERS}
-    raced = [one for seed in SEEDS for one in race(rates, seed, {})]
+    torch.set_num_threads(1)
+    steps, search_steps, held_out = (2, 1, 8) if quick else (STEPS, SEARCH_STEPS, DEMO.held_out)
+    searched = [
+        race({RACERS[2]: rate}, SEARCH_SEED, search_steps, held_out)[0]
+        for rate in (RATES[:1] if quick else RATES)
+    ]
+    rate = best_rate(searched)
+    raced = [
+        one for seed in seeds for one in race(dict.fromkeys(RACERS, rate), seed, steps, held_out)
+    ]
     by_name = {name: [one for one in raced if one.racer == name] for name in RACERS}
-    figures: dict[str, float] = {}
+    figures: dict[str, float] = {"trl_rate": rate}
     bounds: dict[str, str] = {}
     for name in RACERS[1:]:
         ratio = over(by_name[name], by_name[RACERS[0]])
         figures[f"{name}_over_ours"], bounds[f"{name}_over_ours"] = ratio.value, ratio.bound
     for name, courses in by_name.items():
         figures[f"{name}_cpu_seconds"] = statistics.fmean(one.cpu for one in courses)
+        figures[f"{name}_own_cpu_seconds"] = statistics.fmean(one.marks[-1].own for one in courses)
         figures[f"{name}_steps"] = statistics.fmean(one.marks[-1].step for one in courses)
         figures[f"{name}_cpu_seconds_a_step"] = statistics.fmean(one.per_step for one in courses)
-        figures[f"{name}_rate"] = rates[name]
     more: dict[str, Any] = {
         "bounds": bounds,
         "search": [asdict(one) for one in searched],
         "races": [asdict(one) for one in raced],
         "target": TARGET,
-        "most_steps": STEPS,
-        "steps_between_marks": EVERY,
-        "held_out": HELD_OUT,
-        "groups_per_step": GROUPS,
-        "group_size": SIZE,
+        "most_steps": steps,
+        "held_out": held_out,
+        "groups_per_step": DEMO.groups_per_step,
+        "group_size": DEMO.group_size,
         "trl": TRL,
         "load_at_end": round(os.getloadavg()[0], 2),
     }
     return figures, more
+
+
+def main(seed: Annotated[list[int] | None, typer.Option()] = None, quick: bool = False) -> None:
+    """Race on some seeds, and print the figures and the marks."""
+    figures, more = run(seed or SEEDS, quick)
+    print(json.dumps({"figures": figures, "conditions": more}, indent=2))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,13 +1,14 @@
-"""TRL's racer: `GRPOTrainer` with an environment; runs in an environment of packages of its own.
+"""TRL's racer: `GRPOTrainer` on a CPU; runs in an environment of packages of its own.
 
-The model reads what our agent's model reads: the tools' descriptions are written into the chat
-template, since TRL would derive others from the methods. Parsing ends a run at a call of
-``answer``, which is no tool here; its argument is what the reward reads.
+``python -m benchmarks.racing.child_trl [--held] FOLDER``. Without `--held`, replies are free text,
+as TRL leaves them without vLLM. With it, `transformers`' ``prefix_allowed_tokens_fn`` holds
+them to `Told.replies`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -19,102 +20,81 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.racing.answers import answers
 from benchmarks.racing.plan import Told, say
-from examples.email_search.inbox import Inbox, MailStore
+from examples.triage.tickets import tickets
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 #: Rows that go through the model at once in the loss.
-BATCH = 16
-RESPONSE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r'\s*<tool_call>(?!\s*\{"name": "answer")',
-            "close": "</tool_call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {"close": "<|im_end|>", "content": "text"},
-    },
-}
+BATCH = 8
 
 
-class Mailbox:
-    """The tools of one run."""
+def department(reply: str) -> Any:
+    """The department in the JSON of a reply; None if there is none."""
+    found = re.search(r"\{.*\}", reply, re.DOTALL)
+    try:
+        said = json.loads(found[0]) if found else None
+    except ValueError:
+        return None
+    return said.get("department") if isinstance(said, dict) else None
 
-    def __init__(self, mails: MailStore) -> None:
-        self._mails = mails
-        self._inbox: Inbox | None = None
 
-    def reset(self, inbox: int, **_: Any) -> None:
-        """Open the inbox of a scenario."""
-        self._inbox = self._mails.inbox(inbox)
+def hold(model: Any, tokenizer: Any, replies: list[str]) -> None:
+    """Let `model` generate one of `replies`, and nothing else."""
+    allowed: dict[tuple[int, ...], set[int]] = {}
+    end = tokenizer.eos_token_id
+    for reply in replies:
+        ids = [*tokenizer(reply, add_special_tokens=False)["input_ids"], end]
+        for at, token in enumerate(ids):
+            allowed.setdefault(tuple(ids[:at]), set()).add(token)
+    free = model.generate
 
-    def search(self, query: str) -> str:
-        """Search the inbox.
+    def generate(*args: Any, **given: Any) -> Any:
+        start = given["input_ids"].shape[1]
 
-        Args:
-            query: Words.
-        """
-        assert self._inbox is not None
-        return self._inbox.search(query)
+        def following(_: int, ids: torch.Tensor) -> list[int]:
+            return sorted(allowed.get(tuple(ids[start:].tolist()), {end}))
 
-    def read(self, mail_id: int) -> str:
-        """Read a mail.
+        return free(*args, prefix_allowed_tokens_fn=following, **given)
 
-        Args:
-            mail_id: Its number.
-        """
-        assert self._inbox is not None
-        return self._inbox.read(mail_id)
+    model.generate = generate
 
 
 class HandOver(TrainerCallback):
-    """Saves the adapter and reports it after every so many steps."""
+    """Saves the adapter and reports it after every step."""
 
-    def __init__(self, folder: Path, every: int) -> None:
-        self._folder, self._every = folder, every
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.rewards: list[float] = []
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **given: Any) -> None:
-        step: int = state.global_step
-        if step % self._every == 0:
-            adapter = self._folder / "adapters" / str(step)
-            given["model"].save_pretrained(adapter)
-            say(step, adapter, sum(self.rewards) / len(self.rewards))
+        adapter = self._folder / "adapters" / str(state.global_step)
+        given["model"].save_pretrained(adapter)
+        say(state.global_step, adapter, sum(self.rewards) / len(self.rewards))
         self.rewards.clear()
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder = Path(sys.argv[-1])
     told = Told.read(folder)
-    mails = MailStore(told.mails)
-    known = mails.scenarios("train")
-    asked = [known[number] for number in told.scenarios]
-    by_id = {one.id: one for one in known}
-    hand_over = HandOver(folder, told.every)
+    known = tickets("train", told.messages, told.seed)
+    asked = [known[number] for number in told.order]
+    hand_over = HandOver(folder)
 
-    def reward(
-        completions: list[list[dict[str, Any]]], scenario: list[str], **_: Any
-    ) -> list[float]:
+    def reward(completions: list[Any], right: list[str], **_: Any) -> list[float]:
         found = [
-            float(len(said) == 1 and by_id[name].is_answer(said[0]))
-            for name, said in zip(scenario, map(answers, completions), strict=True)
+            float(department(said[-1]["content"]) == wanted)
+            for said, wanted in zip(completions, right, strict=True)
         ]
         hand_over.rewards += found
         return found
 
     tokenizer = AutoTokenizer.from_pretrained(told.base)
-    tokenizer.chat_template = (
-        "{%- set tools = " + json.dumps(told.tools) + " %}" + tokenizer.chat_template
-    )
-    tokenizer.response_template = RESPONSE
+    model: Any = AutoModelForCausalLM.from_pretrained(told.base, dtype=torch.float32)
+    if "--held" in sys.argv:
+        hold(model, tokenizer, list(told.replies))
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(told.base, dtype=torch.float32),
+        model=model,
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=str(folder / "trl"),
@@ -124,13 +104,10 @@ def main() -> None:
             per_device_train_batch_size=BATCH,
             gradient_accumulation_steps=told.groups * told.size // BATCH,
             num_generations=told.size,
-            max_completion_length=1024,
-            generation_kwargs={"max_new_tokens": told.max_tokens},
-            max_tool_calling_iterations=told.max_calls - 1,
+            max_completion_length=told.max_tokens,
             max_steps=told.steps,
             learning_rate=told.rate,
             lr_scheduler_type="constant",
-            beta=0.0,
             shuffle_dataset=False,
             seed=told.seed,
             report_to=[],
@@ -143,16 +120,14 @@ def main() -> None:
                 {
                     "prompt": [
                         {"role": "system", "content": told.system},
-                        {"role": "user", "content": one.question},
+                        {"role": "user", "content": one.message},
                     ],
-                    "scenario": one.id,
-                    "inbox": one.inbox,
+                    "right": one.department,
                 }
                 for one in asked
             ]
         ),
         processing_class=tokenizer,
-        environment_factory=lambda: Mailbox(mails),
         peft_config=LoraConfig(
             r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
         ),

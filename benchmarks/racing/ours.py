@@ -1,4 +1,4 @@
-"""Our racer: the demo's agent, trained by `Trainer` through a server of its own."""
+"""Our racer: the triage agent, trained by `Trainer` through a server of its own, all defaults."""
 
 from __future__ import annotations
 
@@ -10,45 +10,28 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.racing.plan import Told, say
-from examples.email_search.inbox import MailStore
-from examples.email_search.train import make_rollout
-from langchain_art import ChatART, LocalServer, LoraConfig, StepRecord, TrainConfig, Trainer
+from examples.triage.tickets import tickets
+from examples.triage.train import make_rollout
+from langchain_art import ChatART, LocalServer, StepRecord, Trainer
 
-POLICY = "racer"
+POLICY = "triage"
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     told = Told.read(folder)
-    mails = MailStore(told.mails)
     data = folder / "server"
-    with LocalServer(told.base, policies=[], data_dir=data) as server:
+    with LocalServer(told.base, policies=[POLICY], data_dir=data) as server:
         model = ChatART(model=POLICY, base_url=server.base_url, max_tokens=told.max_tokens)
-        trainer = Trainer(
-            model,
-            group_size=told.size,
-            groups_per_step=told.groups,
-            concurrency=told.groups * told.size,
-            config=TrainConfig(
-                learning_rate=told.rate, advantage="standardized", tokens_per_microbatch=4096
-            ),
-            out_dir=folder / "fit",
-            seed=told.seed,
-            lora=LoraConfig(seed=told.seed),
-            console=Console(file=io.StringIO()),
-        )
+        quiet = Console(file=io.StringIO())
+        trainer = Trainer(model, out_dir=folder / "fit", seed=told.seed, console=quiet)
 
         def after(record: StepRecord) -> None:
-            if record.step % told.every == 0:
-                say(
-                    record.step,
-                    data / "adapters" / POLICY / str(record.version),
-                    record.reward_mean,
-                )
+            adapter = data / "adapters" / POLICY / str(record.version)
+            say(record.step, adapter, record.reward_mean)
 
-        scenarios = mails.scenarios("train")
-        rollout = make_rollout(model, mails)
-        asyncio.run(trainer.fit(rollout, scenarios, steps=told.steps, on_step=after))
+        known = tickets("train", told.messages, told.seed)
+        asyncio.run(trainer.fit(make_rollout(model), known, steps=told.steps, on_step=after))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """What the racers are told, what they say, and how races are compared; the standard library only.
 
 A racer is ``python -m benchmarks.racing.NAME FOLDER``. It reads ``FOLDER/told.json`` (`Told`),
-trains, and after every `Told.every` steps writes a line of JSON (`say`) and waits for a line on
-standard input before it goes on. Standard input that ends is the end of its race.
+trains, and after every step writes a line of JSON (`say`) and waits for a line on standard input
+before it goes on. Standard input that ends is the end of its race.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,33 +21,29 @@ class Told:
 
     Attributes:
         base: folder of the base model.
-        mails: the database of inboxes and scenarios.
-        scenarios: training scenarios by number, `groups` a step, in the order of the steps.
-        rate: the learning rate, the same in every step.
-        seed: of the adapter's first weights.
+        messages: how many training messages there are.
+        order: their numbers, `groups` a step, in the order of the steps.
+        rate: the learning rate, the same in every step; ours chooses its own.
+        seed: of the messages, their order, the adapter's first weights and what is drawn.
         steps: most steps.
-        every: steps between two adapters that are handed over.
-        groups: scenarios in a step.
+        groups: messages in a step.
         size: runs of each.
         max_tokens: of one reply.
-        max_calls: of the model in one run.
-        tools: what the model is told of the agent's tools, as OpenAI writes it.
         system: the system prompt.
+        replies: of the departments, in their order.
     """
 
     base: str
-    mails: str
-    scenarios: Sequence[int]
+    messages: int
+    order: Sequence[int]
     rate: float
     seed: int
     steps: int
-    every: int
     groups: int
     size: int
     max_tokens: int
-    max_calls: int
-    tools: Sequence[Mapping[str, Any]]
     system: str
+    replies: Sequence[str]
 
     def write(self, folder: Path) -> None:
         """For `read`, by the racer."""
@@ -72,10 +68,21 @@ def say(step: int, adapter: Path, reward: float | None) -> None:
 
 @dataclass(frozen=True)
 class Mark:
-    """An adapter on the way: its step, the CPU seconds until then, its held-out reward."""
+    """An adapter on the way.
+
+    Attributes:
+        step: its number.
+        cpu: CPU seconds of all the racer's processes until then.
+        own: of these, those of the process that was started, without its children: of ours the
+            agent and the trainer, as the server is a child; of TRL all.
+        trained: mean reward of the step's runs.
+        reward: held out.
+    """
 
     step: int
     cpu: float
+    own: float
+    trained: float | None
     reward: float
 
 
@@ -86,7 +93,7 @@ class Course:
     Attributes:
         racer: its name.
         rate: the learning rate.
-        seed: of the training scenarios and the adapter.
+        seed: of the messages and what is drawn.
         marks: in their order, at least one.
         reached: whether the last mark has the target.
     """

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.gateway import cpu_seconds
 from benchmarks.racing.plan import Told
 from tests.support.live_server import REPO
@@ -23,22 +25,24 @@ QUIET = {
 }
 
 
-def tree_seconds(pid: int) -> float:
-    """User and system time of a process and of all that it started, those that ended included.
+def both_seconds(pid: int) -> np.ndarray:
+    """User and system time of a process and of all that it started, and of the process alone.
 
     A process that ended is counted once its parent has waited for it.
     """
-    return sum(cpu_seconds(one, ended=True) for one in [pid, *children(pid)])
+    tree = sum(cpu_seconds(one, ended=True) for one in [pid, *children(pid)])
+    return np.array([tree, cpu_seconds(pid)])
 
 
 @dataclass(frozen=True)
 class HandedOver:
-    """What a racer has handed over: a step's adapter and reward, and the CPU seconds until then."""
+    """What a racer has handed over: a step's adapter and reward; `cpu`, `own` as in `Mark`."""
 
     step: int
     adapter: Path
     reward: float | None
     cpu: float
+    own: float
 
 
 class Racer:
@@ -64,7 +68,7 @@ class Racer:
                 text=True,
                 env=os.environ | QUIET,
             )
-        self._spent, self._paused_at = 0.0, 0.0
+        self._spent, self._paused_at = np.zeros(2), np.zeros(2)
 
     def __enter__(self) -> Racer:
         return self
@@ -90,17 +94,16 @@ class Racer:
         assert stdout is not None
         for line in stdout:
             if line.startswith('{"step"'):
-                now = tree_seconds(self._process.pid)
-                self._spent += now - self._paused_at
-                self._paused_at = now
+                self._spent += both_seconds(self._process.pid) - self._paused_at
                 said = json.loads(line)
-                return HandedOver(said["step"], Path(said["adapter"]), said["reward"], self._spent)
+                cpu, own = map(float, self._spent)
+                return HandedOver(said["step"], Path(said["adapter"]), said["reward"], cpu, own)
         raise RuntimeError(f"A racer ended; its log: {self._log.read_text()[-4000:]}")
 
     def go(self) -> None:
         """Let it go on; what it used while it waited does not count."""
         stdin = self._process.stdin
         assert stdin is not None
-        self._paused_at = tree_seconds(self._process.pid)
+        self._paused_at = both_seconds(self._process.pid)
         stdin.write("go\n")
         stdin.flush()
