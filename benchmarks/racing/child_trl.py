@@ -25,8 +25,8 @@ from examples.triage.tickets import tickets
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
-#: Rows that go through the model at once in the loss.
-BATCH = 8
+#: Rows at once in the loss: three steps took 95 CPU seconds, with 8 rows 104, with 32 rows 103.
+BATCH = 16
 
 
 def department(reply: str) -> Any:
