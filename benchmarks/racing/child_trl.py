@@ -1,14 +1,12 @@
 """TRL's racer: `GRPOTrainer` on a CPU; runs in an environment of packages of its own.
 
-``python -m benchmarks.racing.child_trl [--held] FOLDER``. Without `--held`, replies are free text,
-as TRL leaves them without vLLM. With it, `transformers`' ``prefix_allowed_tokens_fn`` holds
-them to `Told.replies`.
+``python -m benchmarks.racing.child_trl FOLDER``. TRL has no schema without vLLM, so `transformers`'
+``prefix_allowed_tokens_fn`` holds replies to `Told.replies`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -30,13 +28,11 @@ BATCH = 16
 
 
 def department(reply: str) -> Any:
-    """The department in the JSON of a reply; None if there is none."""
-    found = re.search(r"\{.*\}", reply, re.DOTALL)
+    """The department in a reply's JSON; None if the reply was cut."""
     try:
-        said = json.loads(found[0]) if found else None
+        return json.loads(reply)["department"]
     except ValueError:
         return None
-    return said.get("department") if isinstance(said, dict) else None
 
 
 def hold(model: Any, tokenizer: Any, replies: list[str]) -> None:
@@ -91,8 +87,7 @@ def main() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(told.base)
     model: Any = AutoModelForCausalLM.from_pretrained(told.base, dtype=torch.float32)
-    if "--held" in sys.argv:
-        hold(model, tokenizer, list(told.replies))
+    hold(model, tokenizer, list(told.replies))
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
