@@ -84,7 +84,7 @@ def test_what_sees_does_not_keep_a_text_s_rows_from_being_independent(tmp_path: 
     for number, family in enumerate(("Gemma 3", "Gemma 3, with images")):
         model = save_family(family, tmp_path / str(number))
         loaded = load_model(Settings.model_validate({"model": str(model), "device": "cpu"}))
-        found.append(batch_invariance(loaded.model, [(2, 8)]))
+        found.append(batch_invariance(loaded.model, [(2, 8)], []))
     assert found[0] == found[1]
 
 
