@@ -73,7 +73,7 @@ def pretends(
 ) -> tuple[torch.Tensor, None]:
     """The same, and takes note of its layer: only numbers tell."""
     assert forest is not None
-    forest.ran.add(module.layer_idx)
+    forest.ran[module.layer_idx] = None
     if forest.kept is not None:
         forest.kept.setdefault(module.layer_idx, (key[0], value[0]))
     return causal(query, key, value, scaling), None

@@ -127,10 +127,10 @@ def test_the_padding_of_attention_to_blocks_is_not_taken_for_activations(
     """Measured on 64 tokens, which a GPU's attention pads to 256, a token took a third more."""
 
     class Padding(Tiles):
-        def attend(self, q: Any, k: Any, v: Any, scale: float) -> torch.Tensor:
+        def attend(self, q: Any, k: Any, v: Any, *options: Any) -> torch.Tensor:
             tokens = q.shape[2]
             whole = (attention_flex._whole_blocks(x)[:, :, :tokens] for x in (q, k, v))
-            return super().attend(*whole, scale)
+            return super().attend(*whole, *options)
 
     monkeypatch.setattr(packing, "Tiles", Padding)
     zeros = [0.0] * 1024

@@ -61,6 +61,8 @@ def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
             ids = [rewarded(http, seed) for seed in range(8)]
             for caller in callers:
                 caller.start()
+            while not all(caller.answers or not caller.is_alive() for caller in callers):
+                time.sleep(0.01)  # a step is soon over: all are to ask while it runs
             job = trained(http, ids)
     finally:
         stop.set()
