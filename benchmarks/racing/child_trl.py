@@ -71,7 +71,7 @@ class HandOver(TrainerCallback):
 
 
 def main() -> None:
-    folder = Path(sys.argv[-1])
+    folder = Path(sys.argv[1])
     told = Told.read(folder)
     known = tickets("train", told.messages, told.seed)
     asked = [known[number] for number in told.order]

@@ -19,6 +19,7 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.worker import MAX_CONCURRENCY
 from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.trackers.tracker_thread import Tracker
 from langchain_art.training import addresses, fit_settings
@@ -141,7 +142,7 @@ class Trainer:
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
-            concurrency=min(500, max(64, group_size * groups_per_step))
+            concurrency=min(MAX_CONCURRENCY, max(64, group_size * groups_per_step))
             if concurrency is None
             else concurrency,
             configs=configs,

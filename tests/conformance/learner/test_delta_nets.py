@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 from langchain_art_server.algorithms.sequences.prefix_forest import PartCosts
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import load_causal
+from langchain_art_server.backends.models.delta_nets import delta_nets
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.forest import delta_nets
+from langchain_art_server.backends.peft.forest.delta_nets import install
 from langchain_art_server.backends.peft.forest.packing import FOREST_ATTENTION, ForestRows
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows, Scorer
 from langchain_art_server.backends.peft.packer import use_forest
@@ -91,7 +92,7 @@ def test_a_forest_is_the_rows_one_by_one(
     one.base.set_experts_implementation("eager")  # the other one has no float64
     rows = branching(budget, 14, 90 if budget > 8 else 9)
     expected, gradient = list[Tensor](), torch.zeros(SHAPE["hidden_size"], dtype=torch.float64)
-    layers = delta_nets.delta_nets(one.base)
+    layers = delta_nets(one.base)
     module = vars(sys.modules[type(layers[0]).__module__])
     with monkeypatch.context() as patched:
         patched.setitem(module, "torch_chunk_gated_delta_rule", recurrent_rule)
@@ -102,7 +103,7 @@ def test_a_forest_is_the_rows_one_by_one(
             )
             expected.append(logprobs)
             gradient += of_row
-    delta_nets.install(layers)
+    install(layers)
     one.base.set_attn_implementation(FOREST_ATTENTION)
     counted, seen = CountedTokens.of(rows), list[int]()
     one.base.get_input_embeddings().register_forward_hook(

@@ -1,22 +1,27 @@
 """Gated delta nets over slots: the rows of a batch are padded, and each goes on from its own state.
 
-In such a layer (Gated DeltaNet, arXiv 2412.06464; Qwen3-Next, Qwen3.5, Olmo Hybrid) a token mixes
-with those before it by a short convolution and a recurrent state, which `kv_cache` holds.
-transformers gives the options of a forward pass on to the functions of such a layer: they are
-wrapped here, and do as before without `slots`.
+The states are the recurrent ones and the convolutions' last inputs, which `kv_cache` holds.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
+
+from langchain_art_server.backends.models.delta_nets import (
+    CONVOLUTION,
+    RULE,
+    delta_nets,
+    divert,
+    functions_of,
+)
+
+_RECURRENT = "torch_recurrent_gated_delta_rule"
 
 
 @dataclass(frozen=True)
@@ -33,19 +38,12 @@ class SlotPass:
 
 def takes_slots(model: nn.Module, layers: set[int]) -> bool:
     """Let the layers of these numbers take a `SlotPass`; False: some are no gated delta nets."""
-    nets = [one for one in model.modules() if isinstance(getattr(one, "conv1d", None), nn.Conv1d)]
-    found: set[int] = set()
+    nets = [one for one in delta_nets(model) if _RECURRENT in functions_of(one)]
     for net in nets:
-        here = vars(sys.modules[type(net).__module__])
-        if not _WRAPPERS.keys() <= here.keys():
-            continue
-        for name, wrap in _WRAPPERS.items():
-            if not hasattr(here[name], "takes_slots"):
-                here[name] = wrap(here[name])
-                here[name].takes_slots = True
-        layer: Any = net
-        found.add(layer.layer_idx)
-    return found == layers
+        divert(net, CONVOLUTION, "slots", _convolve)
+        for name in (RULE, _RECURRENT):
+            divert(net, name, "slots", _compute)
+    return {net.layer_idx for net in nets} == layers
 
 
 def by_tokens(
@@ -79,53 +77,36 @@ def by_tokens(
     return out.view(count, rows, heads, -1).transpose(0, 1).to(value.dtype), initial_state
 
 
-def _convolution(original: Callable[..., Tensor]) -> Callable[..., Any]:
-    @wraps(original)
-    def convolve(
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        slots: SlotPass | None = None,
-        **options: Any,
-    ) -> Tensor:
-        if slots is None:
-            return original(hidden_states, weight, bias, activation=activation, **options)
-        taps = weight.shape[-1]
-        x, width = hidden_states.to(weight.dtype), hidden_states.shape[-1] - taps
-        out = x[..., 1 : 1 + width] * weight[:, :1]
-        for at in range(1, taps):
-            out += x[..., 1 + at : 1 + at + width] * weight[:, at : at + 1]
-        out = out if bias is None else out + bias[:, None]
-        out = out if activation is None else ACT2FN[activation](out)
-        return out.to(hidden_states.dtype)
-
-    return convolve
+def _convolve(
+    _original: Callable[..., Tensor],
+    _slots: SlotPass,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **_options: Any,
+) -> Tensor:
+    taps = weight.shape[-1]
+    x, width = hidden_states.to(weight.dtype), hidden_states.shape[-1] - taps
+    out = x[..., 1 : 1 + width] * weight[:, :1]
+    for at in range(1, taps):
+        out += x[..., 1 + at : 1 + at + width] * weight[:, at : at + 1]
+    out = out if bias is None else out + bias[:, None]
+    out = out if activation is None else ACT2FN[activation](out)
+    return out.to(hidden_states.dtype)
 
 
-def _rule(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def compute(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        slots: SlotPass | None = None,
-        **options: Any,
-    ) -> Any:
-        if slots is None:
-            return original(query, key, value, g=g, beta=beta, **options)
-        if slots.padding is not None:  # leaves the state as it is
-            g, beta = (x.masked_fill(slots.padding[..., None], 0.0) for x in (g, beta))
-        rule = by_tokens if slots.by_tokens else original
-        return rule(query, key, value, g=g, beta=beta, **options)
-
-    return compute
-
-
-_WRAPPERS = {
-    "causal_conv1d_fn": _convolution,
-    "torch_chunk_gated_delta_rule": _rule,
-    "torch_recurrent_gated_delta_rule": _rule,
-}
+def _compute(
+    original: Callable[..., Any],
+    slots: SlotPass,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    **options: Any,
+) -> Any:
+    if slots.padding is not None:  # leaves the state as it is
+        g, beta = (x.masked_fill(slots.padding[..., None], 0.0) for x in (g, beta))
+    rule = by_tokens if slots.by_tokens else original
+    return rule(query, key, value, g=g, beta=beta, **options)

@@ -264,7 +264,7 @@ class SharedPrefixes:
         self._claims: dict[tuple[int, tuple[int, ...]], SequenceState] = {}
 
     def find(self, sequence: SequenceState, among: Set[str] | None) -> Prefix | None:
-        """What the prefix cache has of a sequence's beginning.
+        """Find the cached prefix of a sequence.
 
         None: what follows is being computed for another sequence, of `among` these clients,
         which becomes its leader. Otherwise that is its own to compute.

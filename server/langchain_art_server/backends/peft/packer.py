@@ -24,9 +24,10 @@ from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, PartCosts
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
 from langchain_art_server.backends.models.base_weights import growing_rope, language_model
+from langchain_art_server.backends.models.delta_nets import delta_nets
 from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.peft.forest.attention_flex import LEAST
-from langchain_art_server.backends.peft.forest.delta_nets import delta_nets, install
+from langchain_art_server.backends.peft.forest.delta_nets import install
 from langchain_art_server.backends.peft.forest.packing import (
     FOREST_ATTENTION,
     ForestRows,

@@ -1,13 +1,9 @@
 """Gated delta nets over a token forest: each path has its own recurrent state. Child side only.
 
-In such a layer (Gated DeltaNet, arXiv 2412.06464; Qwen3-Next, Qwen3.5, Olmo Hybrid) a token mixes
-with those before it by a short convolution and a recurrent state, and by nothing else. So the
+A token mixes with those before it by a short convolution and a recurrent state alone, so the
 forest is cut into pieces without a branch. A piece begins with the state that its parent piece
 ended with, and with the convolution's inputs of the last tokens of its path; pieces of one depth
 are computed together. Gradients go back the same way, through the states.
-
-transformers gives the options of a forward pass on to the two functions of such a layer: they are
-wrapped here, and do as before without a forest.
 
 Index suffixes: N tokens of the forest, P of the part, K taps of the convolution, C its channels,
 H heads, D numbers per head, B pieces of a batch, L their tokens, S states.
@@ -15,26 +11,21 @@ H heads, D numbers per head, B pieces of a batch, L their tokens, S states.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.activations import ACT2FN
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
+from langchain_art_server.backends.models.delta_nets import CONVOLUTION, RULE, divert
 
-_CONVOLUTION, _RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
 #: Tokens that the rule computes at once; pieces are padded to as many.
 _CHUNK = 64
-#: Functions of transformers that take a forest.
-_wrapped: set[Callable[..., Any]] = set()
 
 
 class LayerPass(Protocol):
@@ -187,24 +178,11 @@ class Chains:
         return these[np.argsort(part[these], kind="stable")]
 
 
-def delta_nets(base: PreTrainedModel) -> list[Any]:
-    """The layers of this kind."""
-    return [
-        module
-        for module in base.modules()
-        if isinstance(getattr(module, "conv1d", None), nn.Conv1d)
-        and {_CONVOLUTION, _RULE} <= vars(sys.modules[type(module).__module__]).keys()
-    ]
-
-
 def install(layers: list[Any]) -> None:
     """Let these layers take a forest."""
     for layer in layers:
-        here = vars(sys.modules[type(layer).__module__])
-        for name, wrap in ((_CONVOLUTION, _convolution), (_RULE, _rule)):
-            if here[name] not in _wrapped:
-                here[name] = wrap(here[name])
-                _wrapped.add(here[name])
+        divert(layer, CONVOLUTION, "forest", _convolve)
+        divert(layer, RULE, "forest", _compute)
         if not hasattr(layer, "takes_forest"):
             layer.register_forward_pre_hook(_bind, with_kwargs=True)
             layer.takes_forest = True
@@ -216,68 +194,56 @@ def _bind(layer: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str
     return args, options | {"forest": (forest, layer.layer_idx)} if forest else options
 
 
-def _convolution(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @wraps(original)
-    def convolve(
-        hidden_states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        activation: str | None = None,
-        forest: tuple[LayerPass, int] | None = None,
-        **options: Any,
-    ) -> Tensor:
-        if forest is None:
-            return original(hidden_states, weight, bias, activation=activation, **options)
-        one, layer = forest
-        assert one.chains is not None
-        x_PC = hidden_states[0].T
-        one.mixed[layer] = x_PC[None]
-        above = [one.above[layer][0][0]] if layer in one.above else []
-        x_EC = torch.cat([x_PC.new_zeros(1, x_PC.shape[1]), *above, x_PC])
-        taps_PKC = x_EC[one.chains.before_PK].to(weight.dtype)
-        out_PC = torch.einsum("pkc,ck->pc", taps_PKC, weight)
-        out_PC = out_PC if bias is None else out_PC + bias
-        out_PC = out_PC if activation is None else ACT2FN[activation](out_PC)
-        return out_PC.T[None].to(hidden_states.dtype)
-
-    return convolve
+def _convolve(
+    _original: Callable[..., Tensor],
+    forest: tuple[LayerPass, int],
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **_options: Any,
+) -> Tensor:
+    one, layer = forest
+    assert one.chains is not None
+    x_PC = hidden_states[0].T
+    one.mixed[layer] = x_PC[None]
+    above = [one.above[layer][0][0]] if layer in one.above else []
+    x_EC = torch.cat([x_PC.new_zeros(1, x_PC.shape[1]), *above, x_PC])
+    taps_PKC = x_EC[one.chains.before_PK].to(weight.dtype)
+    out_PC = torch.einsum("pkc,ck->pc", taps_PKC, weight)
+    out_PC = out_PC if bias is None else out_PC + bias
+    out_PC = out_PC if activation is None else ACT2FN[activation](out_PC)
+    return out_PC.T[None].to(hidden_states.dtype)
 
 
-def _rule(original: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
-    @wraps(original)
-    def compute(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        g: Tensor,
-        beta: Tensor,
-        forest: tuple[LayerPass, int] | None = None,
-        **options: Any,
-    ) -> Any:
-        if forest is None:
-            return original(query, key, value, g=g, beta=beta, **options)
-        one, layer = forest
-        chains, keep = one.chains, one.kept
-        assert chains is not None
-        options |= {"output_final_state": True}
-        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-        shape = (1, value.shape[2], key.shape[3], value.shape[3])
-        above = [one.above[layer][1][0]] if layer in one.above else []
-        state_SHDD = torch.cat([value.new_zeros(shape, dtype=wide), *above])
-        found: list[Tensor] = []
-        for batch in chains.batches:
-            q, k, v, decay, write = (x[0][batch.tokens_BL] for x in (query, key, value, g, beta))
-            real_BL1 = batch.real_BL[..., None]  # padding leaves the state as it is
-            options["initial_state"] = state_SHDD[batch.begin_B]
-            out_BLHD, end_BHDD = original(
-                q, k, v, g=decay * real_BL1, beta=write * real_BL1, **options
-            )
-            found.append(out_BLHD.flatten(0, 1))
-            if len(batch.lasting):
-                state_SHDD = torch.cat([state_SHDD, end_BHDD[batch.lasting]])
-        one.ran[layer] = None
-        if keep is not None and layer not in keep:  # the first time counts
-            keep[layer] = one.mixed[layer], state_SHDD[chains.kept_S][None]
-        return torch.cat(found)[chains.place_P][None], None
-
-    return compute
+def _compute(
+    original: Callable[..., tuple[Tensor, Tensor]],
+    forest: tuple[LayerPass, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    one, layer = forest
+    chains, keep = one.chains, one.kept
+    assert chains is not None
+    options |= {"output_final_state": True}
+    wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+    shape = (1, value.shape[2], key.shape[3], value.shape[3])
+    above = [one.above[layer][1][0]] if layer in one.above else []
+    state_SHDD = torch.cat([value.new_zeros(shape, dtype=wide), *above])
+    found: list[Tensor] = []
+    for batch in chains.batches:
+        q, k, v, decay, write = (x[0][batch.tokens_BL] for x in (query, key, value, g, beta))
+        real_BL1 = batch.real_BL[..., None]  # padding leaves the state as it is
+        options["initial_state"] = state_SHDD[batch.begin_B]
+        out_BLHD, end_BHDD = original(q, k, v, g=decay * real_BL1, beta=write * real_BL1, **options)
+        found.append(out_BLHD.flatten(0, 1))
+        if len(batch.lasting):
+            state_SHDD = torch.cat([state_SHDD, end_BHDD[batch.lasting]])
+    one.ran[layer] = None
+    if keep is not None and layer not in keep:  # the first time counts
+        keep[layer] = one.mixed[layer], state_SHDD[chains.kept_S][None]
+    return torch.cat(found)[chains.place_P][None], None

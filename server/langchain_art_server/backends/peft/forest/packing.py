@@ -25,9 +25,10 @@ from langchain_art_server.algorithms.sequences.prefix_forest import (
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import language_model
+from langchain_art_server.backends.models.delta_nets import delta_nets
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
-from langchain_art_server.backends.peft.forest.delta_nets import Chains, PartChains, delta_nets
+from langchain_art_server.backends.peft.forest.delta_nets import Chains, PartChains
 from langchain_art_server.backends.peft.logprob_scoring import (
     CountedTokens,
     Predictions,
@@ -120,7 +121,7 @@ def forest_attention(
 
 
 def windows_of(config: PreTrainedConfig) -> list[int | None]:
-    """How many tokens each layer attends to, by a text model's config; None: to all."""
+    """The window of each layer in tokens, by a text model's config; None: it attends to all."""
     layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None
