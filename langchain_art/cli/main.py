@@ -99,8 +99,7 @@ _PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 _OF_THE_SERVER = {
     "serve": "Serve a base model and its policies over OpenAI's API; `serve --help` says more.",
     "scrub": "Check all that a server has stored against its digests; `scrub --help` says more.",
-    "backup": "Back up a running server into one archive, and check it; `backup --help` says more.",
-    "restore": "Restore a backup into a new data directory; `restore --help` says more.",
+    "backup": "Back up a running server into a new data directory; `backup --help` says more.",
 }
 
 
@@ -113,7 +112,7 @@ def become_server(context: typer.Context) -> None:
     if name == "serve":
         _become("langchain_art_server", context.args)
     else:
-        _become("langchain_art_server.backups.commands", [name, *context.args])
+        _become("langchain_art_server.backups", [name, *context.args])
 
 
 for _name, _words in _OF_THE_SERVER.items():  # --help is passed on too

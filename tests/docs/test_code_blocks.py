@@ -16,7 +16,7 @@ import typer.main
 from langchain_art.cli.main import app
 from langchain_art.cli.new import find_example
 from langchain_art_server import __main__ as serve
-from langchain_art_server.backups import commands
+from langchain_art_server import backups
 from langchain_art_server.config import load_settings
 from tests.support.judges.ranking_judge import RankingJudge
 from tests.support.live_server import LiveServer
@@ -74,9 +74,8 @@ def test_few_python_blocks_are_not_run_and_each_says_why() -> None:
 
 SERVER_COMMANDS = {
     "serve": serve.cli,
-    "scrub": commands.cli,
-    "backup": commands.cli,
-    "restore": commands.cli,
+    "scrub": backups.cli,
+    "backup": backups.cli,
 }
 
 

@@ -21,11 +21,10 @@ import httpx
 import pytest
 
 from langchain_art import ArtClient
-from langchain_art.errors import ArtError, ConfigError, Damaged
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire.api_keys import new_api_key
-from langchain_art_server.backups import cut as archives
-from langchain_art_server.backups.commands import Scrub, back_up, restore
-from langchain_art_server.backups.cut import SqliteFiles
+from langchain_art_server import backups
+from langchain_art_server.backups import DUMP, back_up
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage.store import Store
@@ -131,18 +130,14 @@ def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
             while busy.steps < before + 2 and busy.is_alive():
                 time.sleep(0.01)
             known = {tenant: list(runs) for tenant, runs in busy.acknowledged.items()}
-            archive = tmp_path / f"{number}.tar"
-            _, damaged = back_up(server.data_dir, archive, None)
-            assert not damaged and archive.stat().st_mode & 0o777 == 0o600
-            place = tmp_path / f"restored-{number}"
-            contents, damaged = restore(archive, place, None)
-            assert not damaged and set(contents.versions) == {".", "tenants/ana"}
+            place = tmp_path / f"copy-{number}"
+            versions, damaged = back_up(server.data_dir, place, None)
+            assert not damaged and set(versions) == {Path(), Path("tenants", "ana")}
             for tenant, runs in known.items():
                 folder = place if tenant == "default" else place / "tenants" / tenant
                 assert set(runs) <= stored_runs(folder), "acknowledged before the backup began"
-                assert named(folder) == set(contents.versions[str(folder.relative_to(place))])
-                assert {f"tiny@{one}" for one in on_disk(folder)} == named(folder)
-            assert not (server.data_dir / ".backup").exists()
+                assert named(folder) == {v for _, v in versions[folder.relative_to(place)]}
+                assert named(folder) <= on_disk(folder)
             assert {path.stat().st_mode & 0o077 for path in place.rglob("*")} == {0}
             made.append(place)
     finally:
@@ -155,14 +150,15 @@ def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
 
 
 def goes_on(place: Path, options: tuple[str, ...], keys: dict[str, str]) -> None:
-    """A server on what was restored has each version that is named, and trains from it."""
+    """A server on a backup has each version that is named, and trains from it."""
     server = ForkedServer(place, *options, env={"ART_API_KEY": keys["default"]}).start()
     try:
         for tenant in TENANTS:
             folder = place if tenant == "default" else place / "tenants" / tenant
             highest = max(on_disk(folder))
             with client_of(server, keys[tenant]) as http:
-                for name in sorted(named(folder)):
+                for version in sorted(named(folder)):
+                    name = f"tiny@{version}"
                     body = {"model": name, "messages": [{"role": "user", "content": "When?"}]}
                     answer = http.post("/v1/chat/completions", json=body | {"max_tokens": 2})
                     assert answer.status_code == 200 and answer.json()["model"] == name
@@ -175,8 +171,8 @@ def stored_runs(folder: Path) -> set[str]:
     return {row[0] for row in rows_of(folder, "SELECT id FROM trajectories")}
 
 
-def named(folder: Path) -> set[str]:
-    return {f"{row[0]}@{row[1]}" for row in rows_of(folder, "SELECT * FROM checkpoints")}
+def named(folder: Path) -> set[int]:
+    return {row[0] for row in rows_of(folder, "SELECT version FROM checkpoints")}
 
 
 def rows_of(folder: Path, query: str) -> list[Any]:
@@ -191,9 +187,9 @@ def on_disk(folder: Path) -> set[int]:
 def test_a_version_that_comes_and_goes_while_the_database_is_copied(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, restored = tmp_path / "data", tmp_path / "restored"
+    place, target = tmp_path / "data", tmp_path / "copy"
     shutil.copytree(data, place)
-    copy, copies = SqliteFiles.copy, list[set[str]]()
+    copy, copies = backups._copy_sqlite, list[set[int]]()
 
     async def between(publish: tuple[int, ...], delete: tuple[int, ...]) -> None:
         store, adapters = Store(sqlite_url(place)), AdapterStore(place / "adapters")
@@ -208,30 +204,29 @@ def test_a_version_that_comes_and_goes_while_the_database_is_copied(
             adapters.delete("tiny", version)
         store.close()
 
-    def busy(databases: SqliteFiles, folder: Path) -> dict[str, Path]:
+    def busy(folder: Path, places: dict[Path, str]) -> backups.Named:
         first = not copies
-        if first:  # 1 is linked and gone, 3 and 4 come
+        if first:  # 1 is copied and gone, 3 and 4 come
             asyncio.run(between((3, 4), (1,)))
-        files = copy(databases, folder)
-        copies.append({f"{policy}@{n}" for policy, n in databases.named[Path()]})
-        if first:  # 4 is named, was not linked, and goes
+        found = copy(folder, places)
+        copies.append({version for _, version in found[Path()]})
+        if first:  # 4 is named, was not copied, and goes
             asyncio.run(between((), (4,)))
-        return files
+        return found
 
-    monkeypatch.setattr(SqliteFiles, "copy", busy)
-    contents, damaged = back_up(place, tmp_path / "art.tar", None)
-    whole = {"tiny@0", "tiny@2", "tiny@3"}
-    assert copies == [whole | {"tiny@4"}, whole] and not damaged
-    assert restore(tmp_path / "art.tar", restored, None) == (contents, [])
-    assert named(restored) == whole == {f"tiny@{one}" for one in on_disk(restored)}
-    assert AdapterStore(restored / "adapters").unused("tiny") == 5, "a name is used once"
+    monkeypatch.setattr(backups, "_copy_sqlite", busy)
+    versions, damaged = back_up(place, target, None)
+    assert copies == [{0, 2, 3, 4}, {0, 2, 3}] and not damaged
+    assert {version for _, version in versions[Path()]} == named(target) == {0, 2, 3}
+    assert on_disk(target) == {0, 1, 2, 3}, "1 was not gone yet"
+    assert AdapterStore(target / "adapters").unused("tiny") == 5, "a name is used once"
 
 
 @pytest.mark.slow
 def test_a_database_of_postgresql_is_dumped_with_its_tenants(
     postgres: Postgres, tmp_path: Path
 ) -> None:
-    key, url, place = new_api_key(), postgres.database(), tmp_path / "restored"
+    key, url, place = new_api_key(), postgres.database(), tmp_path / "copy"
     options = ("--database-url", url)
     server = ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}).start()
     keys = {"default": key}
@@ -242,19 +237,16 @@ def test_a_database_of_postgresql_is_dumped_with_its_tenants(
             client.create_policy("tiny")
         with client_of(server, keys["ana"]) as http:
             train(http, "first", [])
-        contents, damaged = back_up(server.data_dir, tmp_path / "art.tar", url)
+        versions, damaged = back_up(server.data_dir, place, url)
         with client_of(server, keys["ana"]) as http:
             train(http, "later", [])  # which is not in it
     finally:
         server.stop()
-    assert not damaged and contents.database == "postgresql"
-    assert contents.versions == {".": ["tiny@0"], "tenants/ana": ["tiny@0", "tiny@1"]}
-    archive = tmp_path / "art.tar"
-    assert "--database-url" in refusal(ConfigError, lambda: restore(archive, place, None))
-    assert "expected an empty one" in refusal(ConfigError, lambda: restore(archive, place, url))
-    assert not place.exists()
+    ana = {("tiny", 0), ("tiny", 1)}
+    assert not damaged and versions == {Path(): {("tiny", 0)}, Path("tenants", "ana"): ana}
     other = postgres.database()
-    assert restore(archive, place, other) == (contents, [])
+    options = ["--single-transaction", "--no-owner", f"--dbname={other.replace('+psycopg', '')}"]
+    subprocess.run(["pg_restore", *options, place / DUMP], check=True, timeout=60)
     options = ("--database-url", other)
     again = ForkedServer(place, *options, env={"ART_API_KEY": key}).start()
     try:
@@ -272,67 +264,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stored(tmp_path_factory.mktemp("stored"))
 
 
-@pytest.fixture
-def archive(data: Path, tmp_path: Path) -> Path:
-    back_up(data, tmp_path / "art.tar", None)
-    return tmp_path / "art.tar"
-
-
 def refusal(kind: type[ArtError], do: Callable[[], Any]) -> str:
     with pytest.raises(kind) as refused:
         do()
     return str(refused.value)
 
 
-def test_a_restore_replaces_nothing(archive: Path, tmp_path: Path) -> None:
+def test_a_backup_replaces_nothing(data: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
-    place.mkdir()
-    (place / "mine").touch()
-    assert "is not empty" in refusal(ConfigError, lambda: restore(archive, place, None))
-    assert [one.name for one in place.iterdir()] == ["mine"]
-    (place / "mine").unlink()
-    restore(archive, place, None)
-    assert "is not empty" in refusal(ConfigError, lambda: restore(archive, place, None))
-    assert "which exists" in refusal(ConfigError, lambda: back_up(place, archive, None))
-    assert "has no art.sqlite3" in refusal(
-        ConfigError, lambda: back_up(tmp_path, tmp_path / "other.tar", None)
-    )
-
-
-@pytest.mark.soak
-def test_what_the_disk_changed_in_an_archive_is_named(archive: Path, tmp_path: Path) -> None:
-    whole = archive.read_bytes()
-    draw, place = random.Random(drawn_seed()), tmp_path / "place"
-    for _ in range(count(40, 500)):
-        cut = draw.random() < 0.3
-        at = draw.randrange(len(whole))
-        changed = whole[:at] if cut else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-        archive.write_bytes(changed)
-        try:
-            restore(archive, place, None)
-        except (Damaged, ConfigError) as error:
-            assert str(archive) in str(error)
-            assert not place.exists() and not place.with_name("place.partial").exists()
-        else:  # between the files of a tar, and behind them, are bytes that mean nothing
-            assert not cut or at > len(whole) - 20_480
-            assert named(place) == {"tiny@0", "tiny@1", "tiny@2"}
-            assert not list(Scrub(place, sqlite_url(place)).run())
-            shutil.rmtree(place)
-    archive.write_bytes(whole)
-    at = whole.index(b"adapters/tiny/1/adapter_model.safetensors\0") + 1000
-    archive.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    said = refusal(Damaged, lambda: restore(archive, place, None))
-    assert "adapters/tiny/1/adapter_model.safetensors has another SHA-256" in said
-
-
-@pytest.mark.parametrize("ours", [3, 99])
-def test_an_archive_of_another_schema_is_refused_by_name(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: int
-) -> None:
-    back_up(data, tmp_path / "art.tar", None)
-    monkeypatch.setattr(archives, "SCHEMA_VERSION", ours)
-    said = refusal(ConfigError, lambda: restore(tmp_path / "art.tar", tmp_path / "place", None))
-    assert "schema version" in said and f", with 1 and {ours}. Restore it with that one" in said
+    back_up(data, place, None)
+    assert "which exists" in refusal(ConfigError, lambda: back_up(data, place, None))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    said = refusal(ConfigError, lambda: back_up(empty, tmp_path / "other", None))
+    assert "has no art.sqlite3" in said and not (tmp_path / "other").exists()
 
 
 def test_a_version_that_was_damaged_before_is_backed_up_and_said(
@@ -342,11 +287,9 @@ def test_a_version_that_was_damaged_before_is_backed_up_and_said(
     shutil.copytree(data, place)
     weights = place / "adapters" / "tiny" / "1" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    done = command("backup", str(place), str(tmp_path / "art.tar"))
+    done = command("backup", str(place), str(tmp_path / "copy"))
     assert done.returncode == 1 and "tiny@1 is damaged" in done.stdout, done.stderr
-    done = command("restore", str(tmp_path / "art.tar"), str(tmp_path / "again"))
-    assert done.returncode == 1 and "tiny@1 is damaged" in done.stdout, done.stderr
-    assert (tmp_path / "again" / "adapters" / "tiny" / "2").is_dir()
+    assert (tmp_path / "copy" / "adapters" / "tiny" / "2").is_dir()
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -383,26 +326,19 @@ def test_a_kill_leaves_nothing_that_looks_whole(data: Path, tmp_path: Path) -> N
     """Before each operation on a file: what is there under its name was made whole."""
     place, root = tmp_path / "data", tmp_path / "work"
     shutil.copytree(data, place)
-    archive, restored = root / "art.tar", root / "restored"
+    target, partial = root / "copy", root / "copy.partial"
     for at in itertools.count(1, STRIDE):
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
-        if not killed_at(lambda: back_up(place, archive, None), root, at):
+        if not killed_at(lambda: back_up(place, target, None), root, at):
             break
-        if archive.exists():
-            restore(archive, restored, None)
-            shutil.rmtree(restored)
-            archive.unlink()
-        back_up(place, archive, None)  # what was left is not in the way
-        assert sorted(one.name for one in root.iterdir()) == ["art.tar"]
-    assert at > 10
-    for at in itertools.count(1, STRIDE):
-        if not killed_at(lambda: restore(archive, restored, None), root, at):
-            break
-        if restored.exists():
-            assert named(restored) == {"tiny@0", "tiny@1", "tiny@2"}
-            shutil.rmtree(restored)
-        restore(archive, restored, None)
-        assert sorted(one.name for one in root.iterdir()) == ["art.tar", "restored"]
-        shutil.rmtree(restored)
+        if target.exists():
+            assert named(target) == {0, 1, 2} == on_disk(target)
+            shutil.rmtree(target)
+        if partial.exists():
+            said = refusal(ConfigError, lambda: back_up(place, target, None))
+            assert f"{partial} cannot be made" in said and "remove it" in said
+            shutil.rmtree(partial)
+        back_up(place, target, None)
+        assert [one.name for one in root.iterdir()] == ["copy"]
     assert at > 10

@@ -121,7 +121,7 @@ class Stored:
         return [p for p in found if not p.name.endswith(_NOT_DATA) and p.stat().st_size]
 
     def scrub(self) -> tuple[int, str]:
-        argv = [sys.executable, "-m", "langchain_art_server.backups.commands", "scrub"]
+        argv = [sys.executable, "-m", "langchain_art_server.backups", "scrub"]
         argv.append(str(self.server.data_dir))
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
         assert "Traceback" not in done.stderr, done.stderr

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.backups.commands import Scrub
+from langchain_art_server.backups import Scrub
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.storage.schema import connect
 from langchain_art_server.storage.seals import NUMBER

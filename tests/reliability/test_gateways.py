@@ -21,7 +21,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import FinishedRollout, QueuedRollout
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
-from langchain_art_server.backups.commands import back_up
+from langchain_art_server.backups import back_up
 from tests.support import leased_agent
 from tests.support.fleet_jobs import (
     QUESTION,
@@ -221,9 +221,10 @@ def test_a_tenant_and_a_backup_are_of_all_servers(
                 time.sleep(0.5)
             train_once(http, 0, "own")
         routes_to(one, "own", "own@1")
-        contents, damaged = back_up(made.folder / "data", tmp_path / "backup.tar", made.url)
+        named, damaged = back_up(made.folder / "data", tmp_path / "backup", made.url)
         assert not damaged
-        assert contents.versions == {".": ["tiny@0"], "tenants/ana": ["own@0", "own@1"]}
+        ana = {("own", 0), ("own", 1)}
+        assert named == {Path(): {("tiny", 0)}, Path("tenants", "ana"): ana}
 
 
 # --- under load ----------------------------------------------------------------------------------

@@ -1,1 +1,0 @@
-"""Backup of a running server, and its restore: ``langchain-art backup`` and ``restore``."""
