@@ -13,9 +13,8 @@ from tests.support.judges.hosted import Hosted
 from tests.support.judges.ranking_judge import RankingJudge
 from tests.support.langsmith_settings import langsmith_settings
 from tests.support.live_server import LiveServer
-from tests.support.pages import REPO, blocks, run_page
+from tests.support.pages import REPO, run_page
 
-pytest_plugins = ["pytester"]
 PAGE = REPO / "docs" / "judging.md"
 FROM_AN_EVALUATION = REPO / "docs" / "from-an-evaluation.md"
 
@@ -45,7 +44,7 @@ def test_every_block_runs_and_prints_what_it_says(
     services: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: dict[str, Any] = {"judge": RankingJudge()}
-    assert run_page(PAGE, names, lambda: capsys.readouterr().out) == 12
+    assert run_page(PAGE, names, lambda: capsys.readouterr().out) == 11
     assert names["compared"].comparative_experiment.name
     names["langfuse"].shutdown()
     for composite in ("gated", "careful", "jury"):
@@ -60,14 +59,3 @@ def test_an_evaluation_becomes_a_training_run(
     assert run_page(FROM_AN_EVALUATION, names, lambda: capsys.readouterr().out) == 3
     assert len(names["result"].history) == names["result"].before.n == 1
     assert [row["evaluation_results"]["results"][0].score for row in names["before"]] == [0.0]
-
-
-def test_the_pytest_block_is_a_test(pytester: pytest.Pytester) -> None:
-    block = next(block.code for block in blocks(PAGE) if block.code.startswith("def test_"))
-    pytester.makeconftest(
-        'pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]\n'
-    )
-    given = "from langchain_art import RulerEvaluator\n"
-    given += "from tests.support.judges.ranking_judge import RankingJudge\n"
-    pytester.makepyfile(f"{given}judge = RankingJudge()\n\n{block}")
-    pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

@@ -1,9 +1,8 @@
-"""Evaluators of LangChain, LangSmith, openevals or Langfuse, as rewards of a `Trainer`.
+"""Evaluators of LangSmith, openevals or Langfuse, as rewards of a `Trainer`.
 
 Each scores one run at a time, by its output alone. Formats:
-``docs.langchain.com/langsmith/code-evaluator``,
-``langfuse.com/docs/evaluation/experiments/experiments-via-sdk`` and the ``StringEvaluator`` of
-``langchain_classic.evaluation``.
+``docs.langchain.com/langsmith/code-evaluator`` and
+``langfuse.com/docs/evaluation/experiments/experiments-via-sdk``.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from uuid import uuid4
 
 from langchain_art._callables import call
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators import run_facts
 from langchain_art.evaluators.base import GroupEvaluator, Score
-from langchain_art.evaluators.transcript import text_of
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -124,45 +121,6 @@ def from_langfuse(
         return [(one.name, one.value, one.comment or "") for one in results]
 
     return _EachRun(ask, _name_of(evaluator, key), key, outputs)
-
-
-def from_langchain(
-    evaluator: Any, key: str | None = None, *, outputs: Outputs | None = None
-) -> GroupEvaluator:
-    """The reward that a ``StringEvaluator`` of LangChain gives (``langchain_classic.evaluation``).
-
-    Example::
-
-        from langchain_classic.evaluation import load_evaluator
-
-        Trainer(model, evaluator=from_langchain(load_evaluator("exact_match")))
-
-    Args:
-        evaluator: has ``evaluate_strings``; it is given the input and the reference as it requires
-            them. Of a reference with an ``answer``, this counts.
-        key: the score's name. None: ``evaluation_name``.
-        outputs: what is shown as ``prediction``. None: the run's answer (`run_facts.answer`).
-
-    Raises:
-        ConfigError: it has no ``evaluate_strings``, or, when it is used: a score is no number.
-    """
-    if not callable(getattr(evaluator, "evaluate_strings", None)):
-        raise ConfigError(
-            f"got {evaluator!r:.200}, expected a StringEvaluator of LangChain, with "
-            "evaluate_strings(prediction=, reference=, input=)"
-        )
-    name = key or str(evaluator.evaluation_name)
-
-    async def ask(inputs: Any, output: Any, reference: Any) -> _Results:
-        if isinstance(reference, Mapping) and "answer" in reference:
-            reference = cast("Mapping[str, Any]", reference)["answer"]
-        given = {"input": inputs} if evaluator.requires_input else {}
-        given |= {"reference": reference} if evaluator.requires_reference else {}
-        texts = {k: text_of(v) for k, v in {"prediction": output, **given}.items()}
-        found: Any = await call(partial(evaluator.evaluate_strings, **texts))
-        return [(name, found.get("score"), found.get("reasoning") or "")]
-
-    return _EachRun(ask, _name_of(evaluator, name), name, outputs or run_facts.answer)
 
 
 def scenarios_of(examples: Iterable[Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +37,6 @@ from tests.support.judges.hosted import EXAMPLE, Hosted, run_id
 from tests.support.judges.literal_judge import ScriptedJudge, literal
 from tests.support.judges.ranking_judge import RankingJudge
 
-pytest_plugins = ["pytester"]
 ACCURACY = WeightedCriteriaEvaluator(weights={"accuracy": 1.0})
 
 
@@ -396,45 +394,3 @@ async def test_langfuse_groups_are_judged_together() -> None:
     items = [SimpleNamespace(item={"input": n}, output="x", evaluations=[]) for n in range(3)]
     mean, _ = await run_evaluator(Waiting("waiting"))(item_results=items)
     assert (mean.value, mean.comment) == (1.0, "3 runs scored, 3 of 3 groups")
-
-
-# --- pytest
-
-CONFTEST = 'pytest_plugins = ["langchain_art.evaluators.integrations.pytest_plugin"]\n'
-SUITE = """
-import pytest
-from langchain_art.evaluators import WeightedCriteriaEvaluator
-
-ACCURACY = WeightedCriteriaEvaluator(weights={"accuracy": 1.0}, accuracy="string")
-
-def test_better(scored):
-    old, new = scored(ACCURACY, ["15 May", "14 March"], reference="14 March")
-    assert new.value > old.value
-
-def test_worse(scored):
-    old, new = scored(ACCURACY, ["14 March", "15 May"], reference="14 March")
-    assert new.value > old.value
-
-def test_unscored(scored):
-    scored(lambda group: [None], "x")
-
-@pytest.mark.langsmith
-def test_logged(scored):
-    scored(ACCURACY, "14 March", reference="14 March")
-"""
-
-
-def test_pytest_scores_outputs_and_shows_why(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LANGSMITH_TEST_TRACKING", "false")
-    pytester.makeconftest(CONFTEST)
-    pytester.makepyfile(SUITE)
-    report = Path(pytester.path) / "report.xml"
-    done = pytester.runpytest_inprocess("-p", "no:cacheprovider", f"--junit-xml={report}")
-    done.assert_outcomes(passed=2, failed=2)
-    done.stdout.fnmatch_lines(
-        ["*Captured scores*", "criteria_1 1 accuracy 1.00", "criteria_2 0.* accuracy 0.*"]
-    )
-    done.stdout.fnmatch_lines(["*<lambda> could not score output 1*"])
-    assert 'property name="criteria_2" value="1.0"' in report.read_text()

@@ -15,7 +15,6 @@ from openevals.exact import exact_match
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.integrations.existing import (
-    from_langchain,
     from_langfuse,
     from_langsmith,
     scenarios_of,
@@ -101,37 +100,6 @@ def test_an_evaluator_of_langfuse_gives_its_value(asynchronous: bool) -> None:
         (1.0, "When?"),
         (0.0, "When?"),
     ]
-
-
-class ExactMatch:
-    """A ``StringEvaluator`` as ``langchain_classic.evaluation`` has them, without the package."""
-
-    evaluation_name = "exact_match"
-    requires_reference = True
-
-    def __init__(self, requires_input: bool) -> None:
-        self.requires_input = requires_input
-
-    def evaluate_strings(
-        self, *, prediction: str, reference: str | None = None, input: str | None = None
-    ) -> dict[str, Any]:
-        assert input == ("When?" if self.requires_input else None)
-        return {"score": int(prediction == reference), "reasoning": f"{prediction}, {reference}"}
-
-
-@pytest.mark.parametrize("requires_input", [False, True])
-@pytest.mark.parametrize("reference", [RIGHT, {"answer": RIGHT}])
-def test_an_evaluator_of_langchain_gives_its_score(requires_input: bool, reference: Any) -> None:
-    judge = from_langchain(ExactMatch(requires_input))
-    state = {"messages": [{"role": "assistant", "content": RIGHT}]}
-    shown = group(state, "15 May", scenario={"input": "When?", "reference": reference})
-    assert [score and (score.value, score.explanation) for score in judge.score(shown)] == [
-        (1.0, "14 March, 14 March"),
-        (0.0, "15 May, 14 March"),
-    ]
-    assert judge.key == "exact_match"
-    with pytest.raises(ConfigError, match="expected a StringEvaluator"):
-        from_langchain(by_names)
 
 
 def test_the_rest_of_a_scenario_is_the_reference() -> None:
