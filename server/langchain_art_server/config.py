@@ -280,9 +280,6 @@ class Settings(_Table):
     log_format: Literal["text", "json"] = "text"
     """``json``: each record of the log is a JSON object on a line of standard error, the engines'
     too, and each request is one."""
-    traces: bool = False
-    """Spans of requests and jobs are sent by OTLP over HTTP, to where OpenTelemetry's variables say
-    (OTEL_EXPORTER_OTLP_ENDPOINT …). Needs ``langchain-art[otel]``."""
 
     @model_validator(mode="after")
     def _base_named(self) -> Settings:

@@ -61,7 +61,7 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> Re
         tenants.stored_bytes_of,
     )
     log_requests = service.settings.log_format == "json"
-    return RequestWatch(guarded, service.metrics, service.traces, log_requests=log_requests)
+    return RequestWatch(guarded, service.metrics, log_requests=log_requests)
 
 
 def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIApp:
@@ -206,12 +206,10 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return Response(data, media_type="application/x-tar")
 
 
-def _queued(service: Service, job: wire.TrainJob) -> None:
-    """The log and the traces know which request has queued a job."""
+def _queued(job: wire.TrainJob) -> None:
+    """The log knows which request has queued a job."""
     if (context := current()) is not None:
         context.policy, context.job_id = job.policy, job.id
-    if service.traces is not None:
-        service.traces.queued(job.id)
 
 
 def job_routes(app: FastAPI, service: Service) -> None:
@@ -242,7 +240,7 @@ def job_routes(app: FastAPI, service: Service) -> None:
         """
         key = checked_key(idempotency_key, 128)
         job = await service.train(await model_of(request, wire.TrainRequest), key)
-        _queued(service, job)
+        _queued(job)
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job
 

@@ -1,8 +1,8 @@
 """The outermost layer of the application: telemetry of each request, and when none is taken.
 
 A request has an id (its own ``x-request-id`` or a new one), which its answer gives back and the
-records of the log have; it is counted and, if that is asked for, traced. While the server drains,
-new requests are refused. While it loads its model, all are.
+records of the log have, and is counted. While the server drains, new requests are refused. While it
+loads its model, all are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Generator
-from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,9 +27,6 @@ from langchain_art_server.gateway.service import Service
 from langchain_art_server.gateway.sessions import FILES
 from langchain_art_server.telemetry.log_context import CURRENT, LogContext, request_id_of
 from langchain_art_server.telemetry.metrics import Metrics
-
-if TYPE_CHECKING:
-    from langchain_art_server.telemetry.otel_spans import OtelSpan, OtelTraces, Value
 
 log = logging.getLogger("langchain_art_server.requests")
 _log = logging.getLogger(__name__)
@@ -58,19 +54,11 @@ class RequestWatch:
     Args:
         app: what answers.
         metrics: counts requests.
-        traces: None: no spans.
         log_requests: whether each request is a record of the log.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        traces: OtelTraces | None = None,
-        *,
-        log_requests: bool = False,
-    ) -> None:
-        self._app, self._metrics, self._traces = app, metrics, traces
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, log_requests: bool = False) -> None:
+        self._app, self._metrics = app, metrics
         self._log_requests = log_requests
         #: Requests that are not answered yet, but for probes; those that were refused.
         self.running = self.refused = 0
@@ -100,8 +88,6 @@ class RequestWatch:
                 message["headers"] = [*message.get("headers", ()), given_back]
             await send(message)
 
-        traces = self._traces
-        span = traces.begin_request(scope["method"], headers) if traces is not None else None
         token, counts = CURRENT.set(context), path not in PROBES
         self.running += counts
         try:
@@ -122,13 +108,11 @@ class RequestWatch:
             if scope["method"] not in _READS and path != _LEASE and 200 <= status < 400:
                 self.did_something = time.monotonic()
             context.path_params = scope.get("path_params")
-            route = self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
+            self._tell(scope, status or CLIENT_LEFT, time.monotonic() - begun, context)
             CURRENT.reset(token)
-            if span is not None:
-                _end(span, scope["method"], route, status, context)
 
-    def _tell(self, scope: Scope, status: int, seconds: float, context: LogContext) -> str:
-        """Count a request, and write its record; returns the template of its path."""
+    def _tell(self, scope: Scope, status: int, seconds: float, context: LogContext) -> None:
+        """Count a request, and write its record."""
         method, path = scope["method"], scope["path"]
         if path in CALLS:
             route = path
@@ -146,7 +130,6 @@ class RequestWatch:
             if context.refused is not None:
                 fields["code"] = context.refused
             log.info("%s %s %d", method, route or "?", status, extra={"fields": fields})
-        return route
 
 
 def _with_run(scope: Scope) -> Scope:
@@ -157,27 +140,6 @@ def _with_run(scope: Scope) -> Scope:
     run, _, rest = scope["path"][len(_RUNS) :].partition("/")
     path = "/v1/" + rest.removeprefix("v1/")
     return {**scope, "path": path, "art.run": run} if run and path in CALLS else scope
-
-
-def _end(span: OtelSpan, method: str, route: str, status: int, context: LogContext) -> None:
-    """End a request's span, with the attributes of OpenTelemetry's conventions."""
-    about: dict[str, Value] = {"http.request.method": method, "http.route": route}
-    if status:
-        about["http.response.status_code"] = status
-    about |= {f"langchain_art.{name}": value for name, value in context.fields().items()}
-    if context.model is not None and context.policy is not None:
-        about |= {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "langchain_art",
-            "gen_ai.request.model": context.policy,
-            "gen_ai.response.model": context.model,
-            "gen_ai.response.id": context.call_id or "",
-            "gen_ai.response.finish_reasons": list(context.finish_reasons),
-            "gen_ai.usage.input_tokens": context.input_tokens,
-            "gen_ai.usage.output_tokens": context.output_tokens,
-        }
-    failed = context.refused or str(status) if status >= 500 or not status else None
-    span.end(about, name=f"{method} {route}".strip(), error=failed)
 
 
 class DrainingServer(uvicorn.Server):

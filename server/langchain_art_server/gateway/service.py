@@ -37,7 +37,7 @@ from langchain_art_server.policies.adapter_store import AdapterStore, make_direc
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
 from langchain_art_server.storage.store import Store
-from langchain_art_server.telemetry.job_watch import JobWatch, open_traces
+from langchain_art_server.telemetry.job_watch import JobWatch
 from langchain_art_server.telemetry.metrics import Metrics
 
 
@@ -74,8 +74,7 @@ class Service:
         self.router = Router(settings.base_name, self.adapters, sampler)
         self._main, beside = main or self, main.jobs if main else None
         self.metrics = main.metrics if main else Metrics()
-        self.traces = main.traces if main else open_traces(settings.traces)
-        watch = JobWatch(self.metrics, tenant, self.traces)
+        watch = JobWatch(self.metrics, tenant)
         parts = (settings, self.store, self.adapters, self.router)
         self.jobs = JobRunner(*parts, sampler, learner, beside, watch)
         #: None: the database is this server's alone.
@@ -183,8 +182,6 @@ class Service:
         await self.jobs.close()
         if self._main is self:
             await asyncio.gather(self.sampler.close(), self.learner.close())
-            if self.traces is not None:
-                await self.traces.close()
         await asyncio.to_thread(self.store.close)
         self._lock.close()
 
