@@ -17,7 +17,7 @@ from langchain_art.cli import checkpoints, keys, review, traces
 from langchain_art.cli import fits as fit_commands
 from langchain_art.cli.analyze import analyze
 from langchain_art.cli.doctor import canary, doctor
-from langchain_art.cli.fits import Root, curve, tune
+from langchain_art.cli.fits import Root, curve
 from langchain_art.cli.options import (
     AsJson,
     BaseUrl,
@@ -57,7 +57,6 @@ app.command()(analyze)
 app.command()(canary)
 app.command()(doctor)
 app.command()(curve)
-app.command()(tune)
 app.command()(worker)
 
 

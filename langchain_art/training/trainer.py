@@ -32,7 +32,6 @@ from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, FitResult
 from langchain_art.training.report import all_alike
 from langchain_art.training.run_setup import Setup
-from langchain_art.training.tune import TuneResult, check_rates, tune
 from langchain_art.training.warm_start import WarmStart, WarmStartRun, warm_version
 from langchain_art.wire import LoraConfig, SFTConfig
 
@@ -347,50 +346,6 @@ class Trainer:
     ) -> EvalResult:
         """`evaluate` for programs without an event loop."""
         return run_sync(self.evaluate(rollout, scenarios, samples=samples), "trainer.evaluate")
-
-    async def tune(
-        self,
-        rollout: Rollout,
-        train_scenarios: Sequence[Any],
-        *,
-        rates: Sequence[float] | None = None,
-        steps: int = 5,
-        eval_scenarios: Sequence[Any] = (),
-    ) -> TuneResult:
-        """Compare learning rates by short probes, and leave the policies as they were.
-
-        Each probe is a fit of a few steps from the versions that serve now, on the same scenarios
-        in the same order. After each the policies go back to these versions, and the versions that
-        it made are deleted; their numbers are not used again. While it runs, the policies' names
-        are routed to what the probes make: do not serve others with them meanwhile. An error or
-        Ctrl-C puts the policies back, too; after a kill, roll them back by hand.
-
-        Args:
-            rollout: as for `fit`.
-            train_scenarios: what to learn from.
-            rates: learning rates. None: the one that a fit would take, a third, and three times.
-            steps: of each probe, at least 2.
-            eval_scenarios: held out; rates are compared by their mean reward after the last step.
-                Without them by that of the last step's runs, which the version before it sampled.
-
-        Raises:
-            ConfigError: a rate or `steps` makes no sense, or as `fit`.
-            RolloutFailed, JobFailed, ServerUnreachable: as `fit`.
-        """
-        addresses.trained_policies(self.policies)
-        check_rates(rates, steps)
-        fit_settings.check_reward(rollout, self._plan.evaluator)
-        fit_settings.check_scope(self._plan, rollout, train_scenarios, eval_scenarios, steps)
-        async with self._client() as client:
-            await client.ready()
-            setup = Setup(self._plan, client, self._display, rollout)
-            return await tune(setup, train_scenarios, rates, steps, eval_scenarios)
-
-    def tune_sync(
-        self, rollout: Rollout, train_scenarios: Sequence[Any], **options: Any
-    ) -> TuneResult:
-        """`tune` for programs without an event loop; takes the same options."""
-        return run_sync(self.tune(rollout, train_scenarios, **options), "trainer.tune")
 
     @property
     def policy(self) -> str:

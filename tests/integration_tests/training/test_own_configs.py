@@ -44,8 +44,6 @@ async def test_each_policy_has_its_rate_its_schedule_and_its_loss(
         await trainer_of(art_server, tmp_path, writer, critic, config=equal).fit(
             graph, QUESTIONS, steps=2
         )
-    with pytest.raises(ConfigError, match="expected one config, whose learning rates"):
-        await trainer_of(art_server, tmp_path, writer, critic, config=config).tune(graph, QUESTIONS)
 
 
 async def test_a_policy_without_a_config_plays_and_does_not_learn(
@@ -70,10 +68,6 @@ async def test_a_policy_without_a_config_plays_and_does_not_learn(
     assert again.versions == {writer: 4}
     with client_of(art_server) as client:
         assert client.policy(critic).version == 1, "what does not learn is not rolled back either"
-    tuned = await trainer.tune(graph, QUESTIONS, rates=[1e-5, 1e-4], steps=2)
-    assert len(tuned.probes) == 2
-    with client_of(art_server) as client:
-        assert (client.policy(writer).version, client.policy(critic).version) == (4, 1)
 
 
 async def test_a_rollback_lowers_each_policys_rate(art_server: LiveServer, tmp_path: Path) -> None:

@@ -45,6 +45,19 @@ def test_a_function_of_a_module_has_the_name_that_finds_it() -> None:
     assert rollout_name("my_agent:rollout") == "my_agent:rollout"
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere:rollout", "cannot be loaded"),
+        (f"{leased_agent.__name__}:nothing", "cannot be loaded"),
+        ("my_agent", "expected MODULE:NAME"),
+    ],
+)
+def test_a_name_that_finds_nothing_is_refused(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(name)
+
+
 @pytest.mark.parametrize("argv", [["train.py"], ["-m", "train"]])
 def test_a_function_of_the_program_that_was_started_is_named_by_its_file(
     argv: list[str], tmp_path: Path
