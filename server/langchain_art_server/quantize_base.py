@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from langchain_art_server.backends.models.base_weights import (
     check_device,
     check_finite,
     in_four_bits,
+    language_model,
     linears_in_four_bits,
     read_config,
+    text_modules,
 )
 from langchain_art_server.backends.models.device import torch_device
 from langchain_art_server.base_copies import DTYPES, chosen_dtype, run_copy
@@ -98,8 +101,7 @@ def _write(source: Path, dtype: torch.dtype, out: Path) -> None:
         for file in source.glob("*.safetensors"):
             with safe_open(file, "pt") as opened:
                 check_finite(name, ((key, opened.get_tensor(key)) for key in opened.keys()))  # noqa: SIM118
-        head = outline.get_output_embeddings()
-        skipped = [one for one, module in outline.named_modules() if module is head]
+        skipped = [*_not_quantised(outline)]
         model: PreTrainedModel = auto_class(config).from_pretrained(
             name,
             dtype=dtype,
@@ -126,10 +128,20 @@ def _write(source: Path, dtype: torch.dtype, out: Path) -> None:
                 shutil.copyfile(file, out / file.name)
 
 
+def _not_quantised(outline: PreTrainedModel) -> Iterator[str]:
+    """Names of the head and of a vision model's parts; vLLM's have no ``model.`` in front."""
+    head, text = outline.get_output_embeddings(), text_modules(outline)
+    whole = [module for module in outline.modules() if text & {*module.modules()}]
+    for parent, module in outline.named_modules():
+        for name, child in module.named_children() if module in whole else ():
+            if child is head or child not in whole:
+                yield from {(path := f"{parent}.{name}".lstrip(".")), path.removeprefix("model.")}
+
+
 def _check_whole(model: PreTrainedModel) -> None:
     """Raises ConfigError unless all matrices but embeddings and head are in whole blocks of NF4.
 
-    vLLM would quantise the others by itself, otherwise than here.
+    vLLM would quantise the others by itself, otherwise than here. A vision model stays as it is.
     """
     ends = {
         id(parameter)
@@ -139,7 +151,7 @@ def _check_whole(model: PreTrainedModel) -> None:
     layers = linears_in_four_bits(model)
     check_blocks(layers)
     held = {id(layer.weight) for layer in layers.values()}
-    for name, parameter in model.named_parameters():
+    for name, parameter in language_model(model).named_parameters():
         if parameter.dim() > 1 and id(parameter) not in ends | held:
             raise ConfigError(
                 f"got quantization with {type(model).__name__}, whose {name} is no linear layer "

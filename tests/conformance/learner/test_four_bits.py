@@ -31,6 +31,7 @@ from langchain_art_server.config import Settings, VllmSettings
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.quantize_base import quantized
 from langchain_art_server.start_checks import with_base_folder
+from tests.support.families import save_family
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -192,6 +193,25 @@ def test_sampler_and_learner_agree_as_on_the_unquantised_base(
             *[ask(text, adapter="a@1", max_tokens=24, seed=seed) for text, seed in asked]
         )
         assert gaps(core, adapter, replies).mean() <= most, model
+
+
+@pytest.mark.parametrize("family", ["Gemma 3, with images", "Mistral Small 3"])
+def test_a_vision_model_beside_the_text_stays_as_it_is(family: str, tmp_path: Path) -> None:
+    model = save_family(family, tmp_path / "model", wide=True)
+    base = quantized(str(model), tmp_path, "cpu", "float32")
+    core, sampler = LearnerCore(str(base)), LocalSampler(base)
+    layers = base_weights.linears_in_four_bits(core.base)
+    assert len(layers) == 21 and all("language_model" in name for name in layers)
+    plain = load_file(model / "model.safetensors")
+    same = {name for name, one in load_file(base / "model.safetensors").items()
+            if name in plain and torch.equal(one, plain[name])}  # fmt: skip
+    assert {
+        name for name in plain if ".layers." not in name or "language_model" not in name
+    } <= same
+    adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
+    sampler.load("a@1", adapter)
+    replies = sampler.chat(*[ask(adapter="a@1", max_tokens=24, seed=seed) for seed in range(4)])
+    assert gaps(core, adapter, replies).mean() <= 1e-5
 
 
 def test_it_is_made_once_and_anew_for_other_weights(plain: Path, tmp_path: Path) -> None:
