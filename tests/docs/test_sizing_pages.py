@@ -54,7 +54,7 @@ def test_times_of_a_step_follow_from_what_the_examples_measured() -> None:
     for page, anchor, steps, seconds, computed in rows:
         assert re.search(rf"(?<![\d,]){seconds}(?![\d,])", section(page, anchor)), page
         step = int(seconds.replace(",", "")) / int(steps)
-        assert computed == f"{step:.1f} s | {step * 100 / 60:.0f} min | {step * 15 / 60:.0f} min"
+        assert computed == f"{step:.1f} s | {step * 100 / 60:.0f} min"
         steps_of.append(step)
     least, most = min(steps_of), max(steps_of)
     times = f"{least:.1f} to {most:.1f} s | {least * 100 / 60:.0f} to {most * 100 / 60:.0f} min"
