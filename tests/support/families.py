@@ -236,12 +236,15 @@ the mean distance of sampler and learner per token, the worst of all steps, afte
 *Common beginnings* of runs are computed once where the architecture's attention is causal, to all
 tokens or to a window of them, or a gated delta net; elsewhere rows are padded. What is published as
 a text model inside of a vision model is loaded whole, and LoRA goes on the text model alone; text
-is all that it is given. In a mixture, LoRA leaves out the experts, which are one stacked tensor
-each that no sampler here can adapt, and dense layers of the same names. In latent attention it
-leaves out `kv_b_proj`, which vLLM multiplies into its neighbours.
+is all that it is given. *Batched*: calls are decoded in one batch by the embedded sampler. A
+server of each passes the [canary's](canary.md) checks but the last, `learns`, which is not asked of
+random weights (`ART_SOAK=1`; DeepSeek's dense layers alone, whose LoRA must be named, are left
+out). In a mixture, LoRA leaves out the experts, which are one stacked tensor each that no sampler
+here can adapt, and dense layers of the same names. In latent attention it leaves out `kv_b_proj`,
+which vLLM multiplies into its neighbours.
 
-| family | architecture | tool calls | LoRA on | common beginnings | gap below | swapped |
-|---|---|---|---|---|---|---|"""
+| family | architecture | tool calls | LoRA on | common beginnings | batched | gap below | swapped |
+|---|---|---|---|---|---|---|---|"""
 
 
 VLLM_HEAD = f"""
@@ -278,10 +281,10 @@ class VllmSamples:
         self._sampler, self._loop = sampler, loop
 
     def chat(self, *requests: ChatRequest) -> list[ChatReply]:
-        async def all_at_once() -> list[ChatReply]:
+        async def all_batched() -> list[ChatReply]:
             return list(await asyncio.gather(*(chat(self._sampler, one) for one in requests)))
 
-        return self._loop.run_until_complete(all_at_once())
+        return self._loop.run_until_complete(all_batched())
 
     def load(self, name: str, path: Path) -> None:
         self._loop.run_until_complete(self._sampler.load_adapter(name, path))
@@ -441,13 +444,13 @@ def row_of(reply: ChatReply, advantage: float) -> Row:
     )
 
 
-def row(family: str, one: Outcome) -> str:
+def row(family: str, one: Outcome, *, batched: bool) -> str:
     """A family's line in the first table of ``docs/models.md``."""
     once = "computed once" if one.forest is None else f"again in each row: {one.forest}"
     targets = ", ".join(sorted(one.targets))
     return (
         f"| {family} | `{one.architecture}` | {one.tool_calls} of 2 | {targets} | {once} | "
-        f"{gap_below(one)} | {swapped(one)} |"
+        f"{'yes' if batched else 'no'} | {gap_below(one)} | {swapped(one)} |"
     )
 
 

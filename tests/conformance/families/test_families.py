@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from langchain_art.diagnostics.canary import run_canary
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -22,6 +23,8 @@ from tests.support.families import (
     row,
     save_family,
 )
+from tests.support.live_server import ForkedServer
+from tests.support.soak import in_soak
 from tests.support.tiny_models import LocalSampler, save_adapter
 
 #: Their attention is another one than `forest_attention`, so rows are padded.
@@ -33,14 +36,32 @@ PADDED = {"DeepSeek V3, Kimi K2", "DeepSeek V3, its dense layers"}
 def test_what_is_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None:
     model = save_family(family, tmp_path / "model")
     learner = LearnerCore(str(model), "cpu")
-    one = go_through(LocalSampler(model), learner, tmp_path, LORAS.get(family, LORA))
+    sampler = LocalSampler(model)
+    one = go_through(sampler, learner, tmp_path, LORAS.get(family, LORA))
     assert max(one.gaps) <= 1e-4  # also after each swap: a version that was not loaded is far off
     assert one.moved > 0.01
     assert one.base_stayed
     assert one.tool_calls == 2
     assert {"o_proj"} <= set(one.targets)
     assert (one.forest is not None) == (family in PADDED)
-    check_row(row(family, one), on_vllm=False)
+    batched = sampler.host.scheduler._runner.cache is not None
+    check_row(row(family, one, batched=batched), on_vllm=False)
+
+
+@in_soak
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in LORAS])
+def test_a_server_of_the_family_passes_the_canary_s_checks(family: str, tmp_path: Path) -> None:
+    """All but the rise of the reward, which random weights with frozen experts may lack."""
+    model = save_family(family, tmp_path / "model")
+    server = ForkedServer(tmp_path / "data", model=model).start()
+    try:
+        report = run_canary(server.base_url, steps=4)
+    finally:
+        server.stop()
+    assert {one.name for one in report.checks if not one.passed} <= {"learns"}, report
+    assert len(report.checks) == 8
 
 
 def test_the_page_names_every_family() -> None:
