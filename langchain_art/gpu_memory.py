@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 #: Bytes that a layer keeps of a token for each unit of its hidden size, its MLP, its queries and
 #: its keys.
-KEPT = {"float32": (16, 16, 12, 12), **dict.fromkeys(("bfloat16", "float16"), (12, 8, 8, 7))}
+KEPT = {"float32": (16, 16, 12, 12), **dict.fromkeys(("bfloat16", "float16"), (8, 8, 6, 6))}
 #: Linear layers of a block, each with one LoRA product of `rank` numbers.
 LINEARS = 7
 #: A LoRA parameter, its gradient and Adam's two moments, in float32; on a base in 16 bits also the

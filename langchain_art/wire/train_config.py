@@ -65,7 +65,7 @@ class _Optimizer(Group):
     max_grad_norm: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
     optimizer_steps: int = Field(default=1, ge=1, le=16)
     """Optimizer steps on the same batch."""
-    tokens_per_microbatch: int = Field(default=16384, ge=64, le=MAX_COUNT)
+    tokens_per_microbatch: int = Field(default=65536, ge=64, le=MAX_COUNT)
     """Padded tokens that go through the model at once; bounds memory, changes no result."""
     mask_truncated: bool = False
     """Exclude replies that `max_tokens` cut off, and runs that a limit cut off; their rewards stay
@@ -217,7 +217,7 @@ class PreferenceConfig(Group):
     """Closeness of the policy to the base model: the larger, the closer."""
     schedule: LRSchedule = LRSchedule()
     max_grad_norm: float = Field(default=1.0, gt=0, le=MAX_FACTOR)
-    tokens_per_microbatch: int = Field(default=16384, ge=64, le=MAX_COUNT)
+    tokens_per_microbatch: int = Field(default=65536, ge=64, le=MAX_COUNT)
     """Padded tokens that go through the model at once; bounds memory, changes no result."""
 
     @property

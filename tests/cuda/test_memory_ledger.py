@@ -171,7 +171,7 @@ async def test_nobody_takes_more_than_there_is_and_all_is_given_back(
 
     def free(_device: Any) -> float:
         each[:] = each or [card.free / TOKENS]
-        return card.free / each[0] * plain
+        return card.free / each[0] * core.packer.peak(plain)
 
     monkeypatch.setattr(client, "WAKE_PAUSE", 0.01)
     monkeypatch.setattr(packer.Packer, "_device", torch.device("cuda"))

@@ -81,13 +81,13 @@ def test_rows_that_need_checkpointing_are_packed_by_its_cost(
     """Not by the cost of activations that are never kept, which made parts of them."""
     rows = agent_rows()
     plain = core.packer._measured()
-    free = 120 * plain / packer.MEMORY_SHARE  # not one of the rows fits as it is
+    free = 120 * core.packer.peak(plain) / packer.MEMORY_SHARE  # not one of the rows fits as it is
     monkeypatch.setattr(packer, "free_bytes", lambda _device: free)
     # Kept with checkpointing: one layer as it is, and of each layer its input, keys and values.
     shape = SHAPE["hidden_size"] + 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
     each = plain / LAYERS + LAYERS * shape * 4
-    fits = int(packer.MEMORY_SHARE * free / each)
-    assert fits > 3 * 120
+    fits = int(packer.MEMORY_SHARE * free / core.packer.peak(each))
+    assert fits > 2.5 * 120
     best = core.packer.pack(rows, CountedTokens.of(rows), fits)
     got = core.batch(rows, TrainConfig()).packing
     assert core.packer.checkpoints
@@ -98,7 +98,9 @@ def test_short_rows_are_made_into_small_parts_and_computed_once(
     core: LearnerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = core.packer._measured()
-    monkeypatch.setattr(packer, "free_bytes", lambda _device: 120 * plain / packer.MEMORY_SHARE)
+    monkeypatch.setattr(
+        packer, "free_bytes", lambda _device: 120 * core.packer.peak(plain) / packer.MEMORY_SHARE
+    )
     batch = core.batch(make_rows(40), TrainConfig())
     assert batch.packing.alive <= 120 < batch.packing.tokens
     assert not core.packer.checkpoints
@@ -113,7 +115,9 @@ def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
 ) -> None:
     plain = core.packer._measured()
     core.packer.costs = PartCosts(launches, 0.0, 1.0)
-    monkeypatch.setattr(packer, "free_bytes", lambda _device: 120 * plain / packer.MEMORY_SHARE)
+    monkeypatch.setattr(
+        packer, "free_bytes", lambda _device: 120 * core.packer.peak(plain) / packer.MEMORY_SHARE
+    )
     packing = core.batch(make_rows(40), TrainConfig()).packing
     assert core.packer.checkpoints == (way is Way.CHECKPOINT)
     assert core.packer.recompute.on == (way is Way.AGAIN)
@@ -175,7 +179,9 @@ def test_a_step_that_runs_out_of_memory_is_made_again_with_smaller_parts(
 ) -> None:
     rows, start = make_rows(60), shake(fresh(core, tmp_path))
     plain, said = core.packer._measured(), list[str]()
-    monkeypatch.setattr(packer, "free_bytes", lambda _device: 400 * plain / packer.MEMORY_SHARE)
+    monkeypatch.setattr(
+        packer, "free_bytes", lambda _device: 400 * core.packer.peak(plain) / packer.MEMORY_SHARE
+    )
     short = ShortOfMemory(monkeypatch, 150, after=1)  # the first update of two passes
     config = TrainConfig(learning_rate=1e-2, optimizer_steps=2, **LENIENT)
     request = LearnerStep(start, folder(tmp_path, "out"), 1, rows, config)
@@ -230,7 +236,9 @@ def test_a_step_whose_process_died_begins_again_with_half_of_the_memory(
     """As the ranks of a sharded base do when one of them runs out of memory."""
     rows, start = make_rows(60), shake(fresh(core, tmp_path))
     plain = core.packer._measured()
-    monkeypatch.setattr(packer, "free_bytes", lambda _device: 320 * plain / packer.MEMORY_SHARE)
+    monkeypatch.setattr(
+        packer, "free_bytes", lambda _device: 320 * core.packer.peak(plain) / packer.MEMORY_SHARE
+    )
     alive: list[int] = []
     for attempt in (1, 2, 3, 1):
         out = folder(tmp_path, f"out{len(alive)}")

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.errors import InvalidRequest
+from langchain_art.wire.choices import MAX_COUNT
 from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, PartCosts
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
@@ -48,8 +49,15 @@ from langchain_art_server.backends.peft.recompute import Recompute
 log = logging.getLogger(__name__)
 #: Most tokens alive at once on a CPU: with more, less stays in its caches and a step is slower.
 CPU_TOKENS = 3072
-#: Share of the free memory that activations may take; the rest is for the backward pass's work.
-MEMORY_SHARE = 0.6
+#: The same on Apple's GPUs, of whose memory it is not known what is free.
+MPS_TOKENS = 16384
+#: Share of the free memory that a backward pass may take; the rest is for logits and for gaps.
+MEMORY_SHARE = 0.9
+#: Layers whose activations are as large as what a backward pass takes of a GPU beside what it
+#: keeps; an H200's peaks were 2.5 to 3.5 above (docs/gpu.md).
+WORK = 3
+#: Most bytes that a CPU's heap is expected to hold for each one that is kept.
+HEAP = 1.5
 #: By kind of device (`PartCosts`): seconds of launches and beside, a layer and part, and operations
 #: a second. Fitted to an H200's times of Qwen3-8B (docs/gpu.md). Without an entry, parts are free.
 COSTS = {"cuda": (4.3e-3, 3.0e-3, 386e12)}
@@ -62,7 +70,7 @@ class Way(Enum):
     """
 
     PLAIN = (1.0, 1.0)
-    AGAIN = (1.15, 1.07)  # an estimate: of the kernels and of the elementwise traffic of a step
+    AGAIN = (1.1, 1.03)  # an estimate: of the kernels and of the elementwise traffic of a step
     CHECKPOINT = (1.5, 1.45)
 
 
@@ -127,13 +135,14 @@ class Packer:
         """
         plain, on_cpu = self._measured(), self._device.type == "cpu"
         memory = min(self.share * MEMORY_SHARE * free_bytes(self._device), self._most_bytes)
-        fits = int(memory / plain)
+        sizes = [self.peak(plain)]
+        fits = int(min(memory / sizes[0], MAX_COUNT))
         packing = self.pack(rows, counted, budget if on_cpu else min(budget, max(fits, 1)))
-        each, way = plain, Way.CHECKPOINT if packing.alive > fits else Way.PLAIN
+        each, way = sizes[0], Way.CHECKPOINT if packing.alive > fits else Way.PLAIN
         if on_cpu:
-            each = self._checkpointed(plain) if way is Way.CHECKPOINT else plain
+            each = self.peak(self._checkpointed(plain)) if way is Way.CHECKPOINT else each
         elif self._most(float(len(packing.parts) > 1 or way is not Way.PLAIN)):
-            sizes = [plain, self._measured(Way.AGAIN), self._checkpointed(plain)]
+            sizes += map(self.peak, (self._measured(Way.AGAIN), self._checkpointed(plain)))
             most = [min(budget, max(int(memory / size), 1)) for size in sizes[1:]]
             found = [packing, *(self.pack(rows, counted, tokens) for tokens in most)]
             costs = [
@@ -156,6 +165,13 @@ class Packer:
         self.alive, self._kept_bytes = packing.alive, packing.alive * each
         return packing
 
+    def peak(self, kept: float) -> float:
+        """Bytes that a backward pass takes of a token of which it keeps so many."""
+        if self._device.type == "cpu":
+            return HEAP * kept
+        layers = self._scorer.base.config.get_text_config().num_hidden_layers
+        return kept + WORK * self._measured() / layers
+
     def take_less(self) -> None:
         """Let activations take half of the last packing's memory, from now on: it ran out."""
         self._most_bytes = self._kept_bytes / 2
@@ -165,7 +181,8 @@ class Packer:
         return self._scorer.base.device
 
     def _limit(self, budget: int) -> int:
-        return min(budget, CPU_TOKENS) if self._device.type == "cpu" else budget
+        most = {"cpu": CPU_TOKENS, "mps": MPS_TOKENS}
+        return min(budget, most.get(self._device.type, budget))
 
     def _padded_groups(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         return microbatches([len(row.token_ids) for row in rows], budget)

@@ -2,32 +2,40 @@
 
 Norms compute in float32 and keep their input in it; a gated MLP keeps four tensors of its inner
 width, of which two are products of the others. Both are a small part of a step's time and most of
-its memory. Here a norm keeps its input as it came, and an MLP that of the norm before it and the
-outputs of its first two projections; the rest is computed again by the same functions from the same
-numbers. Matrix products are kept: unlike gradient checkpointing, no layer runs twice.
+its memory. Here a norm keeps its input as it came, attention and an MLP that of the norm before
+them, and an MLP the outputs of its first two projections; the rest is computed again, once, by the
+same functions from the same numbers. Matrix products are kept: unlike gradient checkpointing, no
+layer runs twice.
+
+In 16 bits a norm of Llama's kind (Qwen's, Mistral's) keeps its input as it came in any case, and is
+torch's, a kernel of its own on a GPU: the same numbers, rounded where transformers rounds them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 #: The gated MLP of transformers: with it, `_mlp` is the same function.
 GATED = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
 
-#: Attribute of a norm's output: the function that makes it again.
+#: Attribute of a norm's output: what makes it again.
 AGAIN = "_langchain_art_again"
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class Recompute:
-    """Makes a model's norms and MLPs compute again what they do not keep, while `on`."""
+    """Makes norms, attention and MLPs compute again what they do not keep, while `on`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.on = False
@@ -35,48 +43,109 @@ class Recompute:
             if "forward" in vars(module):
                 continue  # somebody else's
             if type(module).__name__.endswith("RMSNorm"):
-                module.forward = partial(self._norm, module)
+                function = _rms_norm if _is_like(module, LlamaRMSNorm) else type(module).forward
+                module.forward = partial(self._norm, module, partial(function, module))
             elif _is_gated(module):
                 module.forward = partial(self._mlp, module)
+            elif all(hasattr(module, name) for name in PROJECTIONS):
+                module.forward = partial(self._attention, module)
 
-    def _norm(self, norm: Any, x: Tensor, *more: Any) -> Tensor:
-        forward = partial(type(norm).forward, norm)
-        if more or not self._keeps(x):
+    def _norm(self, norm: Any, function: Any, x: Tensor, *more: Any) -> Tensor:
+        half = function.func is _rms_norm and x.dtype in (torch.bfloat16, torch.float16)
+        forward = function if half else partial(type(norm).forward, norm)
+        if more or not (self._keeps(x) or (half and not x.is_cuda and _has_gradient(x))):
             return forward(x, *more)
-        made = _Again.apply(forward, x)
-        setattr(made, AGAIN, partial(forward, x.detach()))
-        return made
+        made = _Made(forward, x)
+        output = _Again.apply(made, x)
+        if self.on:
+            setattr(output, AGAIN, made)
+        return output
+
+    def _attention(self, attention: Any, *args: Any, **options: Any) -> Any:
+        x = options["hidden_states"] if "hidden_states" in options else args[0]
+        with contextlib.ExitStack() as stack:
+            if made := getattr(x, AGAIN, None):
+                for name in PROJECTIONS:
+                    stack.enter_context(_within(getattr(attention, name), _instead(x, made)))
+            return type(attention).forward(attention, *args, **options)
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
         if not self._keeps(x):
             return type(mlp).forward(mlp, x)
-        again = getattr(x, AGAIN, None)
-        with _instead(x, again) if again else contextlib.nullcontext():
+        with _instead(x, getattr(x, AGAIN, None)):
             gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-        gated = partial(_gated, mlp.act_fn)
-        inner = _Again.apply(gated, gate, up)
-        with _instead(inner, partial(gated, gate.detach(), up.detach())):
+        made = _Made(partial(_gated, mlp.act_fn), gate, up)
+        inner = _Again.apply(made, gate, up)
+        with _instead(inner, made):
             return mlp.down_proj(inner)
 
     def _keeps(self, x: Tensor) -> bool:
         """True if a plain call would keep something for the backward pass."""
-        return self.on and torch.is_grad_enabled() and x.requires_grad
+        return self.on and _has_gradient(x)
 
 
-def _instead(tensor: Tensor, again: Callable[[], Tensor]) -> saved_tensors_hooks:
-    """Keep the function that makes a tensor again, wherever that tensor would be kept."""
+class _Made:
+    """The output of a function, computed again once for all that need it in the backward pass."""
+
+    def __init__(self, function: Callable[..., Tensor], *inputs: Tensor) -> None:
+        self.function, self._inputs = function, [one.detach() for one in inputs]
+        self._again: tuple[list[Tensor], Tensor] | None = None
+
+    def again(self) -> tuple[list[Tensor], Tensor]:
+        """Inputs and output of one more call, with its graph."""
+        if self._again is None:
+            inputs = [one.detach().requires_grad_() for one in self._inputs]
+            with torch.enable_grad():
+                self._again = inputs, self.function(*inputs)
+        return self._again
+
+    def gradients(self, grads: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Gradients of the inputs: the last use."""
+        inputs, output = self.again()
+        self._again = None
+        return torch.autograd.grad(output, inputs, grads)
+
+
+def _instead(tensor: Tensor, made: _Made | None) -> contextlib.AbstractContextManager[Any]:
+    """Keep what makes a tensor again, if anything does, wherever that tensor would be kept."""
+    if made is None:
+        return contextlib.nullcontext()
     place, size = tensor.data_ptr(), tensor.numel()
 
     def pack(kept: Tensor) -> Any:
         return kept.shape if kept.data_ptr() == place and kept.numel() == size else kept
 
     def unpack(kept: Any) -> Tensor:
-        if isinstance(kept, Tensor):
-            return kept
-        with torch.no_grad():
-            return again().view(kept)
+        return kept if isinstance(kept, Tensor) else made.again()[1].detach().view(kept)
 
     return saved_tensors_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def _within(module: nn.Module, context: contextlib.AbstractContextManager[Any]) -> Generator[None]:
+    """Call a module inside of a context, and nothing else."""
+
+    def enter(*_: Any) -> None:
+        context.__enter__()
+
+    def leave(*_: Any) -> None:
+        context.__exit__(None, None, None)
+
+    before = module.register_forward_pre_hook(enter)
+    after = module.register_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def _has_gradient(x: Tensor) -> bool:
+    return torch.is_grad_enabled() and x.requires_grad
+
+
+def _rms_norm(norm: Any, x: Tensor) -> Tensor:
+    return norm.weight * functional.rms_norm(x, x.shape[-1:], None, norm.variance_epsilon)
 
 
 def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
@@ -84,27 +153,34 @@ def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _is_gated(module: nn.Module) -> bool:
+    return GATED in _body(type(module))
+
+
+def _is_like(module: nn.Module, known: type[nn.Module]) -> bool:
+    """True if a module's forward pass is a known one's, but for names of types."""
+    return _body(type(module)) == _body(known)
+
+
+def _body(kind: type[nn.Module]) -> str:
+    """Source of a forward pass, without its first line; empty if it has none."""
     try:
-        return GATED in inspect.getsource(type(module).forward)
+        return inspect.getsource(kind.forward).partition("\n")[2]
     except (OSError, TypeError):
-        return False  # it has no source
+        return ""
 
 
 class _Again(torch.autograd.Function):
-    """A function of tensors that keeps its inputs alone, and runs once more for its gradient."""
+    """What was made, which keeps its inputs alone, and is made once more for its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        ctx.function = function
+    def forward(ctx: Any, made: _Made, *inputs: Tensor) -> Tensor:
+        ctx.made = made
         ctx.save_for_backward(*inputs)
-        return function(*inputs)
+        return made.function(*inputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's doing
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        inputs = [one.detach().requires_grad_() for one in ctx.saved_tensors]
-        with torch.enable_grad():
-            output = ctx.function(*inputs)
-        return (None, *torch.autograd.grad(output, inputs, grads))
+        return (None, *ctx.made.gradients(grads))

@@ -36,7 +36,7 @@ OPTIMIZER = {
     "schedule": {"warmup_steps": 0, "decay_steps": None, "final_fraction": 0.1},
     "max_grad_norm": 1.0,
     "optimizer_steps": 1,
-    "tokens_per_microbatch": 16384,
+    "tokens_per_microbatch": 65536,
     "mask_truncated": False,
 }
 TRUNCATED = {"kind": "truncated", "high": 2.0}
