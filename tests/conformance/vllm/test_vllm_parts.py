@@ -22,6 +22,7 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
 from langchain_art_server.backends.models.loading import load_model, load_outline
+from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm import adapter_copies, process_guard
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies
 from langchain_art_server.backends.vllm.client import events
@@ -174,6 +175,24 @@ def test_an_adapter_is_copied_and_its_copy_removed(
     assert oct(copies.folder.stat().st_mode)[-3:] == "700"
     copies.remove(first)
     assert not first.folder.exists() and second.folder.exists()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_copy_holds_what_the_learner_computes_with(
+    dtype: str, model: Path, tmp_path: Path
+) -> None:
+    """On a base in 16 bits the learner's LoRA is the rounded masters (`LoraWeights`)."""
+    path = save_adapter(tmp_path / "a", model, 1)
+    core = LearnerCore(str(model), dtype=dtype)
+    core._hold(path)
+    told = {name.replace(".default", ""): p for name, p in core._scorer.model.named_parameters()}
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    copies = AdapterCopies(outline.model, 4, dtype)
+    copied = load_file(copies.add("a@1", path).folder / "adapter_model.safetensors")
+    shutil.rmtree(copies.folder)
+    assert copied.keys() == core.parameters.keys()
+    assert all(torch.equal(part, told[name]) for name, part in copied.items())
+    assert {part.dtype for part in copied.values()} == {getattr(torch, dtype)}
 
 
 def test_the_rank_is_one_of_vllms_and_the_head_is_left_out(copies: AdapterCopies) -> None:

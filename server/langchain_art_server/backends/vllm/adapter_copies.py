@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.models.adapter_files import (
@@ -97,9 +98,9 @@ class AdapterCopies:
             raise ConfigError(f"{path} holds numbers that are not finite in {self._dtype}.")
         folder = Path(tempfile.mkdtemp(prefix="adapter-", dir=self.folder))
         try:
-            for file in (CONFIG_FILE, WEIGHTS_FILE):
-                shutil.copyfile(path / file, folder / file)
-        except OSError as error:
+            shutil.copyfile(path / CONFIG_FILE, folder / CONFIG_FILE)
+            self._copy_weights(path / WEIGHTS_FILE, folder / WEIGHTS_FILE)
+        except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} can not be copied to {folder}: {error}") from error
         return CopiedAdapter(
             name=name,
@@ -108,6 +109,16 @@ class AdapterCopies:
             folder=folder,
             has_effect=any(bool(up.any()) for _, up in pairs.values()),
         )
+
+    def _copy_weights(self, path: Path, to: Path) -> None:
+        """Copy them; in 16 bits, as vLLM will round them: half as much is written and read."""
+        if self._dtype == "float32":
+            shutil.copyfile(path, to)
+            return
+        rounded = {
+            name: part.to(getattr(torch, self._dtype)) for name, part in load_file(path).items()
+        }
+        save_file(rounded, to, metadata={"format": "pt"})
 
     def zero_adapter(self) -> Path:
         """The folder of an adapter that changes nothing: zeros, of rank 1, on one layer."""
