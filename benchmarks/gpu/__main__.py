@@ -1,8 +1,9 @@
 """All figures of a GPU in one report: ``python -m benchmarks.gpu [--model NAME] [--small]``.
 
-The parts are processes, one after the other: a part that fails leaves the others' figures, and the
-report says why. Writes ``out/bench/gpu/report-NAME.md``, to be pasted into an issue, and beside it
-each part's JSON and output.
+The parts are processes, one after the other, which write each figure as it comes: a part that fails
+or is killed leaves what it had and the others' figures, and the report says why. Writes
+``out/bench/gpu/report-NAME.md`` after each part, to be pasted into an issue, and beside it each
+part's JSON and output.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -22,9 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.gpu.learner import OUT
 from benchmarks.gpu.report import markdown
 from benchmarks.gpu.shapes import SHAPES
-from tests.support.environments import vllm_python
+from tests.support.environments import environment, vllm_python
+from tests.support.live_server import REPO
 
-PARTS = ("exactness", "server", "sampler", "learner", "trainers")
+PARTS = (
+    *("exactness", "learner", "profile", "variants"),
+    *("endtoend", "sampler", "server", "trainers"),
+)
 #: What makes the learner's part short on a CPU.
 SHORT = ["--rounds", "1", "--workloads", "shared_prompt", "--most", "128"]
 #: Characters of a failed part's output in the report.
@@ -33,10 +39,13 @@ console = Console()
 
 
 def sampler_python(chosen: Path | None, *, small: bool) -> Path:
-    """A Python with vLLM: the chosen one, this one, or on a CPU one that is made for it."""
+    """A Python with vLLM: the chosen one, this one, or one that is made for it."""
     if chosen is not None or importlib.util.find_spec("vllm") is not None:
         return chosen or Path(sys.executable)
-    return vllm_python() if small else Path(sys.executable)
+    if small:
+        return vllm_python()
+    locked = (REPO / "requirements/gpu.txt").read_text()
+    return environment("vllm-gpu", re.findall(r"^(vllm==\S+)", locked, re.MULTILINE))
 
 
 def model_of(part: str, given: argparse.Namespace) -> str:
@@ -51,7 +60,7 @@ def options_of(part: str, given: argparse.Namespace) -> list[str]:
     options = ["--small"] if given.small else []
     if not given.small and part != "exactness":
         options = ["--model", model]
-    if part == "sampler" or (part == "server" and not given.small):
+    if part == "sampler" or (part in ("server", "endtoend") and not given.small):
         python = sampler_python(given.vllm_python, small=given.small)
         options += ["--python", str(python)]
     if part == "learner" and given.small:
@@ -93,6 +102,8 @@ def main() -> None:
     out: Path = given.out
     out.mkdir(parents=True, exist_ok=True)
     found, failed = {}, dict[str, str]()
+    command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
+    report = out / f"report-{name}.md"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bar = progress.add_task("", total=len(given.parts))
@@ -103,12 +114,10 @@ def main() -> None:
             if why := take_part(part, given):
                 failed[part] = why
                 progress.print(f"{part} {why}", markup=False, soft_wrap=True)
-            else:
+            if path.exists():
                 found[part] = json.loads(path.read_text())
+            report.write_text(markdown(command, found, failed))
             progress.advance(bar)
-    command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
-    report = out / f"report-{name}.md"
-    report.write_text(markdown(command, found, failed))
     console.print(report.read_text(), markup=False, soft_wrap=True)
     console.print(f"The report is in {report}.")
     sys.exit(1 if failed else 0)

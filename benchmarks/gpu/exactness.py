@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.learner import EQUAL, OUT, conditions, core_of, methods, settle
+from benchmarks.gpu.learner import EQUAL, OUT, conditions, core_of, keep, methods, settle
 from benchmarks.learning.methods import Gradient, Method, as_it_is, distance
 from benchmarks.learning.workloads import VOCAB, Workload, few_tokens, short_tool_agent
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -122,7 +121,12 @@ def main() -> None:
     if device.type == "cpu" and not given.small:
         asked.error("it needs a GPU to compare with the CPU; --small proves the script on a CPU")
     workload = few_tokens() if given.small else short_tool_agent()
-    found = {case: measure(case, device, workload) for case in cases[: 2 if given.small else None]}
+    found: dict[str, Any] = {}
+    path = given.out / "exactness-small.json"
+    about = conditions("exactness", "small", device) | {"dtype": "float32 and bfloat16"}
+    for case in cases[: 2 if given.small else None]:
+        found[case] = measure(case, device, workload)
+        keep(path, about | {"cases": found})
     table = Table("model", "layout", "float32", "bfloat16", "bfloat16, rows end to end", "")
     for case, seen in found.items():
         numbers = [
@@ -132,10 +136,6 @@ def main() -> None:
         layout = "forest" if seen["forest"] else "padded"
         table.add_row(case, layout, *numbers, "" if seen["passed"] else "FAILED")
     console.print(table)
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / "exactness-small.json"
-    about = conditions("exactness", "small", device) | {"dtype": "float32 and bfloat16"}
-    path.write_text(json.dumps(about | {"cases": found}, indent=2) + "\n")
     console.print(path)
     sys.exit(0 if all(seen["passed"] for seen in found.values()) else 1)
 

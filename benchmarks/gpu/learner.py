@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -197,12 +197,17 @@ def group_of(context: int, vocab: int) -> list[Row]:
     ]
 
 
-def longest(core: LearnerCore, method: Method, most: int) -> dict[str, Any]:
-    """The longest context whose group of 8 goes through: doubled from 1,024, then by eighths."""
+def longest(
+    core: LearnerCore, method: Method, most: int, note: Callable[[dict[str, Any]], None]
+) -> None:
+    """The longest context whose group of 8 goes through: doubled from 1,024, then by eighths.
+
+    Noted after each try.
+    """
     vocab, good, bad = core.base.config.get_text_config().vocab_size, 0, most + 1
     tried: list[dict[str, Any]] = []
     context = min(1024, most)
-    while context > good:
+    while True:
         settle(core.device)
         try:
             seconds, _ = take(core, method, group_of(context, vocab))
@@ -222,9 +227,11 @@ def longest(core: LearnerCore, method: Method, most: int) -> dict[str, Any]:
         for parameter in core.parameters.values():
             parameter.grad = None
         context = min(2 * good, most) if bad > most else good + (bad - good) // 2
-        if bad <= most and bad - good <= max(1024, good // 8):
+        done = context <= good or (bad <= most and bad - good <= max(1024, good // 8))
+        limit = ("memory" if bad <= most else "--most") if done else "the end of this part"
+        note({"longest": good, "limited_by": limit, "tried": tried})
+        if done:
             break
-    return {"longest": good, "limited_by": "memory" if bad <= most else "--most", "tried": tried}
 
 
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
@@ -268,36 +275,60 @@ def conditions(script: str, name: str, device: torch.device) -> dict[str, Any]:
     }
 
 
-def run(
-    name: str, device: torch.device, wanted: Sequence[str], rounds: int, most: int
-) -> dict[str, Any]:
-    """All figures of one shape."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+def keep(path: Path, found: Mapping[str, Any]) -> None:
+    """Write figures so that the file is whole at any moment: a part may be killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".part")
+    scratch.write_text(json.dumps(found, indent=2) + "\n")
+    scratch.replace(path)
+
+
+def peak_of(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """Operations per second that the device can do at most, and where that is from."""
     about = hardware(device)
-    known = [peak for key, peak in PEAKS.items() if key in about.get("name", "")]
-    peak = known[0] if known else matmul_peak(device, dtype)
+    for key, peak in PEAKS.items():
+        if key in about.get("name", ""):
+            return peak, "data sheet"
+    return matmul_peak(device, dtype), "largest of five products of matrices here"
+
+
+def run(
+    name: str, device: torch.device, wanted: Sequence[str], rounds: int, most: int, path: Path
+) -> None:
+    """All figures of one shape, each kept at once."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    peak, source = peak_of(device, dtype)
     core = make_core(name, device, dtype)
     if core.packer.padded_because is not None:
         console.print(
             f"[bold red]No forest: {core.packer.padded_because}. Both ways are padded rows.[/]"
         )
-    workloads: dict[str, Any] = {}
-    for workload in (make() for make in WORKLOADS if make.__name__ in wanted):
-        workloads[workload.name] = measure(core, workload, rounds, peak)
-        show(workload.name, workloads[workload.name])
-    contexts = {method.name: longest(core, method, most) for method in methods()}
-    for method, found in contexts.items():
-        limit = f"limited by {found['limited_by']}"
-        console.print(f"longest context at group {GROUP}, {method}: {found['longest']:,} ({limit})")
-    return conditions("learner", name, device) | {
+    workloads, contexts = dict[str, Any](), dict[str, Any]()
+    found = conditions("learner", name, device) | {
         "parameters": core.info["parameters"],
         "padded_because": core.packer.padded_because,
         "peak_flops": peak,
-        "peak_from": "data sheet" if known else "largest of five products of matrices here",
+        "peak_from": source,
         "rounds": rounds,
         "workloads": workloads,
         "longest_context_group_8": contexts,
     }
+    for workload in (make() for make in WORKLOADS if make.__name__ in wanted):
+        workloads[workload.name] = measure(core, workload, rounds, peak)
+        keep(path, found)
+        show(workload.name, workloads[workload.name])
+    for method in methods():
+
+        def note(seen: dict[str, Any], way: str = method.name) -> None:
+            contexts[way] = seen
+            keep(path, found)
+
+        longest(core, method, most, note)
+        seen = contexts[method.name]
+        limit = f"limited by {seen['limited_by']}"
+        console.print(
+            f"longest context at group {GROUP}, {method.name}: {seen['longest']:,} ({limit})"
+        )
 
 
 def show(name: str, found: dict[str, Any]) -> None:
@@ -333,10 +364,8 @@ def main() -> None:
     device, name = torch.device(given.device), "small" if given.small else given.model
     if device.type == "cpu" and not given.small:
         asked.error(f"{name} needs a GPU; --small proves the script on a CPU")
-    found = run(name, device, given.workloads, given.rounds, given.most)
-    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"learner-{name}.json"
-    path.write_text(json.dumps(found, indent=2) + "\n")
+    run(name, device, given.workloads, given.rounds, given.most, path)
     console.print(path)
 
 

@@ -23,6 +23,9 @@ def markdown(command: str, found: Mapping[str, Found], failed: Mapping[str, str]
         "server": _server,
         "sampler": _sampler,
         "learner": _learner,
+        "profile": _profile,
+        "variants": _variants,
+        "endtoend": _endtoend,
         "trainers": _trainers,
     }
     for part, section in sections.items():
@@ -91,22 +94,25 @@ def _server(found: Found) -> list[str]:
 
 def _sampler(found: Found) -> list[str]:
     load, seen = found["load"], found["figures"]
-    rows = [
-        ("start", f"{seen['start_seconds']:.1f} s"),
-        ("base, sampled", f"{seen['base_tokens_per_second']:,.0f} tokens/s"),
-        ("adapter, sampled", f"{seen['adapter_tokens_per_second']:,.0f} tokens/s"),
-        ("hot swap, no other calls", f"{seen['swap_seconds']:.3f} s"),
-        ("hot swap under load", f"{seen['swap_seconds_under_load']:.3f} s"),
-        *(
-            (
-                f"logprobs, sampler to learner, {kind}",
-                f"mean {seen[key]['mean']:.2e}, worst {seen[key]['max']:.2e} nats",
-            )
-            for kind, key in (("base", "gap_base"), ("adapter", "gap_adapter"))
-        ),
-        ("sleep", f"{seen['sleep_seconds']:.1f} s, frees {_gigabytes(seen['sleep_frees_bytes'])}"),
-        ("wake", f"{seen['wake_seconds']:.1f} s"),
-        ("replies as before the sleep", f"{seen['same_after_sleep']:.0%}"),
+    shown = {
+        "start_seconds": ("start", "{:.1f} s"),
+        "base_tokens_per_second": ("base, sampled", "{:,.0f} tokens/s"),
+        "adapter_tokens_per_second": ("adapter, sampled", "{:,.0f} tokens/s"),
+        "swap_seconds": ("hot swap, no other calls", "{:.3f} s"),
+        "swap_seconds_under_load": ("hot swap under load", "{:.3f} s"),
+        "sleep_seconds": ("sleep", "{:.1f} s"),
+        "sleep_frees_bytes": ("memory that sleep frees", "{:,.0f} bytes"),
+        "wake_seconds": ("wake", "{:.1f} s"),
+        "same_after_sleep": ("replies as before the sleep", "{:.0%}"),
+    }
+    rows = [(what, form.format(seen[name])) for name, (what, form) in shown.items() if name in seen]
+    rows += [
+        (
+            f"logprobs, sampler to learner, {kind}",
+            f"mean {seen[key]['mean']:.2e}, worst {seen[key]['max']:.2e} nats",
+        )
+        for kind, key in (("base", "gap_base"), ("adapter", "gap_adapter"))
+        if key in seen
     ]
     title = f"## Sampler: vLLM, {load['calls']} calls at once, replies of {load['tokens']} tokens"
     return [title, "", *_table(("what", "figure"), rows), ""]
@@ -138,6 +144,46 @@ def _learner(found: Found) -> list[str]:
         for way, seen in found["longest_context_group_8"].items()
     ]
     return [*lines, *_table(("way", "longest context, group of 8", "limit"), contexts), ""]
+
+
+def _profile(found: Found) -> list[str]:
+    lines: list[str] = []
+    for workload, seen in found["workloads"].items():
+        rows = [
+            (name, f"{one['seconds']:.4f}", f"{one['share']:.1%}", f"{one['launches']:,}")
+            for name, one in seen["classes"].items()
+        ]
+        head = ("kernels", "s", "share", "launches")
+        lines += [f"## Kernels of a step: {workload}", "", *_table(head, rows), ""]
+    return lines
+
+
+def _variants(found: Found) -> list[str]:
+    rows = [
+        (
+            name,
+            f"{one['seconds']:.3f}",
+            _gigabytes(one["peak_bytes"]),
+            f"{one['gradient_distance']:.1e}",
+        )
+        for name, one in found["variants"].items()
+    ]
+    head = ("the learner with", "s", "peak", "gradient's distance from the first")
+    return ["## The learner's ways", "", *_table(head, rows), ""]
+
+
+def _endtoend(found: Found) -> list[str]:
+    about = f"{found['scenarios']} by {found['runs']} runs of {found['turns']} turns"
+    rows = [
+        (
+            str(number),
+            *(f"{seconds:.2f}" for seconds in one["seconds"].values()),
+            f"{one['tokens'].get('completion', 0):,}",
+        )
+        for number, one in enumerate(found["steps"], 1)
+    ]
+    head = ("step", "rollouts", "gradient", "max_kl", "save", "swap", "all, s", "tokens sampled")
+    return [f"## A fit: {found['place']}, {about}", "", *_table(head, rows), ""]
 
 
 def _trainers(found: Found) -> list[str]:

@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from benchmarks.gpu.learner import OUT, conditions, settle
+from benchmarks.gpu.learner import OUT, conditions, keep, settle
 from benchmarks.gpu.shapes import SHAPES, random_model
 from benchmarks.learning.methods import LORA
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -41,9 +42,10 @@ from langchain_art_server.backends.models.adapter_files import CONFIG_FILE, WEIG
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
-from tests.support.families import row_of
-from tests.support.tiny_models import tokenizer
+from tests.support.tiny_models import row_of, tokenizer
 
+#: Replies that the learner scores.
+SCORED = 32
 console = Console()
 
 
@@ -142,15 +144,21 @@ def gap(core: LearnerCore, adapter: Path | None, replies: list[ChatReply]) -> di
 
 
 async def measure(
-    settings: Settings, name: str, folder: Path, load: Load, device: torch.device
-) -> dict[str, Any]:
-    """All figures of one shape. `folder` holds the model, and gets the adapters."""
+    settings: Settings,
+    name: str,
+    folder: Path,
+    load: Load,
+    device: torch.device,
+    note: Callable[[Mapping[str, Any]], None],
+) -> None:
+    """All figures of one shape, noted as they come. `folder` holds the model, gets adapters."""
     sampler = VllmSampler(settings)
     numbers = range(1, load.swaps + 2)
     paths = [save_random_adapter(name, folder / f"v{n}", n) for n in numbers]
     begun = time.perf_counter()
     await sampler.start()
     found: dict[str, Any] = {"start_seconds": time.perf_counter() - begun}
+    note(found)
     try:
         await sampler.load_adapter("v@1", paths[0])
         await throughput(sampler, load, "v@1", 0)  # kernels are compiled, graphs captured
@@ -158,12 +166,14 @@ async def measure(
         tuned, adapted = await throughput(sampler, load, "v@1", 2000)
         found |= {"base_tokens_per_second": base, "adapter_tokens_per_second": tuned}
         found["adapter_over_base"] = tuned / base
+        note(found)
         alone = [await swap(sampler, load, f"a@{n}", path) for n, path in enumerate(paths[1:], 2)]
         busy = asyncio.create_task(throughput(sampler, load, "v@1", 3000))
         under = [await swap(sampler, load, f"b@{n}", path) for n, path in enumerate(paths[1:], 2)]
         await busy
         found["swap_seconds"] = statistics.median(alone)
         found["swap_seconds_under_load"] = statistics.median(under)
+        note(found)
         awake, begun = free_bytes(device), time.perf_counter()
         await sampler.sleep()
         found["sleep_seconds"] = time.perf_counter() - begun
@@ -177,10 +187,11 @@ async def measure(
         ) / len(adapted)
     finally:
         await sampler.close()
+    note(found)
     core = LearnerCore(settings.model, str(device), settings.dtype)
-    found["gap_base"] = gap(core, None, plain)
-    found["gap_adapter"] = gap(core, paths[0], adapted)
-    return found
+    found["gap_base"] = gap(core, None, plain[:SCORED])
+    found["gap_adapter"] = gap(core, paths[0], adapted[:SCORED])
+    note(found)
 
 
 def main() -> None:
@@ -193,7 +204,7 @@ def main() -> None:
     asked.add_argument("--calls", type=int, default=256, help="at once")
     asked.add_argument("--words", type=int, default=1024, help="of each prompt")
     asked.add_argument("--tokens", type=int, default=512, help="of each reply")
-    asked.add_argument("--gpu-memory", type=float, default=0.45, help="vLLM's share")
+    asked.add_argument("--gpu-memory", type=float, default=0.85, help="vLLM's share")
     asked.add_argument("--out", type=Path, default=OUT)
     given = asked.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -213,13 +224,14 @@ def main() -> None:
         told = {"model": str(folder / "model"), "data_dir": folder, "dtype": dtype}
         told |= {"sampler": vllm, "take_turns": True, "max_model_len": 8192}
         settings = Settings.model_validate(told)
-        figures = asyncio.run(measure(settings, name, folder, load, device))
-    found = conditions("sampler", name, device) | {"load": vars(load), "figures": figures}
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / f"sampler-{name}.json"
-    path.write_text(json.dumps(found, indent=2) + "\n")
-    console.print_json(data=figures)
-    console.print(path)
+        path = given.out / f"sampler-{name}.json"
+        about = conditions("sampler", name, device) | {"load": vars(load)}
+
+        def note(figures: Mapping[str, Any]) -> None:
+            keep(path, about | {"figures": figures})
+
+        asyncio.run(measure(settings, name, folder, load, device, note))
+    console.print(path.read_text(), path, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

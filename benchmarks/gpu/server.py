@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,7 @@ import httpx
 import torch
 from rich.console import Console
 
-from benchmarks.gpu.learner import OUT, conditions
+from benchmarks.gpu.learner import OUT, conditions, keep
 from benchmarks.gpu.sampler import save
 from benchmarks.gpu.shapes import SHAPES
 from langchain_art.client.local_server import LocalServer
@@ -155,7 +154,7 @@ def main() -> None:
             logs = given.out / f"server-{given.model}-{number}"
             found[place] = one = measure(place, model, folder, given.python, given.steps, logs)
             about = conditions("server", given.model, device)
-            path.write_text(json.dumps(about | {"places": found}, indent=2) + "\n")
+            keep(path, about | {"places": found})
             console.print(f"{place}: {one.get('seconds', 'failed')} s")
             for check in one.get("checks", []):
                 console.print(check, markup=False, soft_wrap=True)

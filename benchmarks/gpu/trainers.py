@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
-import json
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.gpu.learner import OUT, conditions, now, peak_bytes, perturb, settle
+from benchmarks.gpu.learner import OUT, conditions, keep, now, peak_bytes, perturb, settle
 from benchmarks.gpu.sampler import save
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.learning.children import Child, describe, trl_python
@@ -100,9 +99,9 @@ def their_step(
 
 
 def run(
-    name: str, device: torch.device, workload: Workload, rounds: int, batch: int
+    name: str, device: torch.device, workload: Workload, rounds: int, batch: int, path: Path
 ) -> dict[str, Any]:
-    """All figures of one shape."""
+    """All figures of one shape, each trainer's kept at once."""
     dtype = "float32" if device.type == "cpu" else "bfloat16"
     with tempfile.TemporaryDirectory(prefix="art-bench-") as temporary:
         folder = Path(temporary)
@@ -111,6 +110,13 @@ def run(
         gc.collect()
         settle(device)
         found: dict[str, Any] = {"ours": ours}
+        about = conditions("trainers", name, device) | {
+            "workload": workload.name,
+            "run_tokens": sum(len(row["token_ids"]) for row in told["rows"]),
+            "rows_at_once_of_others": batch,
+            "trainers": found,
+        }
+        keep(path, about)
         for other, peer in peers(device).items():
             try:
                 figures, theirs = their_step(peer, folder, told, batch, device, rounds)
@@ -122,12 +128,8 @@ def run(
                 figures = {"left_out": str(error).strip()[-1500:] or repr(error)}
                 console.print(f"{other} is left out: {figures['left_out']}", markup=False)
             found[other] = figures
-    return {
-        "workload": workload.name,
-        "run_tokens": sum(len(row["token_ids"]) for row in told["rows"]),
-        "rows_at_once_of_others": batch,
-        "trainers": found,
-    }
+            keep(path, about)
+    return found
 
 
 def main() -> None:
@@ -146,11 +148,8 @@ def main() -> None:
         asked.error(f"{name} needs a GPU; --small proves the script on a CPU")
     workload = few_tokens() if given.small else short_tool_agent()
     rounds, batch = (1, 1) if given.small else (given.rounds, given.batch)
-    found = conditions("trainers", name, device) | run(name, device, workload, rounds, batch)
-    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"trainers-{name}.json"
-    path.write_text(json.dumps(found, indent=2) + "\n")
-    console.print_json(data=found["trainers"])
+    console.print_json(data=run(name, device, workload, rounds, batch, path))
     console.print(path)
 
 

@@ -31,7 +31,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import REPO
-from tests.support.tiny_models import CLOCK, DELTA_HEADS, SMALL, WEATHER, ask, tokenizer
+from tests.support.tiny_models import CLOCK, DELTA_HEADS, SMALL, WEATHER, ask, row_of, tokenizer
 from tests.support.vllm_engine import command, gone, guard_of, shared_memory, vllm_of, vllm_table
 from tests.support.vllm_sampling import chat, pid_of
 
@@ -430,18 +430,6 @@ def _call_tools(sampler: Samples) -> int:
         ask(seed=3, tools=[WEATHER, CLOCK], tool_choice=named, max_tokens=200),
     )
     return sum(bool(reply.tool_calls) for reply in replies)
-
-
-def row_of(reply: ChatReply, advantage: float) -> Row:
-    """A reply for the learner."""
-    prompt, said = list(reply.prompt_token_ids), list(reply.token_ids)
-    zeros = [0.0] * len(prompt)
-    return Row(
-        prompt + said,
-        [0] * len(prompt) + [1] * len(said),
-        zeros + [min(0.0, value) for value in reply.logprobs],
-        zeros + [advantage] * len(said),
-    )
 
 
 def row(family: str, one: Outcome, *, batched: bool) -> str:

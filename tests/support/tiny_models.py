@@ -15,6 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.embedded.process import TransformersHost
 from langchain_art_server.backends.ipc.channel import EngineCall
@@ -299,4 +300,16 @@ def ask(
     options.setdefault("max_tokens", 12)
     return ChatRequest(
         id=f"call-{next(_ids)}", adapter=adapter, sampling=Sampling(**options), **request
+    )
+
+
+def row_of(reply: ChatReply, advantage: float) -> Row:
+    """A reply for the learner."""
+    prompt, said = list(reply.prompt_token_ids), list(reply.token_ids)
+    zeros = [0.0] * len(prompt)
+    return Row(
+        prompt + said,
+        [0] * len(prompt) + [1] * len(said),
+        zeros + [min(0.0, value) for value in reply.logprobs],
+        zeros + [advantage] * len(said),
     )

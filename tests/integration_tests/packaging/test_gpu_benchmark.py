@@ -5,10 +5,14 @@ What it measures here says nothing of a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.gpu.profile import by_class, class_of
 from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from langchain_art.gpu_memory import MemoryNeeds, Shape
 from tests.support.live_server import REPO
-from tests.support.soak import in_soak
+from tests.support.soak import count, in_soak
 
 torch.set_num_threads(1)
 
@@ -50,7 +55,8 @@ def test_all_parts_write_one_report(tmp_path: Path) -> None:
     assert "failed" not in report and "left out" not in report
     for title in (
         *("## The gradient", "## The whole server"),
-        *("## Sampler", "## Learner", "## The same step by other trainers"),
+        *("## Sampler", "## Learner", "## Kernels of a step", "## The learner's ways"),
+        *("## A fit: embedded sampler", "## The same step by other trainers"),
     ):
         assert title in report
     assert all(seen["passed"] for seen in figures(tmp_path, "exactness")["cases"].values())
@@ -71,6 +77,71 @@ def test_all_parts_write_one_report(tmp_path: Path) -> None:
     for other in ("TRL", "Unsloth"):
         assert trainers[other]["gradient_distance"] < 1e-4, other
         assert trainers[other]["over_ours"] > 0
+
+
+def test_a_killed_part_leaves_what_it_had_as_valid_json(tmp_path: Path) -> None:
+    """Killed as soon as it has a figure: no figure waits for the last one."""
+    argv = [sys.executable, "-m", "benchmarks.gpu.variants", "--small", "--out", str(tmp_path)]
+    path, seen = tmp_path / "variants-small.json", set[int]()
+    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.DEVNULL) as part:
+        while part.poll() is None and len(seen) < 3:
+            if path.exists():
+                seen.add(len(json.loads(path.read_text())["variants"]))
+            time.sleep(0.05)
+        part.kill()
+    assert len(seen) == 3, f"all figures came at once: {seen}"
+    left = json.loads(path.read_text())
+    assert len(left["variants"]) >= 3 and left["hardware"]["packages"]["torch"]
+    for one in left["variants"].values():
+        assert one["seconds"] > 0 and one["gradient_distance"] < 1e-5
+
+
+@in_soak
+@pytest.mark.soak("B2", 6, "GPU benchmark's parts that are killed at a random moment")
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_parts_that_are_killed_at_random_leave_valid_json(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for number in range(count(1, 6)):
+        part = ("exactness", "learner", "profile", "variants", "endtoend", "server")[number % 6]
+        argv = [sys.executable, "-m", f"benchmarks.gpu.{part}", "--small", "--out", str(tmp_path)]
+        with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.DEVNULL) as process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(5, 60))
+            process.kill()
+        for path in tmp_path.glob("*.json"):
+            assert json.loads(path.read_text())["hardware"], path
+
+
+def test_every_part_imports_with_what_the_lock_of_a_gpu_has() -> None:
+    """Without the tests' packages and the examples': the environment of docs/gpu.md has none."""
+    locked = (REPO / "requirements/gpu.txt").read_text()
+    for package in ("pytest", "pytest_asyncio", "langchain", "hypothesis"):
+        assert not re.search(rf"^{package.replace('_', '-')}==", locked, re.MULTILINE), package
+    code = (
+        "import importlib, sys\n"
+        "sys.modules |= dict.fromkeys(('pytest', 'pytest_asyncio', 'langchain', 'hypothesis'))\n"
+        "from benchmarks.gpu.__main__ import PARTS\n"
+        "for part in PARTS: importlib.import_module(f'benchmarks.gpu.{part}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_kernel_has_the_class_of_its_name() -> None:
+    named = {
+        "nvjet_tst_128x256_64x4_1x2_h_bz_TNT": "products of matrices",
+        "triton_tem_fused_flex_attention_backward_0": "attention",
+        "void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float, true>": "norms",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor>": "elementwise",
+        "Memcpy DtoD (Device -> Device)": "copies",
+        "void at::native::indexSelectLargeIndex<c10::BFloat16, long>": "indices",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp>": "reductions",
+        "void multi_tensor_apply_kernel": "other",
+    }
+    assert {name: class_of(name) for name in named} == named
+    found = by_class([("nvjet_a", 3.0, 2), ("gemm_b", 1.0, 1), ("memset", 4.0, 5)])
+    assert found["products of matrices"] == {"seconds": 4.0, "share": 0.5, "launches": 3}
 
 
 @in_soak  # `make test-vllm` runs all parts

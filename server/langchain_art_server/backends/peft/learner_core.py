@@ -156,7 +156,8 @@ class LearnerCore(HeldAdapter):
         between learner and sampler is that before the first update. If the gradient is zero, as
         with zero variance of rewards, adapter and optimizer stay as they are: momentum of earlier
         steps must not move the policy. On a float16 base, an update whose gradient overflows is
-        skipped and made again with half of the loss scale: ``overflows`` counts them.
+        skipped and made again with half of the loss scale: ``overflows`` counts them. Of `seconds`,
+        ``kl_seconds`` went to `max_kl` and ``save_seconds`` to the files.
 
         Raises:
             ArtError: learner and sampler are further apart than `max_logprob_gap`; the loss, the
@@ -172,12 +173,14 @@ class LearnerCore(HeldAdapter):
                     f"The step made {name!r} not finite; lower learning_rate "
                     f"(now {metrics['learning_rate']:g}). Nothing was published."
                 )
+            saving = time.perf_counter()
             self._write(request.out)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         self._held = identity(request.out)
         return metrics | {
             "seconds": time.perf_counter() - wall,
+            "save_seconds": time.perf_counter() - saving,
             "cpu_seconds": time.process_time() - cpu,
         }
 
@@ -396,11 +399,13 @@ class LearnerCore(HeldAdapter):
         reached: dict[str, float] = {}
         if region is not None:
             progress(updates / sweeps, "measuring how far the step has moved the policy")
+            measuring = time.perf_counter()
             old_N, terms = batch.loss.old_logprobs_N, sum(sum(row.mask) for row in rows)
             watched = Watched(batch.packing, old_N, len(old_N))
             if terms > WHOLE:
                 watched = self.watch(batch, len(rows), request.step)
             reached = self._shorten(region, watched, moved, rate)
+            reached["kl_seconds"] = time.perf_counter() - measuring
         if self._scaler.is_enabled():
             reached |= {"loss_scale": self._scaler.get_scale(), "overflows": float(overflows)}
         gaps = {k: v for k, v in first.metrics().items() if k.startswith("logprob_gap")}
