@@ -35,7 +35,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import environment, unsloth_python
 
 #: Unsloth with its own list of what it needs, for a GPU; on a CPU the tests' environment.
-UNSLOTH = ["unsloth==2026.10.7", "unsloth_zoo==2026.10.7", "trl==1.15.0", "torch==2.13.0"]
+UNSLOTH = ["unsloth==2026.10.9", "unsloth_zoo==2026.10.9", "trl==1.15.0", "torch==2.13.0"]
 console = Console()
 
 
