@@ -37,9 +37,9 @@ def reply_to(request: ChatRequest) -> str:
 
 def text_of(message: dict[str, Any]) -> str:
     content = message.get("content")
-    if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
+    if isinstance(content, str | None):
+        return content or ""
+    return "".join(part.get("text", "") for part in ([content] if "type" in content else content))
 
 
 def _step(step: str, messages: list[dict[str, Any]]) -> str:
