@@ -107,7 +107,7 @@ def sent_as_is(one: Valid) -> Sent:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [RuleServer, ForkedServer])
-@pytest.mark.soak("S4", REQUESTS, "drawn and mutated requests in the three formats of calls")
+@pytest.mark.soak("S4", REQUESTS // 2, "drawn and mutated requests in the three formats of calls")
 @pytest.mark.timeout(count(300, 3600))
 def test_the_sdks_models_take_each_answer(tmp_path: Path, kind: type[ForkedServer]) -> None:
     """Of replies that follow a script, and of a real model's that follow grammars."""
