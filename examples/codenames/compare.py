@@ -23,7 +23,7 @@ ONE = replace(DEMO, policies=("player",), title=f"{DEMO.title}, one adapter")
 Figures = Mapping[str, Any]
 
 
-def tokens(result: FitResult, _: object) -> dict[str, Any]:
+def tokens(result: FitResult, *_: object) -> dict[str, Any]:
     """For ``summary.json``: the number of sampled tokens that a fit was trained on."""
     return {"tokens_trained": sum(record.tokens.get("trained", 0) for record in result.history)}
 

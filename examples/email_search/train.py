@@ -23,7 +23,7 @@ from examples.email_search.inbox import MailStore, Scenario, build
 from examples.email_search.scripted_judge import ScriptedJudge
 from examples.support.command import Given, train_command
 from examples.support.demo import Demo, Fit, Setup
-from langchain_art import ChatART, FitResult, LRSchedule, RulerEvaluator, Run, capture
+from langchain_art import ArtClient, ChatART, FitResult, LRSchedule, RulerEvaluator, Run, capture
 
 BASE_MODEL = Path(__file__).parent / "base_model"
 POLICY = "email-agent"
@@ -125,7 +125,7 @@ def options(
         return {}
     asked, out = judge or "scripted", given.folder(by.value)
 
-    def spent(result: FitResult, judging: RulerEvaluator) -> dict[str, Any]:
+    def spent(result: FitResult, judging: RulerEvaluator, _: ArtClient) -> dict[str, Any]:
         print(f"Judge {asked}: {judging.spent}")
         return {"judge": {"model": asked, **asdict(judging.spent), "cost": result.judge_cost}}
 

@@ -274,7 +274,7 @@ def run(
     fresh: bool = False,
     evaluator: Callable[[], Any] | None = None,
     note: str = "",
-    more: Callable[[FitResult, Any], Mapping[str, Any]] | None = None,
+    more: Callable[[FitResult, Any, ArtClient], Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Train, evaluate, write the files and print the result.
 
@@ -288,7 +288,8 @@ def run(
         fresh: Erase what a former demo left in `out`, and begin anew.
         evaluator: Makes what scores training runs, which then have no reward of their own.
         note: Added to the plot's title.
-        more: Of the result and the evaluator: what else ``summary.json`` is to say.
+        more: Of the result, the evaluator and a client of the server: what else ``summary.json`` is
+            to say.
 
     Returns:
         What ``summary.json`` holds.
@@ -327,6 +328,7 @@ def run(
             seconds = started + result.seconds  # those of a demo that was stopped included
             with ArtClient(url) as client:
                 runs = stored_runs(client, fit.held_out, [result.before, result.after])
+                added = more(result, scores, client) if more else {}
     except ArtError as error:
         console.print(f"[bold red]{type(error).__name__}:[/]", end=" ")
         console.print(str(error), markup=False, highlight=False)
@@ -344,7 +346,7 @@ def run(
     )
     figures = summary(result, seconds, seed, control)
     figures["measures"] = measures(*runs)
-    figures |= more(result, scores) if more else {}
+    figures |= added
     (out / "summary.json").write_text(json.dumps(figures, indent=2) + "\n")
     page = write_transcripts(out / "transcripts.md", demo.title, *runs)
     console.print(f"Held-out reward {result.before} → {result.after} in {seconds:.0f} s.")

@@ -102,6 +102,7 @@ class Recipe:
         dtype: Of the saved weights. Half precision halves the file; a server on a CPU computes in
             float32 all the same.
         further: What follows upon `plan`, from weights rounded to `dtype`. None: nothing.
+        template: Chat template.
     """
 
     conversations: Callable[[int], list[Conversation]]
@@ -111,10 +112,11 @@ class Recipe:
     plan: WarmStart = field(default_factory=WarmStart)
     dtype: torch.dtype = torch.float16
     further: Phase | None = None
+    template: str = CHAT_TEMPLATE
 
 
 def build_tokenizer(
-    texts: Iterable[str], words: Sequence[str], vocab_size: int
+    texts: Iterable[str], words: Sequence[str], vocab_size: int, template: str = CHAT_TEMPLATE
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer and give it the chat template.
 
@@ -122,6 +124,7 @@ def build_tokenizer(
         texts: Rendered conversations.
         words: Texts that must be one token each.
         vocab_size: Tokens in all.
+        template: Chat template.
 
     Raises:
         ValueError: If one of the words does not come out as one token.
@@ -144,7 +147,7 @@ def build_tokenizer(
     )
     core.train_from_iterator([*texts, *(list(words) * WORD_REPEATS)], trainer)
     core.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
-    tokenizer = _wrap(core)
+    tokenizer = _wrap(core, template)
     if split := [word for word in words if len(tokenizer.encode(word)) != 1]:
         raise ValueError(
             f"{len(split)} words are more than one token, such as {split[:5]}; raise vocab_size"
@@ -152,19 +155,19 @@ def build_tokenizer(
     return tokenizer
 
 
-def _wrap(core: Tokenizer) -> PreTrainedTokenizerFast:
+def _wrap(core: Tokenizer, template: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
+        chat_template=template,
         model_max_length=MAX_LENGTH,
     )
 
 
-def text_of(conversation: Conversation) -> str:
+def text_of(conversation: Conversation, template: str = CHAT_TEMPLATE) -> str:
     """The conversation as the chat template renders it."""
-    return render(_wrap(Tokenizer(models.BPE())), conversation, tokenize=False)
+    return render(_wrap(Tokenizer(models.BPE()), template), conversation, tokenize=False)
 
 
 def render(tokenizer: PreTrainedTokenizerFast, conversation: Conversation, **options: Any) -> Any:
@@ -239,8 +242,8 @@ def build(recipe: Recipe, out: Path) -> None:
         out: Folder for the files; made if missing.
     """
     conversations = recipe.conversations(recipe.count)
-    texts = map(text_of, conversations[:TOKENIZER_CONVERSATIONS])
-    tokenizer = build_tokenizer(texts, recipe.words, recipe.vocab_size)
+    texts = [text_of(one, recipe.template) for one in conversations[:TOKENIZER_CONVERSATIONS]]
+    tokenizer = build_tokenizer(texts, recipe.words, recipe.vocab_size, recipe.template)
     model = build_model(tokenizer, recipe.plan.seed)
     examples = [as_example(tokenizer, conversation) for conversation in conversations]
     warm_start(model, examples, recipe.plan, first_id=len(SPECIAL_TOKENS))

@@ -11,7 +11,7 @@ from pathlib import Path
 from langchain_art.errors import ConfigError
 
 #: Extras of langchain-art beside `local` and `examples`, by example.
-EXTRAS = {"mcp_server": ("mcp",)}
+EXTRAS = {"mcp_server": ("mcp",), "deep_agent": ("deepagents", "reasoning-gym")}
 _TAKEN = ("tests", "examples", "langchain_art", "langchain_art_server")
 _TEXTS = (".py", ".md", ".toml")
 #: The skill that is written into projects; one of the pages whose code is tested.

@@ -1,0 +1,1 @@
+"""A deep agent on tasks of reasoning-gym: it asks a sub-agent, which searches a file."""

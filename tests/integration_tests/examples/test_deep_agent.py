@@ -1,0 +1,78 @@
+"""The deep agent: a fit in which it is said what its calls learned; a hosted model in its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.deep_agent.agent import FILE, SEARCHER_PROMPT, build_agent
+from examples.deep_agent.environment import haystacks
+from examples.deep_agent.train import DEMO, told
+from langchain_art.environments import from_reasoning_gym
+from tests.support.examples import HostedModel, server_of, short_fit
+from tests.support.soak import count, share
+
+AGENTS, WHEN = {"model", "tools/model"}, ("before", "after")
+
+
+@pytest.mark.slow
+@pytest.mark.soak("D1", 30, "steps of the deep agent's demo")
+@pytest.mark.timeout(count(300, 3600))
+def test_its_calls_learn_and_it_is_said_what(tmp_path: Path) -> None:
+    steps, sizes = count(1, 30), {"groups_per_step": 8, "group_size": 8}
+    if share() >= 1:
+        sizes = {"groups_per_step": 16, "group_size": 8, "held_out": 200}
+    with server_of(DEMO, tmp_path) as server:
+        found = short_fit(DEMO, server.base_url, tmp_path / "out", steps, more=told, **sizes)
+    lines = map(json.loads, (tmp_path / "out/history.jsonl").read_text().splitlines())
+    results = [line["results"] for line in lines if line["kind"] == "step"]
+    nodes = [result[DEMO.policies[0]]["nodes"] for result in results]
+    assert nodes[0].keys() == AGENTS
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for step in nodes:
+        for agent, report in step.items():
+            tokens = report["tokens"]
+            added = report["calls"], tokens, tokens * report["advantage_mean"]
+            sums[agent] = [a + b for a, b in zip(sums[agent], added, strict=True)]
+    for agent in AGENTS:
+        kinds = [kind for kind in found["calls"] if kind["agent"] == agent]
+        assert sum(kind["calls"] for kind in kinds) == sums[agent][0]
+        assert sum(kind["tokens"] for kind in kinds) == sums[agent][1]
+        worth = sum(kind["tokens"] * kind["advantage"] for kind in kinds)
+        assert worth == pytest.approx(sums[agent][2], abs=1e-3 * sums[agent][1])
+        assert sum(kind["shares"][-1] for kind in kinds) == pytest.approx(1)
+    said = {kind["action"] for kind in found["calls"]}
+    assert {"task: one word of it", "task: all of the question", "grep: content"} <= said
+    if share() >= 1:
+        before, after = (found[when] for when in WHEN)
+        assert after["mean"] - after["ci95"] > before["mean"] + before["ci95"]
+    figures = [f"{found[when]['mean']:.3f} ± {found[when]['ci95']:.3f}" for when in WHEN]
+    print(" → ".join(figures))  # noqa: T201
+
+
+async def test_it_runs_unchanged_on_a_hosted_model() -> None:
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        system, asked, *results = [str(message["content"]) for message in body["messages"]]
+        searches = system == SEARCHER_PROMPT
+        if results and searches:
+            return {"content": re.findall(r"\S.*\.$", results[-1], re.MULTILINE)[0]}
+        if results:
+            return {"content": f"<answer>{results[-1].split()[1]}</answer>"}
+        arguments = {"description": asked.partition("?")[0], "subagent_type": "searcher"}
+        if searches:
+            arguments = {"pattern": asked.removeprefix("Who"), "output_mode": "content"}
+        name = "grep" if searches else "task"
+        call = {"name": name, "arguments": json.dumps(arguments)}
+        return {"tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+
+    with HostedModel(reply) as hosted:
+        env = from_reasoning_gym(haystacks(0, 4), build_agent(hosted.chat), held_out=0)
+        run = await env.rollout(env.train[0])
+    assert run.reward == 1.0
+    assert len(hosted.requests) == 4
+    assert FILE in run.turns[2].messages[-1]["content"]
