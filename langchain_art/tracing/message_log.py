@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from langchain_art.text_messages import text_message
 from langchain_art.wire import Message
+from langchain_art.wire.images import without_data
 from langchain_art.wire.turn_links import ConversationTree, PromptPosition, nearest_call
 
 _Json: TypeAlias = "dict[Any, Any] | list[Any] | str | float | None"
@@ -47,6 +48,8 @@ def wire_message(message: BaseMessage) -> Message:
         wire = {"role": message.type, "content": str(message.content)}
     if isinstance(message, ToolMessage):
         wire.pop("name", None)  # not sent; the tool call has it
+    if isinstance(wire["content"], list):  # an image's data is the server's, which has it once
+        wire["content"] = without_data(wire["content"])
     if isinstance(message, AIMessage):
         if isinstance(wire["content"], list):
             _reduce_blocks(wire)

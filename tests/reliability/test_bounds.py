@@ -29,6 +29,8 @@ OF_CODE = "the server's code"
 #: Of each table: what limits its rows. Rows count to `stored_bytes` of the key that adds them.
 TABLES = {
     "calls": "`stored_bytes`, `retention`",
+    "images": "rows of their calls",
+    "call_images": "rows of their calls",
     "trajectories": "`stored_bytes`, `retention`",
     "run_calls": "rows of their runs",
     "run_facts": "rows of their runs",

@@ -7,7 +7,7 @@ name, learners read one directory and write another.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -40,6 +40,8 @@ class ModelInfo:
     """Characters of the longest token, as its vocabulary writes it."""
     weights: str = ""
     """Digest of the 4-bit weights (`base_weights.weights_of`); empty if not in 4 bits."""
+    no_images: str = "it reads text only"
+    """Reason why calls may have no images, in words; empty: they may."""
 
     @property
     def max_prompt_chars(self) -> int:
@@ -104,6 +106,8 @@ class ChatRequest:
     tenant: str = ""
     """No call of another tenant is answered from what is kept of this one. The default one is
     ``""``."""
+    images: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The images that the messages name, in base64 by SHA-256 (`wire.images`)."""
     earlier: Sequence[EarlierCall] = ()
     """Calls of its run whose tokens its prompt is to have, if it repeats them."""
 

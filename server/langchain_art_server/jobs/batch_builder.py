@@ -66,6 +66,7 @@ def rows_of(
             logprobs=record.logprobs,
             temperature=record.temperature,
             drawn_from=unpack(record.drawn_from),
+            images=record.images,
             advantage=decision.advantage,
             weight=decision.weight,
         )

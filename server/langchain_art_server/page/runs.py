@@ -19,6 +19,7 @@ from langchain_art.statistics.costs import prices
 from langchain_art.wire import HUMAN_REWARD, CallTags, Review, ReviewTraining
 from langchain_art.wire.reviews import Pick, ranked
 from langchain_art_server.backends.chat.output_processor import token_texts
+from langchain_art_server.gateway.chat.images import image_format
 from langchain_art_server.gateway.request_bodies import model_of
 from langchain_art_server.gateway.review_routes import foreseen, learner_of, planned
 from langchain_art_server.gateway.service import Service
@@ -183,6 +184,20 @@ def run_routes(router: APIRouter, service: Service) -> None:
             excluded_because=call.excluded_because,
         )
         return await as_json(tokens)
+
+    @router.get("/images/{sha256}")
+    async def view_image(sha256: str) -> Response:
+        """Get an image that a call was shown."""
+        body = await store.image(sha256)
+        return Response(
+            body,
+            media_type=f"image/{(image_format(body) or '').lower()}",
+            headers={
+                "Cache-Control": "private, max-age=86400",
+                "Content-Security-Policy": "default-src 'none'; sandbox",
+                "X-Content-Type-Options": "nosniff",
+            },
+        )
 
     _review_routes(router, service)
 

@@ -23,9 +23,10 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, Operational
 
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.fleet import raise_above
+from langchain_art_server.storage.queries import select_among
 from langchain_art_server.storage.schema import connect, own, place_of, prepare, take_turn
 from langchain_art_server.storage.seals import insert
-from langchain_art_server.storage.tables import CALLS, POLICIES, CallRecord
+from langchain_art_server.storage.tables import CALL_IMAGES, CALLS, IMAGES, POLICIES, CallRecord
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -127,8 +128,10 @@ class Database:
             self._waiting = []
             error = None
             try:
+                images = [one for records, _ in batch for one in records if one.images]
                 await self.write(
-                    lambda c, batch=batch: insert(c, CALLS, _rows(batch)), in_turn=False
+                    lambda c, batch=batch, images=images: _insert(c, _rows(batch), images),
+                    in_turn=bool(images),  # none may be deleted meanwhile
                 )
             except Exception as failure:  # noqa: BLE001 - raised where the records came from
                 error = failure
@@ -301,6 +304,21 @@ def _advice(failure: Exception) -> str:
         ". Put it back from a backup, with its -wal file if there is one; `langchain-art scrub` "
         "says what is damaged."
     )
+
+
+def _insert(
+    connection: sa.Connection, rows: Iterable[dict[str, Any]], shown: Sequence[CallRecord]
+) -> None:
+    """Insert calls, and the images that some of them were shown."""
+    insert(connection, CALLS, rows)
+    images = {name: body for call in shown for name, body in call.images.items()}
+    if not images:
+        return
+    there = select_among(connection, sa.select(IMAGES.c.sha256), IMAGES.c.sha256, images)
+    new = images.keys() - {row.sha256 for row in there}
+    insert(connection, IMAGES, ({"sha256": one, "body": images[one]} for one in sorted(new)))
+    links = ({"call_id": call.id, "sha256": one} for call in shown for one in call.images)
+    insert(connection, CALL_IMAGES, links)
 
 
 def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> Iterator[dict[str, Any]]:

@@ -15,8 +15,10 @@ from langchain_art_server.storage.queries import MAX_PARAMETERS, select_among
 from langchain_art_server.storage.run_index import forget_runs
 from langchain_art_server.storage.seals import intact, update
 from langchain_art_server.storage.tables import (
+    CALL_IMAGES,
     CALLS,
     CHECKPOINTS,
+    IMAGES,
     IS_OPEN,
     JOBS,
     POLICIES,
@@ -191,8 +193,13 @@ def delete_run(connection: sa.Connection, trajectory_id: str) -> None:
     mine = CALLS.c.trajectory_id == trajectory_id
     for call in kept:  # it is the others' from now on
         update(connection, CALLS, mine & (CALLS.c.id == call), {"trajectory_id": None})
-    for column in (CALLS.c.id, TRAINED_CALLS.c.call_id):
+    mine = select_among(connection, sa.select(CALL_IMAGES), CALL_IMAGES.c.call_id, calls - kept)
+    images = {row.sha256 for row in mine}
+    for column in (CALLS.c.id, TRAINED_CALLS.c.call_id, CALL_IMAGES.c.call_id):
         delete_among(connection, column, calls - kept)
+    links = sa.select(CALL_IMAGES.c.sha256)
+    shown = select_among(connection, links, CALL_IMAGES.c.sha256, images)
+    delete_among(connection, IMAGES.c.sha256, images - {row.sha256 for row in shown})
     forget_runs(connection, [trajectory_id])
     tables = (RUN_CALLS, TRAINED, TRAINED_VERDICTS, REVIEWS)
     for column in (*(table.c.trajectory_id for table in tables), TRAJECTORIES.c.id):

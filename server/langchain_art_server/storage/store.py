@@ -10,6 +10,7 @@ import asyncio
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -41,6 +42,7 @@ from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
     CALLS,
     CHECKPOINTS,
+    IMAGES,
     JOBS,
     POLICIES,
     ROLLBACKS,
@@ -80,9 +82,24 @@ class Store(Database):
 
     @reads
     def calls(self, connection: sa.Connection, call_ids: Iterable[str]) -> dict[str, CallRecord]:
-        """The recorded ones among `call_ids`, by id."""
+        """The recorded ones among `call_ids`, by id, with their images."""
         rows = select_among(connection, sa.select(CALLS), CALLS.c.id, call_ids)
-        return {row.id: CallRecord.of(row) for row in rows}
+        found = {row.id: CallRecord.of(row) for row in rows}
+        if wanted := {one for call in found.values() for one in call.request.get("images", ())}:
+            shown = select_among(connection, sa.select(IMAGES), IMAGES.c.sha256, wanted)
+            bodies = {row.sha256: intact(IMAGES, row).body for row in shown}
+            for name, call in found.items():
+                mine = {one: bodies[one] for one in call.request.get("images", ()) if one in bodies}
+                found[name] = replace(call, images=mine)
+        return found
+
+    @reads
+    def image(self, connection: sa.Connection, sha256: str) -> bytes:
+        """An image that a call was shown. Raises NotFound."""
+        mine = sa.select(IMAGES).where(IMAGES.c.sha256 == sha256)
+        if (row := connection.execute(mine).first()) is None:
+            raise NotFound(f"No image {sha256!r} is stored here.")
+        return intact(IMAGES, row).body
 
     async def tagged_calls(self, trajectory_id: str) -> list[CallRecord]:
         """The calls that were tagged with a trajectory's id, in the order they were recorded in."""

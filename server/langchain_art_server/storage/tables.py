@@ -1,8 +1,8 @@
 """The tables of the database, and the conversion of their rows to values and back.
 
 Every row has a seal (`storage.seals`), which is checked when the row is read. Token arrays are
-little-endian blobs (int32 ids, float64 logprobs), so that values are read exactly as they were
-written. Bodies are compressed JSON.
+little-endian blobs (int32 ids, int64 for a prompt with images, float64 logprobs), so that values
+are read exactly as they were written. Bodies are compressed JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import hashlib
 import time
 import zlib
 from array import array
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,7 +29,7 @@ _ARRAYS = {"prompt_token_ids": "i", "token_ids": "i", "logprobs": "d"}
 #: The order in which rows were inserted, whatever the clock says. In SQLite it is the rowid.
 NUMBER = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 #: Of the tables below. Another number, or another column, is refused at the start.
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 #: Bytes of JSON from which on it is compressed, and the first byte of what zlib compressed. zlib
 #: gives up the interpreter's lock, and to get it back takes the writer of many calls longer than to
 #: write the bytes; SQLite writes pages of 4096.
@@ -74,6 +74,21 @@ CALLS = sealed_table(
     sa.Column("retry", sa.Integer, nullable=False),
     kind="call",
     named_by=("id",),
+)
+#: Images that calls were shown, each once; one is deleted with the last of its calls.
+IMAGES = sealed_table(
+    "images",
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("body", Blob, nullable=False),
+    kind="image",
+    named_by=("sha256",),
+)
+CALL_IMAGES = sealed_table(
+    "call_images",
+    sa.Column("call_id", sa.String(160), primary_key=True),
+    sa.Column("sha256", sa.String(64), primary_key=True, index=True),
+    kind="image of a call",
+    named_by=("call_id", "sha256"),
 )
 TRAJECTORIES = sealed_table(
     "trajectories",
@@ -339,6 +354,8 @@ class CallRecord:
     ``x-stainless-retry-count`` of the OpenAI SDKs)."""
     number: int = field(default=0, compare=False)
     """The database's: the order in which calls were recorded."""
+    images: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """Those that its ``request["images"]`` names, where they were read, too."""
 
     def row(self) -> dict[str, Any]:
         """This record as a row of the table."""
@@ -347,27 +364,37 @@ class CallRecord:
             "tags": self.tags.model_dump_json(exclude_defaults=True),
             "request": pack(self.request),
             "reply": pack(self.reply),
-            **{name: array(code, getattr(self, name)).tobytes() for name, code in _ARRAYS.items()},
+            **{name: array(code, getattr(self, name)).tobytes() for name, code in self._arrays()},
         }
-        del values["number"]
+        del values["number"], values["images"]
         return values
+
+    def _arrays(self) -> Iterable[tuple[str, str]]:
+        wide = {"prompt_token_ids": "q"} if "images" in self.request else {}
+        return (_ARRAYS | wide).items()
 
     @classmethod
     def of(cls, row: sa.Row[Any]) -> CallRecord:
-        """The record of a row. Raises Damaged."""
+        """The record of a row, without images. Raises Damaged."""
         intact(CALLS, row)
-        values: dict[str, Any] = {one.name: getattr(row, one.name) for one in fields(cls)}
+        values: dict[str, Any] = {
+            one.name: getattr(row, one.name) for one in fields(cls) if one.name != "images"
+        }
         values["tags"] = CallTags.model_validate_json(row.tags)
         values |= {name: unpack(values[name]) for name in ("request", "reply")}
-        values |= {name: array(code, values[name]).tolist() for name, code in _ARRAYS.items()}
-        return cls(**values)
+        record = cls(**values)
+        return replace(
+            record,
+            **{name: array(code, values[name]).tolist() for name, code in record._arrays()},
+        )
 
     def public(self) -> dict[str, Any]:
         """Answer of ``GET /v1/calls/{id}``.
 
         ``restricted``: it was drawn from a part of the vocabulary, which this does not show.
         """
-        known = asdict(self)
+        known = asdict(replace(self, images={}))
+        del known["images"]
         return known | {
             "tags": self.tags.model_dump(exclude_defaults=True),
             "trainable": self.excluded_because is None,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire.turn_links import common_prefix_length
+from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 
 #: A logprob may be this far above 0: rounding of a sampler's log-softmax.
 LOGPROB_SLACK = 1e-6
@@ -37,6 +38,7 @@ class Row:
     step weighs 1/N. `calls` is the number of the row's call that sampled the token, -1 for context;
     if empty, all trained tokens of the row are one call's. `drawn_from` are the sets of tokens that
     they were drawn from (`token_sets`); if empty, all were drawn from the whole vocabulary.
+    `images` are those whose ids (`image_tokens`) are among the tokens, by SHA-256.
     """
 
     token_ids: list[int]
@@ -47,6 +49,7 @@ class Row:
     weights: list[float] = field(default_factory=list[float])
     calls: list[int] = field(default_factory=list[int])
     drawn_from: list[bytes] = field(default_factory=list[bytes])
+    images: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class SampledCall:
     advantage: float | Sequence[float] = 0.0  # of all of its tokens, or of each
     weight: float | None = None  # of each of its tokens in the loss; None: equal for the whole step
     drawn_from: Sequence[bytes] = ()  # the set of each token (`token_sets`); empty: all are whole
+    images: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # of the prompt
 
 
 @dataclass
@@ -87,6 +91,7 @@ class _OpenRow:
         if call.drawn_from or row.drawn_from:
             row.drawn_from.extend([b""] * (len(row.token_ids) - sampled - len(row.drawn_from)))
             row.drawn_from.extend(call.drawn_from or [b""] * sampled)
+        row.images.update(call.images)
         self.calls += 1
         self.key = array("q", row.token_ids).tobytes()
 
@@ -234,7 +239,8 @@ def _problem(row: Row, vocab_size: int) -> str | None:
     others = [len(row.weights), len(row.calls), len(row.drawn_from)]
     if not set(others) <= {0, length}:
         return f"got {length} tokens and {others} weights, calls and sets, expected as many or none"
-    low, high = min(row.token_ids), max(row.token_ids)
+    texts = [one for one in row.token_ids if one < IMAGE_IDS] if row.images else row.token_ids
+    low, high = min(texts, default=0), max(texts, default=0)
     if low < 0 or high >= vocab_size:
         worst = low if low < 0 else high
         return (

@@ -15,19 +15,24 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
 from langchain_art.wire.turn_links import common_prefix_length
+from langchain_art_server.algorithms.sequences.image_tokens import id_array
 from langchain_art_server.backends.base import ChatRequest, EarlierCall
 from langchain_art_server.backends.chat.message_shapes import RENDER_ERRORS, MessageShapes
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser, ToolFormat
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS, names_of
 from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
+
+if TYPE_CHECKING:
+    from langchain_art_server.backends.models.images import Image
 
 #: What bytes that are not UTF-8 are decoded to.
 _REPLACED = "\ufffd"
@@ -37,6 +42,8 @@ _NEXT_TURN = "what follows the reply"
 _MAX_KEPT, _ENTRY = 32 << 20, 512
 #: Most replies with the same text that are kept; they differ in the ids of their tool calls.
 _SAME_TEXT = 64
+#: Characters of an image's name.
+_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,7 @@ class Prompt:
     text: str
     ids: list[int]
     tenant: str = ""
+    images: Mapping[str, Image] = field(default_factory=dict[str, "Image"])
 
 
 class ChatTemplate:
@@ -137,6 +145,10 @@ class ChatTemplate:
         tokenizer: of transformers, with a chat template.
         eos: ids of the tokens that end a turn.
         tools: how the model writes tool calls; None: recognised by the template.
+
+    Attributes:
+        image: the placeholder of an image, and the tokenizer's id of an image's tokens; None: there
+            may be no images.
 
     Raises:
         ConfigError: the tokenizer has no chat template, or one that shows no messages.
@@ -153,6 +165,7 @@ class ChatTemplate:
         if isinstance(template, dict):
             template = "\n".join(map(str, cast(dict[str, Any], template).values()))
         self.eos = eos
+        self.image: tuple[str, int] | None = None
         self._eos = {text: id_ for id_ in eos if (text := tokenizer.decode([id_]))}
         self._turn_end = re.compile("|".join(map(re.escape, self._eos)) or r"(?!)")
         self._shapes = MessageShapes(self._apply, template, self._turn_end)
@@ -172,10 +185,12 @@ class ChatTemplate:
         *,
         most: int | None = None,
         tenant: str = "",
+        images: Mapping[str, Image] = MappingProxyType({}),
     ) -> Prompt:
         """Render, and tokenise if there are at most so many characters.
 
-        Tokens that were sampled here are a `tenant`'s own.
+        Tokens that were sampled here are a `tenant`'s own. `images` are those that the messages
+        name.
 
         Raises:
             InvalidRequest: a message or the tools can not be shown to this model; says which and
@@ -200,10 +215,10 @@ class ChatTemplate:
             )
         call_ids = _call_ids(messages)
         for mark, after, known in self._kept.beginnings(text, call_ids, tenant):
-            rest = self._encode_rest(text, mark, after)
+            rest = self._encode_rest(text, mark, after, images)
             if rest is not None:
-                return Prompt(messages, tools, text, [*known.ids, *rest], tenant)
-        return Prompt(messages, tools, text, self._encode(text), tenant)
+                return Prompt(messages, tools, text, [*known.ids, *rest], tenant, images)
+        return Prompt(messages, tools, text, self._encode(text, images), tenant, images)
 
     def reply_ids(self, prompt: Prompt, reply: dict[str, Any]) -> list[int]:
         """The tokens of a reply as if it had been sampled after `prompt`, its end included.
@@ -280,7 +295,7 @@ class ChatTemplate:
         `reply` is the assistant message that the client will send back.
         """
         added = self.text(prompt.ids[-1:] + token_ids)[len(self.text(prompt.ids[-1:])) :]
-        ids = array("i", [*prompt.ids, *token_ids])
+        ids = id_array([*prompt.ids, *token_ids])
         calls = reply.get("tool_calls") or []
         call_ids = _call_ids([*prompt.messages, reply])
         self._kept.keep(prompt.text + added, KeptText(ids, call_ids), prompt.tenant)
@@ -348,7 +363,24 @@ class ChatTemplate:
                 f"got text that is not Unicode ({error.reason}); remove lone surrogates.",
                 param="messages",
             ) from error
-        return text
+        return self._named(text, names) if (names := image_names(messages)) else text
+
+    def _named(self, text: str, names: list[str]) -> str:
+        """A text with the name of each image behind its placeholder: other images, other text."""
+        placeholder = self.image[0] if self.image else ""
+        if self.image is None or text.count(placeholder) != len(names):
+            raise InvalidRequest(
+                f"got {len(names)} images, and the text with this model's chat template has "
+                f"{text.count(placeholder)} of {placeholder!r}; expected as many. A message's text "
+                "may not have it, and not every role may have an image."
+                if self.image
+                else "got an image where none can be tokenised: replies that are given, as "
+                "demonstrations and corrections, may answer text alone.",
+                param="messages",
+            )
+        first, *rest = text.split(placeholder)
+        marked = (f"{placeholder}#{name}{part}" for name, part in zip(names, rest, strict=True))
+        return first + "".join(marked)
 
     def _apply(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], *, reply: bool
@@ -357,13 +389,15 @@ class ChatTemplate:
             messages, tools=tools or None, add_generation_prompt=not reply, tokenize=False
         )
 
-    def _encode_rest(self, text: str, mark: re.Match[str], after: bool) -> list[int] | None:
+    def _encode_rest(
+        self, text: str, mark: re.Match[str], after: bool, images: Mapping[str, Image]
+    ) -> list[int] | None:
         """Tokenise what follows a kept beginning.
 
         Tokenised from the end-of-turn token `mark` on, which is dropped if it belongs to the kept
         part. None if the tokenizer does not give that token.
         """
-        ids = self._encode(text[mark.start() :])
+        ids = self._encode(text[mark.start() :], images)
         try:
             at = ids.index(self._eos[mark.group()])
         except ValueError:
@@ -372,8 +406,25 @@ class ChatTemplate:
 
     # --- tokens and text ------------------------------------------------------------------------
 
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+    def _encode(self, text: str, images: Mapping[str, Image] = MappingProxyType({})) -> list[int]:
+        if not images or self.image is None:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        placeholder, token = self.image
+        first, *rest = text.split(placeholder)
+        shown = [images[part[1 : 1 + _NAME]] for part in rest]
+        written = (one.text + part[1 + _NAME :] for one, part in zip(shown, rest, strict=True))
+        ids = self._encode(first + "".join(written))
+        places = [at for at, id_ in enumerate(ids) if id_ == token]
+        own = [id_ for one in shown for id_ in one.ids]
+        if len(places) != len(own):
+            raise InvalidRequest(
+                f"got messages with {len(places)} tokens of images, expected {len(own)}: leave "
+                f"{self.token_text(token)!r} out of their text.",
+                param="messages",
+            )
+        for at, id_ in zip(places, own, strict=True):
+            ids[at] = id_
+        return ids
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
@@ -431,6 +482,13 @@ class ChatTemplate:
         if token not in self._texts:
             self._texts[token] = self.text([token])
         return self._texts[token]
+
+
+def image_names(messages: Sequence[dict[str, Any]]) -> list[str]:
+    """The SHA-256 of each image that messages name, in their order."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for one in contents if isinstance(one, list) for part in cast(list[Any], one))
+    return [part["sha256"] for part in parts if isinstance(part, dict) and "sha256" in part]
 
 
 def _call_ids(messages: list[dict[str, Any]]) -> tuple[str, ...]:

@@ -105,7 +105,8 @@ class MessageShapes:
             InvalidRequest: it has parts, calls or arguments that cannot be shown, or a role that
                 the template leaves out.
         """
-        texts = _texts(index, message.get("content"))
+        parts = _parts_of(index, message.get("content"))
+        texts = [part["text"] for part in parts if "text" in part]
         shown = dict(message, content="".join(texts))
         if message.get("tool_calls"):
             if not self.shows_calls:
@@ -126,9 +127,11 @@ class MessageShapes:
         self._move_thought(shown)
         if shown["content"] and (why := self._why_lost(shown, index, tools)):
             raise InvalidRequest(f"messages[{index}]: {why}", param=f"messages[{index}]")
-        if (shown.get("role"), tools) in self._in_parts:
-            parts = texts if shown["content"] == "".join(texts) else [shown["content"]]
-            shown["content"] = _parts(*parts)
+        if len(texts) < len(parts):
+            shown["content"] = parts
+        elif (shown.get("role"), tools) in self._in_parts:
+            said = texts if shown["content"] == "".join(texts) else [shown["content"]]
+            shown["content"] = _parts(*said)
         return shown
 
     def _why_lost(self, shown: dict[str, Any], index: int, tools: bool) -> str:
@@ -298,16 +301,19 @@ def _parts(*texts: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _texts(index: int, content: Any) -> list[str]:
+def _parts_of(index: int, content: Any) -> list[dict[str, Any]]:
     if content is None or isinstance(content, str):
-        return [content or ""]
-    texts: list[str] = []
+        return _parts(content or "")
+    parts: list[dict[str, Any]] = []
     for i, part in enumerate(cast(list[Any], content) if isinstance(content, list) else [content]):
+        if isinstance(part, dict) and part.get("type") == "image" and "sha256" in part:
+            parts.append({"type": "image"})
+            continue
         if not isinstance(part, dict) or part.get("type") != "text" or "text" not in part:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise InvalidRequest(
-                f"messages[{index}].content[{i}]: got a part of type {kind!r}, expected 'text': "
-                "this model reads text only.",
+                f"messages[{index}].content[{i}]: got a part of type {kind!r}, expected 'text' or "
+                "an image.",
                 param=f"messages[{index}].content",
             )
         if not isinstance(part["text"], str):
@@ -315,5 +321,5 @@ def _texts(index: int, content: Any) -> list[str]:
                 f"messages[{index}].content[{i}].text: got {part['text']!r}, expected a string.",
                 param=f"messages[{index}].content",
             )
-        texts.append(part["text"])
-    return texts
+        parts += _parts(part["text"])
+    return parts

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pybase64 import b64decode
+
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest, UnknownModel
+from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, FinishReason
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
@@ -26,6 +29,7 @@ from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
 from langchain_art_server.backends.models.adapter_files import LoadedAdapter
+from langchain_art_server.backends.models.images import Image, Images
 from langchain_art_server.backends.models.loading import LoadedModel
 
 #: Requests of more bytes are prepared by a thread; smaller ones take a millisecond or few.
@@ -59,11 +63,17 @@ class SamplerHost(Generic[AdapterT]):
     """The lowest temperature but 0 that the engine computes exactly."""
 
     def __init__(
-        self, model: LoadedModel, channel: Channel, tools: ToolFormat | None = None
+        self,
+        model: LoadedModel,
+        channel: Channel,
+        tools: ToolFormat | None = None,
+        images: Images | None = None,
     ) -> None:
-        self.info = model.info
+        self.info, self._images = model.info, images
         self._channel, self._eos = channel, model.eos
         self._template = ChatTemplate(model.tokenizer, model.eos, tools)
+        if images is not None:
+            self._template.image = images.placeholder, images.token
         self._token_limit = model.model.get_input_embeddings().weight.shape[0]
         self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
         self._adapters: dict[str, AdapterT] = {}
@@ -87,6 +97,7 @@ class SamplerHost(Generic[AdapterT]):
         """True if `_prepare` takes so little time that the engine's loop may do it."""
         asked = call.params
         free = asked["response_format"] is None and asked["tool_choice"] in ("auto", "none")
+        free = free and not asked["images"]
         return free and call.size <= _QUICK_BYTES
 
     def _prepare(self, call: EngineCall, adapter: AdapterT | None) -> ChatCall[AdapterT]:
@@ -111,7 +122,10 @@ class SamplerHost(Generic[AdapterT]):
         most, tenant = info.max_prompt_chars, request.tenant
         for earlier in request.earlier:
             template.recall(earlier, tenant)
-        prompt = template.prompt(request.messages, request.tools, most=most, tenant=tenant)
+        images = self._read_images(request)
+        prompt = template.prompt(
+            request.messages, request.tools, most=most, tenant=tenant, images=images
+        )
         self._check_tokens(prompt)
         limit = reply_limit(len(prompt.ids), request.sampling.max_tokens, info.max_model_len)
         output = OutputProcessor(request, template, prompt.ids)
@@ -120,6 +134,18 @@ class SamplerHost(Generic[AdapterT]):
             self._grammars.check(grammar)
         return ChatCall(call, request, adapter, prompt, limit, grammar, output)
 
+    def _read_images(self, request: ChatRequest) -> dict[str, Image]:
+        if request.images and self._images is None:
+            raise InvalidRequest(
+                f"got an image, and none can be shown to this model: {self.info.no_images}.",
+                param="messages",
+            )
+        return {
+            name: self._images.read(name, b64decode(data, validate=True), request.tenant)
+            for name, data in request.images.items()
+            if self._images is not None
+        }
+
     def _check_tokens(self, prompt: Prompt) -> None:
         """Raises InvalidRequest: there is no token, or one that the model has no embedding of."""
         if not prompt.ids:
@@ -127,7 +153,8 @@ class SamplerHost(Generic[AdapterT]):
                 "got messages of which the chat template makes no token, expected at least one.",
                 param="messages",
             )
-        if (token := max(prompt.ids)) >= (limit := self._token_limit):
+        token = max((one for one in prompt.ids if one < IMAGE_IDS), default=0)
+        if token >= (limit := self._token_limit):
             raise InvalidRequest(
                 f"got {self._template.text([token])!r} in the prompt, which is the tokenizer's "
                 f"token {token}; expected one below {limit}: the model has no more. Leave it out, "

@@ -31,6 +31,7 @@ from langchain_art_server.backends.embedded.token_sampler import SamplingState, 
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.heartbeat import LoopLag
 from langchain_art_server.backends.models.device import free_bytes, set_threads
+from langchain_art_server.backends.models.images import images_of
 from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
 
@@ -106,6 +107,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         assert settings.sampler.kind == "transformers"
         set_threads(settings.sampler.threads)
         model = load_model(settings)
+        images = images_of(settings.model, model.model, model.tokenizer)
         max_len, budget = model.info.max_model_len, settings.sampler.kv_cache_bytes
         with torch.inference_mode():
             runner = make_runner(
@@ -122,8 +124,13 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             self._prefixes = PrefixCache(
                 cache.layout, budget=budget, device=cache.device, dtype=cache.dtype
             )
-        info = dataclasses.replace(model.info, max_model_len=max_len)
-        super().__init__(dataclasses.replace(model, info=info), channel)
+        why = images if isinstance(images, str) else ""
+        info = dataclasses.replace(model.info, max_model_len=max_len, no_images=why)
+        super().__init__(
+            dataclasses.replace(model, info=info),
+            channel,
+            images=None if isinstance(images, str) else images,
+        )
         self._device = runner.device
         self._bank = AdapterBank(model.model, runner.device)
         self.scheduler = Scheduler(
@@ -254,6 +261,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
 
         if state.sampling.stop:
             sequence.on_token = lambda _token: self._read(chat, sequence)
+        if self._images is not None:
+            self._images.hold(chat.prompt.images.values())
         self._running[sequence] = chat
         return sequence
 
@@ -281,6 +290,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
 
     def _end(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> None:
         self._free(self._release(chat.adapter))
+        if self._images is not None:
+            self._images.let_go(chat.prompt.images.values())
         try:
             if sequence.error is not None:
                 raise sequence.error

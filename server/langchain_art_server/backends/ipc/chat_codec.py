@@ -12,6 +12,7 @@ from typing import Any
 from pybase64 import b64decode, b64encode_as_string
 from pydantic import TypeAdapter
 
+from langchain_art_server.algorithms.sequences.image_tokens import id_array
 from langchain_art_server.backends.base import ChatReply, ChatRequest
 
 _request = TypeAdapter(ChatRequest)
@@ -28,14 +29,18 @@ def pack_reply(reply: ChatReply) -> dict[str, Any]:
     packed = {
         name: b64encode_as_string(array(code, getattr(reply, name)))
         for name, code in _TYPES.items()
+        if name != "prompt_token_ids"
     }
+    prompt = id_array(reply.prompt_token_ids)
+    packed |= {"prompt_token_ids": b64encode_as_string(prompt), "wide": prompt.typecode == "q"}
     return vars(reply) | packed | {"drawn_from": b64encode_as_string(reply.drawn_from)}
 
 
 def unpack_reply(packed: dict[str, Any]) -> ChatReply:
     """The reply of `pack_reply`; its numbers are arrays, bit for bit the same."""
     fields = dict(packed)
-    for name, code in _TYPES.items():
+    types = _TYPES | ({"prompt_token_ids": "q"} if fields.pop("wide") else {})
+    for name, code in types.items():
         # With `validate` it takes a twentieth of the time.
         fields[name] = array(code, b64decode(packed[name], validate=True))
     fields["drawn_from"] = b64decode(packed["drawn_from"], validate=True)

@@ -42,6 +42,12 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     arrays |= _flat("drawn_from", "<i8", numbers)
     arrays["sets"] = np.frombuffer(b"".join(sets), dtype="u1")
     arrays["sets_lengths"] = np.array([len(one) for one in sets], dtype="<i8")
+    images = {name: body for row in rows for name, body in row.images.items()}
+    places = {name: at for at, name in enumerate(images)}
+    arrays |= _flat("images", "<i8", [[places[name] for name in row.images] for row in rows])
+    arrays["images_names"] = np.array(list(images), dtype="<U64")
+    arrays["bodies"] = np.frombuffer(b"".join(images.values()), dtype="u1")
+    arrays["bodies_lengths"] = np.array([len(one) for one in images.values()], dtype="<i8")
     arrays["temperatures"] = np.array([row.temperature for row in rows], dtype="<f8")
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
@@ -62,6 +68,10 @@ def read_rows(path: Path) -> list[Row]:
             sets = _split(file, "sets", file["sets"].tobytes())
             numbers = _split(file, "drawn_from", file["drawn_from"].tolist())
             columns["drawn_from"] = [[sets[number] for number in row] for row in numbers]
+            names = file["images_names"].tolist()
+            shown = list(zip(names, _split(file, "bodies", file["bodies"].tobytes()), strict=True))
+            numbers = _split(file, "images", file["images"].tolist())
+            columns["images"] = [dict(shown[number] for number in row) for row in numbers]
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise InvalidRequest(f"the rows in {path.name} cannot be read: {error}") from error
     return [

@@ -10,7 +10,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -31,13 +31,19 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.adapter_files import identity
-from langchain_art_server.backends.models.base_weights import check_causal, load_causal, weights_of
+from langchain_art_server.backends.models.base_weights import (
+    check_causal,
+    in_one_line,
+    load_causal,
+    weights_of,
+)
 from langchain_art_server.backends.models.device import (
     default_dtype,
     free_cache,
     set_threads,
     torch_device,
 )
+from langchain_art_server.backends.models.images import Images
 from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.adapter_io import HeldAdapter
@@ -111,6 +117,7 @@ class LearnerCore(HeldAdapter):
                 f"{type(self.base).__name__}, which has no torch.nn.Linear beside its head that "
                 "could have LoRA; expected an architecture that has"
             )
+        self._images: Images | None = None
         self._scorer, self.packer = self._forward()
         self.packer.offload = offload_activations
         if self.packer.padded_because is not None:
@@ -167,7 +174,8 @@ class LearnerCore(HeldAdapter):
         """
         wall, cpu = time.perf_counter(), time.process_time()
         try:
-            metrics = self._learn_within_memory(request, progress)
+            with self._seeing(request.rows):
+                metrics = self._learn_within_memory(request, progress)
             if (name := adapter_io.not_finite(self.parameters)) is not None:
                 raise ArtError(
                     f"The step made {name!r} not finite; lower learning_rate "
@@ -185,7 +193,9 @@ class LearnerCore(HeldAdapter):
         }
 
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Logprob of each token given those before it, per row (0.0 at index 0), in nats.
+        """Logprob of each token given those before it, per row, in nats.
+
+        0.0 at index 0 and for the tokens of images.
 
         Args:
             adapter: folder of an adapter; None is the base model.
@@ -196,9 +206,12 @@ class LearnerCore(HeldAdapter):
         counted = CountedTokens.of(rows, every_token=True)
         if not len(counted.row_T):
             return [np.zeros(len(row.token_ids)) for row in rows]
-        found_N = self._logprobs(rows, counted, base=adapter is None).cpu().numpy()
-        ends = np.cumsum([len(row.token_ids) - 1 for row in rows])
-        return [np.concatenate([[0.0], row_T]) for row_T in np.split(found_N, ends[:-1])]
+        with self._seeing(rows):
+            found_N = self._logprobs(rows, counted, base=adapter is None).cpu().numpy()
+        ends = np.cumsum([len(row.token_ids) for row in rows])
+        flat, starts = np.zeros(ends[-1]), np.concatenate([[0], ends[:-1]])
+        flat[starts[counted.row_T] + counted.at_T] = found_N
+        return np.split(flat, ends[:-1])
 
     def batch(
         self, rows: Sequence[Row], config: StepConfig, reference: Path | None = None
@@ -237,6 +250,26 @@ class LearnerCore(HeldAdapter):
     def moved(self, watched: Watched) -> dict[str, float]:
         """See `Watched.moved`."""
         return watched.moved(self._scorer)
+
+    @contextlib.contextmanager
+    def _seeing(self, rows: Sequence[Row]) -> Generator[None]:
+        """Passes in it have the rows' images. Raises ArtError: this learner cannot read them."""
+        bodies = {name: body for row in rows for name, body in row.images.items()}
+        if not bodies:
+            yield
+            return
+        if self._images is None:
+            self._images = self._image_reader()
+        images = [self._images.read(name, body) for name, body in bodies.items()]
+        self._images.hold(images)
+        try:
+            yield
+        finally:
+            self._images.let_go(images)
+
+    def _image_reader(self) -> Images:
+        with in_one_line(self.name, "its processor"):
+            return Images(self.name, self.base)
 
     def _load(self) -> transformers.PreTrainedModel:
         base = load_causal(self.name, self.dtype, self.device)

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS, token_logprobs
+from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.token_sets import SetColumn, column
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -66,12 +67,14 @@ class CountedTokens:
 
     @classmethod
     def of(cls, rows: Sequence[Row], *, every_token: bool = False) -> CountedTokens:
-        """The tokens with mask 1, or every token but the first of each row."""
+        """The tokens with mask 1, or every token but the first of each row and those of images."""
         none: Ints = np.empty(0, dtype=np.int64)
         found: list[Ints] = []
         calls = [none]
         for row in rows:
-            counts = np.ones(len(row.mask), bool) if every_token else np.asarray(row.mask, bool)
+            counts = (
+                np.asarray(row.token_ids) < IMAGE_IDS if every_token else np.asarray(row.mask, bool)
+            )
             counts[0] = False  # nothing comes before the first token
             found.append(np.flatnonzero(counts))
             of_call = np.asarray(row.calls or [0] * len(counts), np.int64)

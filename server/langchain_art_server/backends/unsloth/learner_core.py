@@ -35,6 +35,7 @@ from langchain_art_server.backends.models.base_weights import (
     in_four_bits,
     read_config,
 )
+from langchain_art_server.backends.models.images import Images
 from langchain_art_server.backends.peft.forest.packing import OddAttentionError
 from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
 from langchain_art_server.backends.peft.logprob_scoring import (
@@ -72,6 +73,12 @@ class UnslothCore(LearnerCore):
     def __init__(self, *, max_model_len: int | None = None, **base: Any) -> None:
         self._longest = max_model_len
         super().__init__(**base)
+
+    def _image_reader(self) -> Images:
+        raise ConfigError(
+            "The learner 'unsloth' learns from no images; train such calls with kind = \"peft\" in "
+            "[learner]."
+        )
 
     def _load(self) -> transformers.PreTrainedModel:
         try:

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ _ZERO_ADAPTER = "base@0/0"
 _FORCED_SLACK = 1e-3
 #: Tokens of the prompt that probes a new adapter.
 _PROBE_TOKENS = 16
+_NO_IMAGES = "vLLM is asked for tokens behind tokens here, and its route takes nothing else"
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -87,7 +89,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         settings, outline = fill_in(settings, load_outline(settings), cards)
         assert settings.sampler.kind == "vllm"
         form = settings.sampler.tool_format
-        super().__init__(outline, channel, FORMATS[form] if form else None)
+        info = replace(outline.info, no_images=_NO_IMAGES)
+        super().__init__(replace(outline, info=info), channel, FORMATS[form] if form else None)
         self._copies = copies = AdapterCopies(
             outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )

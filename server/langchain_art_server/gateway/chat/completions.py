@@ -75,8 +75,11 @@ class ModelCalls:
             await asyncio.sleep(0)
         form = DIALECTS[scope["path"]](raw)
         await form.refer(service.store.call)
-        call = CheckedChatRequest(form.body, scope["headers"], run=scope.get("art.run"))
-        most = service.sampler.info.max_prompt_chars
+        info = service.sampler.info
+        call = CheckedChatRequest(
+            form.body, scope["headers"], run=scope.get("art.run"), no_images=info.no_images
+        )
+        most = info.max_prompt_chars
         # The texts of a body are no longer than the body.
         if size > min(most, MAX_SCHEMA_CHARS):
             await asyncio.sleep(0)
@@ -232,6 +235,7 @@ class _Completion:
             latency=took,
             began=self._began,
             retry=self._call.retry,
+            images=self._call.images,
         )
 
     # --- whole ----------------------------------------------------------------------------------

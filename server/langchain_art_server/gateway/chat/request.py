@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 from math import isinf
 from typing import Annotated, Any, Literal, TypeVar, cast
 
+from pybase64 import b64encode_as_string
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from langchain_art.errors import InvalidRequest, PromptTooLong
 from langchain_art.wire import CallTags
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, Sampling
+from langchain_art_server.gateway.chat.images import has_image, take_images
 from langchain_art_server.gateway.refusals import refuse, shown
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -102,6 +104,7 @@ class CheckedChatRequest:
         raw: the parsed JSON of its body. It is changed.
         headers: ASGI's, with names in lower case.
         run: the run that its URL or its key names.
+        no_images: why it may have no images; empty: it may.
 
     Attributes:
         body: the body, with the headers' tags in its `art`.
@@ -110,13 +113,18 @@ class CheckedChatRequest:
         asked: the other fields of `ChatRequest`, which all of them have.
         record: `CallRecord.request`: the body without what has columns of its own.
         retry: `CallRecord.retry`.
+        images: those that its messages name, by SHA-256.
 
     Raises:
         InvalidRequest: the field, what was got, what is expected.
     """
 
     def __init__(
-        self, raw: Any, headers: Iterable[tuple[bytes, bytes]] = (), run: str | None = None
+        self,
+        raw: Any,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        run: str | None = None,
+        no_images: str = "",
     ) -> None:
         tags = {n: v for n, v in headers if n.startswith((b"x-art-", b"x-stainless-retry-count"))}
         retry = tags.pop(b"x-stainless-retry-count", b"")
@@ -132,6 +140,13 @@ class CheckedChatRequest:
             )
         self.retry = int(retry) if retry and _RETRIES.fullmatch(retry) else 0
         self.count = body.n or 1
+        if no_images and any(map(has_image, body.messages)):
+            raise InvalidRequest(
+                f"got an image, and none can be shown to this server's model: {no_images}. Leave "
+                "images out, or serve a model that reads them (docs/models.md).",
+                param="messages",
+            )
+        self.images = take_images(body.messages)
         tools, tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
         self.sampling = _sampling(body)
         self.asked: dict[str, Any] = {
@@ -141,12 +156,15 @@ class CheckedChatRequest:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "response_format": body.response_format,
             "stream": bool(body.stream),
+            "images": {name: b64encode_as_string(one) for name, one in self.images.items()},
         }
         self.record = {
             name: value
             for name, value in vars(body).items()
             if value is not None and name not in _NOT_RECORDED
         }
+        if self.images:
+            self.record["images"] = list(self.images)
 
 
 def _sampling(body: ChatBody) -> Sampling:

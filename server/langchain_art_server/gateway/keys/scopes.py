@@ -107,6 +107,7 @@ RULES: dict[tuple[str, str], Rule] = {
     ("GET", "/page/runs/{trajectory_id}/siblings"): Rule(_READ),
     ("GET", "/page/runs/{trajectory_id}/credit/{job_id}"): Rule(_READ),
     ("GET", "/page/calls/{call_id}/tokens"): Rule(_READ),
+    ("GET", "/page/images/{sha256}"): Rule(_READ),
     ("GET", "/page/review-queue"): Rule(_READ),
     ("POST", "/page/review-effect"): Rule(_READ),
 }

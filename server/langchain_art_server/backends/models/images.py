@@ -1,0 +1,237 @@
+"""Images for a text model inside of a vision model: the embeddings of their tokens.
+
+The model's own processor, vision tower and projector make them, one image at a time, so that they
+do not depend on other images. In the text model they take the place of the input embeddings of the
+image's ids (`image_tokens`), and everything behind these goes as for a text: caches, batches, the
+forest. `Images.why_not` tries that against the model's own way, since some models do more: where
+the tokens of an image attend to each other, or have positions of two dimensions, there are none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoProcessor, PreTrainedModel
+
+from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS, image_token_ids
+from langchain_art_server.backends.models.base_weights import language_model, text_modules
+
+#: Bytes of embeddings that are kept for images that come again.
+_MAX_KEPT = 64 << 20
+_PROBE = "zq"
+
+
+@dataclass(frozen=True, eq=False)
+class Image:
+    """An image as a model reads it.
+
+    Attributes:
+        text: what the processor writes in place of the placeholder.
+        ids: of the tokens in it that have the image's embeddings.
+        embeddings: of these (T, H), on the CPU.
+    """
+
+    text: str
+    ids: list[int]
+    embeddings: Tensor
+
+
+class Images:
+    """What makes images readable for a model. Several threads may `read`; one runs the model.
+
+    Attributes:
+        placeholder: the text by which a chat template says that there is an image.
+        token: the tokenizer's id of an image's tokens.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        processor = cast(Any, AutoProcessor)
+        self._processor: Any = processor.from_pretrained(
+            name, backend="pil", trust_remote_code=False
+        )
+        # The attribute is a text or a tokenizer's AddedToken.
+        self.placeholder = str(self._processor.image_token)
+        self.token: int = self._model.config.image_token_id
+        text = text_modules(model)
+        #: What sees. The attention of the text model may be one of ours, which is none for images.
+        self._towers = [
+            one
+            for one in model.modules()
+            if isinstance(one, PreTrainedModel) and text.isdisjoint(one.modules())
+        ]
+        self._takes = inspect.signature(self._model.get_image_features).parameters
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], Image] = OrderedDict()
+        self._size = 0
+        #: Images that passes through the model may have, and how many need each.
+        self._held: dict[Image, int] = Counter[Image]()
+        self._table: tuple[Tensor, Tensor] | None = None
+        self._found: tuple[Tensor, Tensor] | None = None
+        embeddings = self._model.get_input_embeddings()
+        embeddings.register_forward_pre_hook(self._without_images)
+        embeddings.register_forward_hook(self._with_images)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read(self, digest: str, body: bytes, tenant: str = "") -> Image:
+        """Read a tenant's image. Raises InvalidRequest: it cannot be decoded."""
+        key = tenant, digest
+        with self._lock:
+            if (known := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+                return known
+            image = self._kept[key] = self._read(digest, body)
+            self._size += image.embeddings.nbytes
+            while self._size > _MAX_KEPT and len(self._kept) > 1:
+                self._size -= self._kept.popitem(last=False)[1].embeddings.nbytes
+            return image
+
+    @torch.no_grad()
+    def _read(self, digest: str, body: bytes) -> Image:
+        inputs = self._inputs(self.placeholder, body)
+        ids: list[int] = inputs["input_ids"][0].tolist()
+        text = self._processor.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        pixels = {name: one for name, one in inputs.items() if name in self._takes}
+        for tower in self._towers:
+            has_sdpa = getattr(tower, "_supports_sdpa", False)
+            tower.set_attn_implementation("sdpa" if has_sdpa else "eager")
+        found = self._model.get_image_features(**pixels)
+        found = getattr(found, "pooler_output", found)
+        parts = found if isinstance(found, list | tuple) else [found]
+        embeddings = torch.cat([part.flatten(0, -2) for part in parts]).cpu()
+        if len(embeddings) != ids.count(self.token):
+            raise ArtError(
+                f"The model made {len(embeddings)} embeddings of an image, for which its processor "
+                f"writes {ids.count(self.token)} tokens; their files do not fit each other."
+            )
+        return Image(text, image_token_ids(digest, len(embeddings)), embeddings)
+
+    def _inputs(self, text: str, body: bytes) -> dict[str, Tensor]:
+        inputs = self._processor(
+            text=[text], images=[_decoded(body)], return_tensors="pt", add_special_tokens=False
+        )
+        model = self._model
+        return {
+            name: one.to(model.device, model.dtype if one.is_floating_point() else None)
+            for name, one in inputs.items()
+        }
+
+    # --- passes through the model ---------------------------------------------------------------
+
+    def hold(self, images: Iterable[Image]) -> None:
+        """Let passes have images, until `let_go` is called as often."""
+        for image in images:
+            self._held[image] = self._held.get(image, 0) + 1
+            self._table = None
+
+    def let_go(self, images: Iterable[Image]) -> None:
+        """See `hold`."""
+        for image in images:
+            self._held[image] -= 1
+            if not self._held[image]:
+                del self._held[image]
+                self._table = None
+
+    def _without_images(self, _module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Find the ids of images, for which the embedding has no rows."""
+        self._found = None
+        if not self._held:
+            return None
+        ids, *more = args
+        image_P = ids >= IMAGE_IDS
+        if not image_P.any():
+            return None
+        if self._table is None:
+            known = torch.tensor([one for image in self._held for one in image.ids])
+            order = known.argsort()
+            rows = torch.cat([image.embeddings for image in self._held])
+            self._table = known[order], rows[order]
+        known, rows = self._table
+        wanted = ids[image_P].cpu()
+        at = torch.searchsorted(known, wanted).clamp_(max=len(known) - 1)
+        if not known[at].equal(wanted):
+            raise ArtError("The tokens of an image came to the model without the image.")
+        self._found = image_P, rows[at].to(ids.device)
+        return (ids.masked_fill(image_P, 0), *more)
+
+    def _with_images(self, _module: Any, _args: Any, out: Tensor) -> Tensor | None:
+        found, self._found = self._found, None
+        if found is None:
+            return None
+        image_P, rows = found
+        return out.masked_scatter(image_P[..., None], rows.to(out.dtype))
+
+    @torch.no_grad()
+    def why_not(self, body: bytes) -> str:
+        """Reason why the model reads an image in another way than a text; empty: it does not."""
+        inputs = self._inputs(_PROBE + self.placeholder + _PROBE, body)
+        plain = self._model(**inputs, use_cache=False).logits
+        image = self._read("", body)
+        ids = inputs["input_ids"].clone()
+        ids[ids == self.token] = torch.tensor(image.ids, device=ids.device)
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        self.hold([image])
+        try:
+            found = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        finally:
+            self.let_go([image])
+        gap = (found - plain).float().abs().max().item()
+        if gap <= (1e-3 if plain.dtype == torch.float32 else 0.1) * plain.float().std().item():
+            return ""
+        return (
+            "the tokens of its images attend to each other or have positions of several "
+            f"dimensions, which is not implemented here (its logits differ by {gap:.2g})"
+        )
+
+
+def images_of(name: str, model: Any, tokenizer: Any) -> Images | str:
+    """What reads images for a model; or why it can read none, in words."""
+    kind = type(model).__name__
+    if language_model(model) is model or not hasattr(model, "get_image_features"):
+        return f"{kind} reads text only"
+    try:
+        images = Images(name, model)
+        said = [{"role": "user", "content": [{"type": "image"}]}]
+        shown: str = tokenizer.apply_chat_template(said, tokenize=False)
+        if shown.count(images.placeholder) != 1:
+            return f"its chat template does not write {images.placeholder!r} for an image"
+        why = images.why_not(_probe_image())
+    except ImportError as error:
+        words = " ".join(str(error).split())
+        return f'its processor cannot be loaded: {words} (pip install "langchain-art[images]")'
+    except Exception as error:  # noqa: BLE001 - whatever the folder's files make transformers raise
+        words = " ".join(str(error).split())
+        return f"its processor cannot show one: {type(error).__name__}: {words}"
+    return why or images
+
+
+def _probe_image() -> bytes:
+    from PIL import Image as pil  # noqa: PLC0415 - an extra's
+
+    noise = torch.randint(256, (32 * 48 * 3,), generator=torch.Generator().manual_seed(0))
+    file = io.BytesIO()
+    pil.frombytes("RGB", (48, 32), bytes(noise.tolist())).save(file, "PNG")
+    return file.getvalue()
+
+
+def _decoded(body: bytes) -> Any:
+    from PIL import Image as pil  # noqa: PLC0415 - an extra's
+    from PIL import ImageOps  # noqa: PLC0415 - an extra's
+
+    try:
+        with pil.open(io.BytesIO(body)) as image:
+            return cast(Any, ImageOps.exif_transpose(image)).convert("RGB")
+    except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
+        raise InvalidRequest(
+            f"got an image that cannot be decoded: {error}.", param="messages"
+        ) from error

@@ -1,0 +1,237 @@
+"""Calls with images: sampler, learner and the plain model have the same numbers."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoProcessor
+
+from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire.images import image_reference
+from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
+from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
+from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
+from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows
+from langchain_art_server.backends.peft.training_batch import sweep_logprobs
+from tests.support.families import save_family
+from tests.support.tiny_models import LocalSampler, ask, save_adapter, tokenizer, with_adapter
+from tests.support.vision_models import (
+    TEMPLATE,
+    VISION_FAMILIES,
+    opened,
+    picture,
+    save_vision_model,
+)
+
+RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255), (20, 60), "JPEG")
+#: Every linear layer of the text model: `all-linear` would have those that see, too.
+TARGETS = r"model\.(language|text)_model.*\.(q|k|v|o|gate|up|down)_proj"
+
+
+def message(*said: str | bytes) -> dict[str, Any]:
+    """A user's message of texts and images."""
+    parts = [
+        {"type": "text", "text": p} if isinstance(p, str) else image_reference(p) for p in said
+    ]
+    return {"role": "user", "content": parts}
+
+
+def asked(*messages: dict[str, Any], images: tuple[bytes, ...], **options: Any) -> ChatRequest:
+    named = {image_reference(one)["sha256"]: base64.b64encode(one).decode() for one in images}
+    return ask(messages=list(messages), images=named, **options)
+
+
+def plain_logprobs(model: Any, folder: Path, reply: ChatReply, *bodies: bytes) -> torch.Tensor:
+    """What the whole model gives the reply's tokens, by its own way with the images' pixels."""
+    processor: Any = AutoProcessor.from_pretrained(folder, backend="pil")
+    ids = [*reply.prompt_token_ids, *reply.token_ids]
+    own = processor.tokenizer.convert_tokens_to_ids("<image>")
+    ids = torch.tensor([[own if one >= IMAGE_IDS else one for one in ids]])
+    pixels: dict[str, Any] = {}
+    if bodies:
+        made = processor(
+            text=["<image>" * len(bodies)],
+            images=[opened(one) for one in bodies],
+            return_tensors="pt",
+        )
+        pixels = {k: v for k, v in made.items() if k.startswith("pixel")}
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False, **pixels).logits[0].float()
+    rows = logits[len(reply.prompt_token_ids) - 1 : -1].log_softmax(-1)
+    return rows.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+
+
+def nothing(_fraction: float, _message: str) -> None: ...
+
+
+def rows_of(*calls: tuple[ChatReply, tuple[bytes, ...]], advantage: float = 1.0) -> list[Any]:
+    return [
+        row
+        for number, (reply, bodies) in enumerate(calls)
+        for row in rows_of_run(
+            [
+                SampledCall(
+                    f"c{number}",
+                    reply.prompt_token_ids,
+                    reply.token_ids,
+                    reply.logprobs,
+                    advantage=advantage,
+                    images={image_reference(one)["sha256"]: one for one in bodies},
+                )
+            ]
+        )
+    ]
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_sampler_and_learner_have_the_plain_model_s_numbers(family: str, tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model", family)
+    adapter = save_adapter(tmp_path / "a", model, 1, target_modules=TARGETS)
+    sampler = LocalSampler(model)
+    sampler.load("a@1", adapter)
+    seen = [(RED,), (BLUE,), (RED, BLUE), (), (BLUE, BLUE)]
+    requests = [
+        asked(message("see ", *bodies, "?"), images=bodies, adapter="a@1", seed=n)
+        for n, bodies in enumerate(seen)
+    ]
+    replies = sampler.chat(*requests)
+    again = sampler.chat(*requests)  # after their cached prefixes
+    tuned = with_adapter(model, adapter)
+    for reply, repeated, bodies in zip(replies, again, seen, strict=True):
+        expected = plain_logprobs(tuned, model, reply, *bodies)
+        assert (torch.tensor(reply.logprobs) - expected).abs().max() < 1e-5
+        assert repeated.token_ids == reply.token_ids
+        assert repeated.logprobs == reply.logprobs
+    first, second, both, *_ = (reply.prompt_token_ids for reply in replies)
+    own = [one for one in first if one >= IMAGE_IDS]
+    assert own and not {*own} & {*second}
+    assert both[: first.index(own[-1]) + 1] == first[: first.index(own[-1]) + 1]
+    assert sampler.host._prefixes is not None and sampler.host._prefixes.hit_tokens > 0
+
+    core = LearnerCore(str(model), "cpu")
+    assert core.packer.padded_because is None
+    rows = rows_of(*zip(replies, seen, strict=True))
+    write_rows(tmp_path / "rows.npz", rows)
+    read = read_rows(tmp_path / "rows.npz")
+    assert read == rows
+    found = core.logprobs(adapter, read)
+    for reply, logprobs in zip(replies, found, strict=True):
+        gap = torch.tensor(reply.logprobs) - torch.tensor(logprobs[len(reply.prompt_token_ids) :])
+        assert gap.abs().max() < 1e-5
+
+
+def test_a_forest_shares_an_image_and_parts_at_another(tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model")
+    sampler, core = LocalSampler(model), LearnerCore(str(model), "cpu")
+    seen = [(RED,), (RED,), (BLUE,)]
+    replies = sampler.chat(
+        *(asked(message("see ", *b, "?"), images=b, seed=n) for n, b in enumerate(seen))
+    )
+    rows = rows_of(*zip(replies, seen, strict=True))
+    counted = CountedTokens.of(rows)
+    prompt = len(replies[0].prompt_token_ids)
+    with core._seeing(rows), torch.no_grad():
+        core.packer.token_cost = math.inf
+        forest = core.packer.pack(rows, counted, 4096)
+        shared = sweep_logprobs(forest, core._scorer, len(counted.row_T))
+        core.base.set_attn_implementation("sdpa")
+        padded = PaddedRows(rows, counted, core.base)
+        expected = sweep_logprobs(padded, core._scorer, len(counted.row_T))
+    assert (shared - expected).abs().max() < 1e-5
+    unshared = sum(len(row.token_ids) - 1 for row in rows)
+    before = [one >= IMAGE_IDS for one in replies[0].prompt_token_ids].index(True)
+    # The first two share their prompts; the third one what stands before its image.
+    assert forest.tokens <= unshared - prompt - before
+    with core._seeing(rows[2:]), pytest.raises(ArtError, match="without the image"):
+        core.base(input_ids=torch.tensor([rows[0].token_ids]))
+
+
+def test_a_step_learns_from_a_reply_to_an_image(tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model")
+    sampler, core = LocalSampler(model), LearnerCore(str(model), "cpu")
+    (reply,) = sampler.chat(asked(message("see ", RED), images=(RED,), seed=1))
+    rows = rows_of((reply, (RED,)))
+    for version in ("v0", "v1"):
+        (tmp_path / version).mkdir()
+    core.init_adapter(tmp_path / "v0", LoraConfig())
+    config = TrainConfig(learning_rate=1e-3)
+    step = LearnerStep(tmp_path / "v0", tmp_path / "v1", 1, rows, config)
+    metrics = core.step(step, nothing)
+    assert metrics["logprob_gap_max"] < 1e-5
+    (before,), (after,) = (core.logprobs(tmp_path / v, rows) for v in ("v0", "v1"))
+    assert after.sum() > before.sum() + 1e-3
+
+
+def test_a_later_turn_has_the_sampled_tokens_of_earlier_ones(tmp_path: Path) -> None:
+    sampler = LocalSampler(save_vision_model(tmp_path / "model"))
+    first = message("see ", RED)
+    drawn = sampler.chat(*(asked(first, images=(RED,), seed=n, max_tokens=3) for n in range(32)))
+    reply = next(one for one in drawn if one.content and one.content.isprintable())
+    said = {"role": "assistant", "content": reply.content}
+    rest = asked(first, said, message("and ", BLUE), images=(RED, BLUE), seed=3)
+    (later,) = sampler.chat(rest)
+    known = [*reply.prompt_token_ids, *reply.token_ids]
+    assert later.prompt_token_ids[: len(known)] == known
+    assert sum(one >= IMAGE_IDS for one in later.prompt_token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    "said, why",
+    [
+        ((RED, "<image>"), "expected as many"),
+        ((b"no image",), "cannot be decoded"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    said: tuple[str | bytes, ...], why: str, tmp_path: Path
+) -> None:
+    sampler = LocalSampler(save_vision_model(tmp_path / "model"))
+    bodies = tuple(one for one in said if isinstance(one, bytes))
+    with pytest.raises(InvalidRequest, match=why):
+        sampler.chat(asked(message(*said), images=bodies))
+
+
+@pytest.mark.parametrize(
+    "family, why",
+    [
+        ("Qwen3", "Qwen3ForCausalLM reads text only"),
+        ("Gemma 3, with images", "its processor cannot show one"),
+    ],
+)
+def test_a_base_that_sees_nothing_says_why(family: str, why: str, tmp_path: Path) -> None:
+    model = save_family(family, tmp_path / "model")
+    assert LocalSampler(model).host.info.no_images.startswith(why)
+
+
+def test_a_model_whose_image_tokens_attend_to_each_other_is_refused(tmp_path: Path) -> None:
+    model = save_family("Gemma 3, with images", tmp_path / "model")
+    known = copy.deepcopy(tokenizer())
+    marks = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+    known.add_special_tokens({"additional_special_tokens": list(marks)})
+    names = {"boi_token": marks[0], "eoi_token": marks[1], "image_token": marks[2]}
+    known._set_model_specific_special_tokens(names)
+    known.init_kwargs["extra_special_tokens"] = names
+    known.chat_template = TEMPLATE.replace("<image>", marks[0])
+    size = {"height": 28, "width": 28}
+    transformers.Gemma3Processor(
+        image_processor=transformers.Gemma3ImageProcessorPil(size=size),
+        tokenizer=known,
+        image_seq_length=4,
+    ).save_pretrained(model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"image_token_index": known.convert_tokens_to_ids(marks[2])}
+    (model / "config.json").write_text(json.dumps(config))
+    assert "attend to each other" in LocalSampler(model).host.info.no_images
