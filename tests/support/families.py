@@ -223,6 +223,8 @@ VLLM_VERSION = re.findall(
 PAGE = REPO / "docs" / "models.md"
 #: Begins the part of the page that the test with vLLM holds.
 VLLM_PART = "## On vLLM\n"
+#: Written by hand, up to that part.
+IMAGES_PART = "## Images "
 HEAD = f"""\
 # Model families
 
@@ -235,13 +237,13 @@ says nothing of a template or a tool format: [another page](templates.md) does. 
 the mean distance of sampler and learner per token, the worst of all steps, after each swap too.
 *Common beginnings* of runs are computed once where the architecture's attention is causal, to all
 tokens or to a window of them, or a gated delta net; elsewhere rows are padded. What is published as
-a text model inside of a vision model is loaded whole, and LoRA goes on the text model alone; text
-is all that it is given. *Batched*: calls are decoded in one batch by the embedded sampler. A
-server of each passes the [canary's](canary.md) checks but the last, `learns`, which is not asked of
-random weights (`ART_SOAK=1`; DeepSeek's dense layers alone, whose LoRA must be named, are left
-out). In a mixture, LoRA leaves out the experts, which are one stacked tensor each that no sampler
-here can adapt, and dense layers of the same names. In latent attention it leaves out `kv_b_proj`,
-which vLLM multiplies into its neighbours.
+a text model inside of a vision model is loaded whole, and LoRA goes on the text model alone; here
+it is given text ([images](#images)). *Batched*: calls are decoded in one batch by the embedded
+sampler. A server of each passes the [canary's](canary.md) checks but the last, `learns`, which is
+not asked of random weights (`ART_SOAK=1`; DeepSeek's dense layers alone, whose LoRA must be named,
+are left out). In a mixture, LoRA leaves out the experts, which are one stacked tensor each that no
+sampler here can adapt, and dense layers of the same names. In latent attention it leaves out
+`kv_b_proj`, which vLLM multiplies into its neighbours.
 
 | family | architecture | tool calls | LoRA on | common beginnings | batched | gap below | swapped |
 |---|---|---|---|---|---|---|---|"""
@@ -485,7 +487,8 @@ def check_frame(*, on_vllm: bool) -> None:
     told = parts[on_vllm].splitlines()
     names = ON_VLLM if on_vllm else FAMILIES
     rows = [next((one for one in told if one.startswith(f"| {f} |")), f"| {f} |") for f in names]
-    parts[on_vllm] = "\n".join([(VLLM_HEAD if on_vllm else HEAD), *rows, "" if on_vllm else "\n"])
+    images = "\n" + parts[0][parts[0].index(IMAGES_PART) :]
+    parts[on_vllm] = "\n".join([(VLLM_HEAD if on_vllm else HEAD), *rows, "" if on_vllm else images])
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(VLLM_PART.join(parts))
     assert PAGE.read_text() == VLLM_PART.join(parts)

@@ -1,0 +1,140 @@
+"""Images from a graph's messages to the record, the page and the learner, on a real server."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from langchain_core.messages import HumanMessage
+
+from langchain_art import ChatART, LocalServer, capture
+from langchain_art.wire import Trajectory
+from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
+from tests.support.live_server import LiveServer
+from tests.support.seeing_agent import Agent, learn
+from tests.support.soak import in_soak
+from tests.support.vision_models import picture, save_vision_model
+
+pytestmark = pytest.mark.slow
+RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255), kind="JPEG")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    folder = tmp_path_factory.mktemp("seeing")
+    model = save_vision_model(folder / "model")
+    options = ("--device", "cpu", "--served-model-name", "base")
+    with LocalServer(
+        model, policies=["seer"], data_dir=folder / "data", options=options
+    ) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def http(server: LocalServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.base_url.removesuffix("/v1"), timeout=60) as client:
+        yield client
+
+
+def url(body: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(body).decode()}"
+
+
+def openai_part(where: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": where}}
+
+
+def standard_part(body: bytes) -> dict[str, Any]:
+    data = base64.b64encode(body).decode()
+    return {"type": "image", "base64": data, "mime_type": "image/png"}
+
+
+def post(http: httpx.Client, *parts: dict[str, Any]) -> httpx.Response:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "see"}, *parts]}]
+    body = {"model": "seer", "messages": messages, "max_tokens": 4}
+    return http.post("/v1/chat/completions", json=body)
+
+
+async def test_both_forms_are_one_image_stored_once_and_gone_with_its_last_run(
+    server: LocalServer, http: httpx.Client
+) -> None:
+    model = ChatART(model="seer", base_url=server.base_url, max_tokens=4)
+    runs: list[Trajectory] = []
+    for part in (openai_part(url(RED)), standard_part(RED)):
+        async with capture() as run:
+            await model.ainvoke([HumanMessage([{"type": "text", "text": "see"}, part])])
+        runs.append(run.trajectory())
+    name = hashlib.sha256(RED).hexdigest()
+    for run in runs:
+        (turn,) = run.turns
+        assert turn.messages[0]["content"][1] == {"type": "image", "sha256": name}
+        call = http.get(f"/v1/calls/{turn.call_id}").json()
+        assert call["request"]["images"] == [name] and call["trainable"]
+        assert call["request"]["messages"][0]["content"][1] == {"type": "image", "sha256": name}
+        own = [one for one in call["prompt_token_ids"] if one >= IMAGE_IDS]
+        assert len(own) == 4
+        answer = http.post("/v1/trajectories", json=run.model_dump(mode="json"))
+        assert answer.status_code == 200, answer.text
+    shown = http.get(f"/page/images/{name}")
+    assert shown.content == RED and shown.headers["content-type"] == "image/png"
+    for run in runs:
+        assert http.get(f"/page/images/{name}").status_code == 200
+        http.delete(f"/v1/trajectories/{run.id}").raise_for_status()
+    assert http.get(f"/page/images/{name}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (openai_part("https://example.com/a.png"), "this server fetches no address. Send the data"),
+        (openai_part("data:image/png;base64,%%%"), "not base64"),
+        (openai_part(url(b"BM no bitmap")), "expected one of ['GIF', 'JPEG', 'PNG', 'WEBP']"),
+        (openai_part(url(RED[:12])), "cannot be read"),
+        (openai_part(url(RED[:-30])), "cannot be decoded"),
+        (
+            openai_part(url(picture((0, 0, 0), (4097, 4096)))),
+            "4097 x 4096 pixels, expected at most",
+        ),
+        (openai_part(url(RED + bytes(8 << 20))), "expected at most 8388608"),
+        ({"type": "image", "sha256": "0" * 64}, "an image's name alone, expected its data"),
+        ({"type": "input_audio"}, "a part of type 'input_audio'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(
+    http: httpx.Client, part: dict[str, Any], words: str
+) -> None:
+    answer = post(http, part)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_base_of_text_alone_says_so(art_server: LiveServer) -> None:
+    with art_server.http() as http:
+        answer = http.post(
+            "/v1/chat/completions",
+            json={"model": "tiny", "messages": [{"role": "user", "content": [openai_part("x")]}]},
+        )
+    assert answer.status_code == 400
+    assert "reads text only. Leave images out" in answer.json()["error"]["message"]
+
+
+def test_an_agent_that_sees_takes_a_step(server: LocalServer, tmp_path: Path) -> None:
+    agent = Agent(server.base_url, tmp_path, seed=1)
+    (step,) = agent.fit(1).history
+    metrics = step.results["seer"].metrics
+    assert metrics["logprob_gap_max"] < 1e-5
+    assert metrics["tokens_trained"] > 0 and metrics["forest"] == 1.0
+
+
+@in_soak
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_agent_learns_by_what_it_sees(seed: int) -> None:
+    before, after = learn(seed, steps=24)
+    assert before.mean is not None and after.mean is not None
+    assert after.mean - (after.ci95 or 0.0) > before.mean + (before.ci95 or 0.0)
+    assert after.mean > 0.9
