@@ -199,7 +199,7 @@ def test_no_model_brings_code_and_its_weights_are_safetensors() -> None:
             loaded += 1
             given = {one.arg: ast.unparse(one.value) for one in call.keywords}
             assert given.get("trust_remote_code") == "False", (path, ast.unparse(call))
-            if "AutoConfig" not in whose and "AutoTokenizer" not in whose:
+            if not any(one in whose for one in ("AutoConfig", "AutoTokenizer", "AutoProcessor")):
                 assert given.get("use_safetensors") == "True", (path, ast.unparse(call))
     assert loaded >= 7
 

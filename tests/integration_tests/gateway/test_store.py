@@ -43,7 +43,14 @@ from langchain_art_server.storage.run_index import RUN_MARKS
 from langchain_art_server.storage.run_list import RunFilter
 from langchain_art_server.storage.seals import insert, intact, sealed
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import CALLS, META, RUN_CALLS, SCHEMA, CallRecord
+from langchain_art_server.storage.tables import (
+    CALL_IMAGES,
+    CALLS,
+    META,
+    RUN_CALLS,
+    SCHEMA,
+    CallRecord,
+)
 from tests.support.postgres import Postgres
 from tests.support.soak import count
 
@@ -111,7 +118,8 @@ OTHER = {"STRING": "x", "TEXT": "x", "FLOAT": 7.5, "BIGINTEGER": 77, "INTEGER": 
 
 async def filled(store: Store) -> dict[str, list[object]]:
     """A row in every table; and by table what reads it."""
-    await store.add_calls([record("c-1")])
+    shown = {"messages": [], "images": ["i-1"]}
+    await store.add_calls([record("c-1", request=shown, images={"i-1": b"seen"})])
     held_out = Trajectory(id="t-1", scenario="s", reward=1.0, metadata={EVALUATION: "p@0"})
     await store.add_trajectories([held_out], "g-1")
     await store.add_policy("p", LoraConfig(rank=4))
@@ -143,6 +151,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "rollouts": [lambda: rollouts.complete("r-1", outcome)],
         "workers": [rollouts.counts],
         "calls": [lambda: store.calls(["c-1"]), lambda: store.tagged_calls("t-1")],
+        "images": [lambda: store.image("i-1"), lambda: store.calls(["c-1"])],
         "trajectories": [run, lambda: store.recent_trajectories(9, None)],
         "trained": [run],
         "trained_calls": [lambda: store.jobs.trained_calls(["c-1"], "p")],
@@ -175,10 +184,23 @@ async def refusal(read: Callable[[], Awaitable[Any]]) -> str:
 async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> None:
     readers = await filled(store)
     for table in META.sorted_tables:
-        if table in (SCHEMA, RUN_CALLS, RUN_MARKS):  # these name rows, and are not used else
+        # These name rows, and are not used else.
+        if table in (SCHEMA, RUN_CALLS, RUN_MARKS, CALL_IMAGES):
             continue
         keys = {"id", "number", *(column.name for column in table.primary_key)}
-        names = ("'c-1'", "'t-1'", "'p'", "'job", "'key-", "'r-1'", "'b-1'", "'w-1'", "'s'", "1")
+        names = (
+            "'c-1'",
+            "'t-1'",
+            "'p'",
+            "'job",
+            "'key-",
+            "'r-1'",
+            "'b-1'",
+            "'i-1'",
+            "'w-1'",
+            "'s'",
+            "1",
+        )
         named = "|".join(f"{table.info['kind']} {name}" for name in names)
         for column in table.columns:
             # Another key, and a trajectory or policy that a query asks for, is another row.

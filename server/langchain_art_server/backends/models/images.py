@@ -55,8 +55,7 @@ class Images:
 
     def __init__(self, name: str, model: PreTrainedModel) -> None:
         self._model: Any = model
-        processor = cast(Any, AutoProcessor)
-        self._processor: Any = processor.from_pretrained(
+        self._processor: Any = cast(Any, AutoProcessor).from_pretrained(
             name, backend="pil", trust_remote_code=False
         )
         # The attribute is a text or a tokenizer's AddedToken.
