@@ -207,10 +207,11 @@ def test_ids_of_another_tenant_answer_as_unknown_ones_do(
     """By every route that has an id in its path; the version is one that there is."""
     mine = {"trajectory_id": RUN, "name": POLICY, "job_id": shared.job, "call_id": shared.call}
     mine |= {"version": "1", "key_id": shared.made["ana"].id}
-    mine |= {"batch": "anas", "rollout_id": "anas-1"}
+    mine |= {"batch": "anas", "rollout_id": "anas-1", "sha256": "a" * 64}
     put = {"batch": "anas", "rollout": "agent:run", "rollouts": [{"id": "anas-1"}]}
     assert shared.ask("ana", "POST", "/v1/rollouts", put).json() == {"new": 1}
     nobodys = {"name": "tinx", "version": "1", "batch": "anax", "rollout_id": "anas-x"}
+    nobodys["sha256"] = "b" * 64
     nobodys |= {name: f"{mine[name][:-1]}~" for name in ("trajectory_id", "job_id", "call_id")}
     asked = 0
     for method, template in routes:
