@@ -153,7 +153,8 @@ class SamplerHost(Generic[AdapterT]):
                 "got messages of which the chat template makes no token, expected at least one.",
                 param="messages",
             )
-        token = max((one for one in prompt.ids if one < IMAGE_IDS), default=0)
+        if (token := max(prompt.ids)) >= IMAGE_IDS:
+            token = max((one for one in prompt.ids if one < IMAGE_IDS), default=0)
         if token >= (limit := self._token_limit):
             raise InvalidRequest(
                 f"got {self._template.text([token])!r} in the prompt, which is the tokenizer's "
