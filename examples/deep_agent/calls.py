@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from langchain_art import ArtClient
+from langchain_art.credit.credit_assignment import pool_advantages
 from langchain_art.training.records import StepRecord
 from langchain_art.wire import Trajectory, Turn
 
@@ -87,12 +87,7 @@ def learned(steps: Iterable[StepRecord], client: ArtClient) -> list[Kind]:
 
 
 def _advantages(runs: list[Trajectory]) -> list[float | None]:
-    """Of each run of a group; None of those that teach nothing."""
-    rewards = [run.total_return for run in runs if run.total_return is not None]
-    spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-    return [
-        (run.total_return - statistics.fmean(rewards)) / (spread + 1e-4)
-        if spread and run.total_return is not None
-        else None
-        for run in runs
-    ]
+    """Advantage of each run of a group; None of those that teach nothing."""
+    rewards = [[reward] for run in runs if (reward := run.total_return) is not None]
+    found = iter(pool_advantages(rewards, "standardized") or ())
+    return [None if run.total_return is None else next(found, [None])[0] for run in runs]

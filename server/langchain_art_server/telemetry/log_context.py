@@ -55,7 +55,7 @@ class LogContext:
     """Parameters of the route that answers."""
 
     def fields(self) -> dict[str, str]:
-        """Known fields, for a record or a span; without a key that stood in a wrong place."""
+        """Known fields, for a record; without a key that stood in a wrong place."""
         known = {
             "request_id": self.request_id,
             "tenant": self.tenant,

@@ -135,7 +135,9 @@ class SamplerHost(Generic[AdapterT]):
         return ChatCall(call, request, adapter, prompt, limit, grammar, output)
 
     def _read_images(self, request: ChatRequest) -> dict[str, Image]:
-        if request.images and self._images is None:
+        if not request.images:
+            return {}
+        if self._images is None:
             raise InvalidRequest(
                 f"got an image, and none can be shown to this model: {self.info.no_images}.",
                 param="messages",
@@ -143,7 +145,6 @@ class SamplerHost(Generic[AdapterT]):
         return {
             name: self._images.read(name, b64decode(data, validate=True), request.tenant)
             for name, data in request.images.items()
-            if self._images is not None
         }
 
     def _check_tokens(self, prompt: Prompt) -> None:

@@ -46,7 +46,7 @@ class Image:
 
 
 class Images:
-    """What makes images readable for a model. Several threads may `read`; one runs the model.
+    """Reader of images for a model. Several threads may `read`; one runs the model.
 
     Attributes:
         placeholder: the text by which a chat template says that there is an image.
@@ -62,7 +62,7 @@ class Images:
         self.placeholder = str(self._processor.image_token)
         self.token: int = self._model.config.image_token_id
         text = text_modules(model)
-        #: What sees. The attention of the text model may be one of ours, which is none for images.
+        #: The vision model; the text model's attention may be one of ours, which it cannot have.
         self._towers = [
             one
             for one in model.modules()
@@ -73,7 +73,7 @@ class Images:
         self._kept: OrderedDict[tuple[str, str], Image] = OrderedDict()
         self._size = 0
         #: Images that passes through the model may have, and how many need each.
-        self._held: dict[Image, int] = Counter[Image]()
+        self._held = Counter[Image]()
         self._table: tuple[Tensor, Tensor] | None = None
         self._found: tuple[Tensor, Tensor] | None = None
         embeddings = self._model.get_input_embeddings()
@@ -130,7 +130,7 @@ class Images:
     def hold(self, images: Iterable[Image]) -> None:
         """Let passes have images, until `let_go` is called as often."""
         for image in images:
-            self._held[image] = self._held.get(image, 0) + 1
+            self._held[image] += 1
             self._table = None
 
     def let_go(self, images: Iterable[Image]) -> None:
@@ -194,7 +194,7 @@ class Images:
 
 
 def images_of(name: str, model: Any, tokenizer: Any) -> Images | str:
-    """What reads images for a model; or why it can read none, in words."""
+    """The reader of images for a model, or the reason why there is none, in words."""
     kind = type(model).__name__
     if language_model(model) is model or not hasattr(model, "get_image_features"):
         return f"{kind} reads text only"

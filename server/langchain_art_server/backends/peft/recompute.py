@@ -170,7 +170,7 @@ def _body(kind: type[nn.Module]) -> str:
 
 
 class _Again(torch.autograd.Function):
-    """What was made, which keeps its inputs alone, and is made once more for its gradient."""
+    """Output of a `_Made`: it keeps the inputs alone, and is made once more for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, made: _Made, *inputs: Tensor) -> Tensor:

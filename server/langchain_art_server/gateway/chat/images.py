@@ -14,11 +14,13 @@ MAX_IMAGES, MAX_IMAGE_BYTES, MAX_PIXELS = 64, 8 << 20, 1 << 24
 FORMATS = {"PNG": b"\x89PNG\r\n", "JPEG": b"\xff\xd8\xff", "WEBP": b"RIFF", "GIF": b"GIF8"}
 
 
-def take_images(messages: list[dict[str, Any]]) -> dict[str, bytes]:
+def take_images(messages: list[dict[str, Any]], no_images: str = "") -> dict[str, bytes]:
     """Replace the images in messages by references; returns them by SHA-256.
 
+    `no_images` is the reason why there may be none; empty: there may.
+
     Raises:
-        InvalidRequest: one is an address, too large, or of another format.
+        InvalidRequest: there may be none, or one is an address, too large, or of another format.
     """
     found: dict[str, bytes] = {}
     for index, message in enumerate(messages):
@@ -29,18 +31,18 @@ def take_images(messages: list[dict[str, Any]]) -> dict[str, bytes]:
                 raise _refused(where, "an image's name alone", "its data")
             if (url := image_data(part)) is None:
                 continue
+            if no_images:
+                raise InvalidRequest(
+                    f"got an image, and none can be shown to this server's model: {no_images}. "
+                    "Leave images out, or serve a model that reads them (docs/models.md).",
+                    param="messages",
+                )
             body = _checked(url, where)
             content[at] = named = image_reference(body)
             found[named["sha256"]] = body
             if len(found) > MAX_IMAGES:
                 raise _refused(where, f"more than {MAX_IMAGES} images in one request", "fewer")
     return found
-
-
-def has_image(message: dict[str, Any]) -> bool:
-    """True if a message has an image."""
-    content: Any = message.get("content")
-    return isinstance(content, list) and any(map(image_data, cast(list[Any], content)))
 
 
 def _checked(url: str, where: str) -> bytes:

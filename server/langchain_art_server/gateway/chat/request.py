@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from langchain_art.errors import InvalidRequest, PromptTooLong
 from langchain_art.wire import CallTags
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, Sampling
-from langchain_art_server.gateway.chat.images import has_image, take_images
+from langchain_art_server.gateway.chat.images import take_images
 from langchain_art_server.gateway.refusals import refuse, shown
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -140,13 +140,7 @@ class CheckedChatRequest:
             )
         self.retry = int(retry) if retry and _RETRIES.fullmatch(retry) else 0
         self.count = body.n or 1
-        if no_images and any(map(has_image, body.messages)):
-            raise InvalidRequest(
-                f"got an image, and none can be shown to this server's model: {no_images}. Leave "
-                "images out, or serve a model that reads them (docs/models.md).",
-                param="messages",
-            )
-        self.images = take_images(body.messages)
+        self.images = take_images(body.messages, no_images)
         tools, tool_choice = shown_tools(body.tools or [], body.tool_choice or "auto")
         self.sampling = _sampling(body)
         self.asked: dict[str, Any] = {
