@@ -214,7 +214,7 @@ class LocalSampler:
     """The sampler's host without a process: calls are queued, and `run` takes them to their end."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
-        self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
+        self.inbox: queue.Queue[EngineCall] = queue.Queue()
         self.results: dict[int, Any] = {}
         self.errors: dict[int, BaseException] = {}
         self.events: dict[int, list[dict[str, Any]]] = {}

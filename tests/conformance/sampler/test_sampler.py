@@ -236,10 +236,11 @@ def test_few_calls_share_a_pass_over_prompts_with_those_that_come_next(model: Pa
     check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
 
 
-class Arrivals(queue.SimpleQueue[EngineCall]):
+class Arrivals(queue.Queue[EngineCall]):
     """Whoever waits for a time gets the next of those that come later."""
 
     def __init__(self, calls: list[EngineCall]) -> None:
+        super().__init__()
         self.later = calls
 
     def get(self, block: bool = True, timeout: float | None = None) -> EngineCall:

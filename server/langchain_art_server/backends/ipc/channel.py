@@ -81,7 +81,9 @@ class Channel:
         self._out: list[bytes] = []
         self._lock = threading.Lock()
         self._turns = 0
-        self.inbox: queue.SimpleQueue[EngineCall] = queue.SimpleQueue()
+        # No `SimpleQueue`: on Python 3.11 and 3.12 its timed `get` waits without end if its thread
+        # was held up, by the system or a signal, until the time was over.
+        self.inbox: queue.Queue[EngineCall] = queue.Queue()
 
     def listen(self, put: Callable[[EngineCall], object] | None = None) -> None:
         """Start the reading thread, which gives calls to `put`; None: to `inbox`."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -17,7 +20,7 @@ import pytest
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, PromptTooLong
 from langchain_art_server.backends.ipc import heartbeat
 from langchain_art_server.backends.ipc import worker as worker_module
-from langchain_art_server.backends.ipc.channel import pack
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall, pack
 from langchain_art_server.backends.ipc.fork_server import can_fork
 from langchain_art_server.backends.ipc.worker import (
     EngineSocket,
@@ -66,6 +69,25 @@ async def test_a_frame_may_be_larger_than_any_buffer(make: Any) -> None:
     worker = await make()
     sent = {"text": "x" * (8 << 20)}
     assert await worker.call("echo", sent) == sent
+
+
+def test_a_timed_wait_for_a_call_ends_however_late_its_thread_goes_on() -> None:
+    """Else a sampler, which gathers calls so, answers none that it has until another comes."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        inbox = Channel(theirs).inbox
+        before = signal.signal(signal.SIGUSR1, lambda _signal, _frame: time.sleep(0.5))
+        stop = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+        end = threading.Timer(10, inbox.put, (EngineCall(1, "end", {}),))
+        try:
+            stop.start()
+            end.start()
+            with pytest.raises(queue.Empty):
+                inbox.get(timeout=0.2)
+        finally:
+            end.cancel()
+            stop.join()
+            signal.signal(signal.SIGUSR1, before)
 
 
 async def test_frames_are_heard_whole_however_they_are_cut() -> None:
