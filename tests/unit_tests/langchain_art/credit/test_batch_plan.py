@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from langchain_art.credit.batch_plan import call_weights, exclusion, plan, stale, unscored
 from langchain_art.credit.candidates import CallDecision, CandidateCall, CandidateRun
 from langchain_art.wire import (
-    Aggregation,
     ClippedRatio,
     ConstantAggregation,
     OverlongPenalty,
@@ -284,26 +283,9 @@ def test_exclusion(fields, run_truncated: bool, without: str | None, trained: st
     assert exclusion(of, call, mask_truncated=False) == trained
 
 
-CALLS = [("a", 1), ("a", 3), ("b", 4)]
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("token", [1 / 8, 1 / 8, 1 / 8]),
-        ("sequence", [1 / 3, 1 / 9, 1 / 12]),
-        ("run", [1 / 8, 1 / 8, 1 / 8]),
-        (ConstantAggregation(value=50), [1 / 50, 1 / 50, 1 / 50]),
-    ],
-)
-def test_vectors(kind: Aggregation, expected: list[float]) -> None:
-    assert call_weights(CALLS, kind) == pytest.approx(expected)
-    assert call_weights([], kind) == []
-
-
-def test_a_run_with_more_calls_and_tokens_weighs_no_more() -> None:
-    weights = call_weights([("a", 1), ("a", 3), ("a", 6), ("b", 2)], "run")
-    assert weights == pytest.approx([1 / 20, 1 / 20, 1 / 20, 1 / 4])
+def test_a_constant_is_the_weight_of_each_token() -> None:
+    assert call_weights([("a", 1), ("a", 3)], ConstantAggregation(value=50)) == [1 / 50, 1 / 50]
+    assert call_weights([], "token") == []
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["token", "sequence", "run"]))
