@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableLambda
 
-from langchain_art import ChatART, RulerEvaluator
+from langchain_art import ChatART
 from langchain_art.evaluators.ruler.judge_model import identity
-from tests.support.judges.groups import group, run, says
-from tests.support.judges.literal_judge import ScriptedJudge
 from tests.support.live_server import REPO
 
 pytestmark = pytest.mark.timeout(60)
@@ -64,12 +61,3 @@ def test_what_decides_replies_is_of_the_identity_and_what_watches_is_not() -> No
         return RunnableLambda(lambda messages: messages[1].text[:limit])
 
     assert identity(closing_over(1)) == identity(closing_over(1)) != identity(closing_over(2))
-
-
-def test_the_cache_knows_a_judge_with_callbacks_again(tmp_path: Path) -> None:
-    shown = group(run("a", says("GOOD")), run("b", says("BAD")))
-    for times in (0, 1):
-        judge = ScriptedJudge(callbacks=[BaseCallbackHandler()])
-        ruler = RulerEvaluator(judge, cache=tmp_path / "verdicts")
-        ruler.invoke(shown)
-        assert ruler.spent.cached == 2 * times
