@@ -15,7 +15,6 @@ from langchain_art.rollout.gather import gather_sync
 from langchain_art.rollout.scenarios import (
     check_portable,
     check_scenarios,
-    draw,
     load,
     rollout_name,
 )
@@ -25,12 +24,6 @@ from tests.support import leased_agent
 def test_any_sequence_is_taken_as_it_is() -> None:
     for scenarios in ([], ["a"], ("a",), range(3)):
         check_scenarios(scenarios, "scenarios")
-
-
-def test_each_shuffled_epoch_has_all_scenarios() -> None:
-    epochs = [[draw("abcde", 5 * epoch + n, seed=3) for n in range(5)] for epoch in range(4)]
-    assert all(sorted(one) == list("abcde") for one in epochs)
-    assert len({tuple(one) for one in epochs}) > 1
 
 
 def test_a_text_is_no_sequence_of_scenarios() -> None:

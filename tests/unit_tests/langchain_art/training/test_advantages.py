@@ -14,7 +14,6 @@ from langchain_art import AnchorCredit, Trainer
 from langchain_art.errors import ConfigError
 from langchain_art.training.advantages import advantages_of, check_hook, group_has_zero_variance
 from langchain_art.wire import (
-    OverlongPenalty,
     TrainConfig,
     TrainRequest,
     Trajectory,
@@ -202,14 +201,3 @@ def test_what_is_called_flat_is_excluded(
         assert flat == is_excluded(group, config, trainable)
     elif flat:
         assert is_excluded(group, config, trainable)
-
-
-def test_the_penalty_for_length_is_a_difference() -> None:
-    def run(name: str, tokens: int) -> Trajectory:
-        usage = Usage(prompt_tokens=1, completion_tokens=tokens)
-        return Trajectory(id=name, reward=1.0, turns=(Turn(call_id=name, usage=usage),))
-
-    pair = TrajectoryGroup(id="g", trajectories=(run("a", 2), run("b", 8)))
-    assert group_has_zero_variance(pair, "p", TrainConfig(), {})
-    penalized = TrainConfig(overlong=OverlongPenalty(tokens=8, buffer=4))
-    assert not group_has_zero_variance(pair, "p", penalized, {})
