@@ -327,10 +327,3 @@ def test_a_setting_that_is_wrong_for_the_pair_is_refused_in_words(
     assert said in Pair(tmp_path, mine, names, changes).refusal()
     pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
     assert gone([pid for pid in pids if str(mine) in str(command(pid))])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_unsloth_learns_on_one_rank(sampler: str, model: Path, tmp_path: Path) -> None:
-    server = Pair(tmp_path, model, (sampler, "unsloth"), {"learner": {"ranks": 2}})
-    assert "expected it with kind='peft'" in server.refusal()

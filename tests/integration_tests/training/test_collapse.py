@@ -361,15 +361,6 @@ async def fit_of_the_demo(
     return found, told.getvalue()
 
 
-async def test_a_rate_at_which_the_demo_learns_nothing_is_said_once(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    low = TrainConfig(learning_rate=2e-5)
-    found, said = await fit_of_the_demo(art_server, tmp_path, low, steps=6, groups_per_step=4)
-    assert said.count("hardly learns: most of the last 5 steps moved it by") == 1
-    assert "Its learning_rate, 2e-05, is too low: name" in said and not found.rollbacks
-
-
 @pytest.mark.slow
 async def test_a_real_collapse_of_the_demo_is_undone(
     art_server: LiveServer, tmp_path: Path

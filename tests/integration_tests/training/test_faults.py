@@ -89,53 +89,41 @@ def test_without_a_fault_the_same_steps_go_through(policy: Policy) -> None:
         assert policy.versions() == (step, list(range(step + 1)), [str(n) for n in range(step + 1)])
 
 
-def test_the_base_model_is_sampled_instead_of_the_adapter(policy: Policy) -> None:
-    policy.train(policy.rollouts())
-    policy.server.fault("base model")
-    said = policy.refusal(policy.rollouts())
-    assert "learner and sampler are" in said and "nats apart per token" in said
-    assert "base model's: the sampler did not apply the adapter" in said
+#: Its own change is below `max_logprob_gap` by far.
+SMALL = TrainConfig(learning_rate=1e-3)
+NOT_APPLIED = "The sampler does not apply the new adapter"
+#: A fault of the sampler, the calls' temperature, the step's config, whether a step was taken
+#: before, and what is said of it.
+FAULTS: list[tuple[str, float, TrainConfig, bool, tuple[str, ...]]] = [
+    (
+        *("base model", 1.0, BOLD, True),
+        ("learner and sampler are", "nats apart per token", "sampler did not apply the adapter"),
+    ),
+    ("base model", 1.0, BOLD, False, (NOT_APPLIED, "answers as its parent {policy}@0 does")),
+    ("base model", 1.0, SMALL, False, (NOT_APPLIED,)),
+    ("stale adapter", 1.0, BOLD, True, (NOT_APPLIED, "its parent {policy}@1")),
+    (
+        *("temperature ignored", 0.5, BOLD, False),
+        ("logprobs are those of temperature 1, while the calls say 0.5",),
+    ),
+    ("shifted", 1.0, BOLD, False, ("shifted by one against the token ids",)),
+]
 
 
-def test_it_is_noticed_in_the_first_step_too_when_adapter_and_base_are_still_equal(
+@pytest.mark.parametrize(("fault", "temperature", "config", "later", "words"), FAULTS)
+def test_a_step_on_what_a_faulty_sampler_said_is_refused(
     policy: Policy,
+    fault: str,
+    temperature: float,
+    config: TrainConfig,
+    later: bool,
+    words: tuple[str, ...],
 ) -> None:
-    policy.server.fault("base model")
-    said = policy.refusal(policy.rollouts())
-    assert "The sampler does not apply the new adapter" in said
-    assert f"answers as its parent {policy.name}@0 does" in said
-
-
-def test_small_steps_that_no_gap_shows_are_noticed(policy: Policy) -> None:
-    """The learner's own change is below `max_logprob_gap` by far."""
-    policy.server.fault("base model")
-    small = TrainConfig(learning_rate=1e-3)
-    assert "The sampler does not apply the new adapter" in policy.refusal(policy.rollouts(), small)
-
-
-def test_the_sampler_keeps_an_old_adapter(policy: Policy) -> None:
-    policy.train(policy.rollouts())
-    policy.server.fault("stale adapter")
-    said = policy.refusal(policy.rollouts())
-    assert "The sampler does not apply the new adapter" in said
-    assert f"its parent {policy.name}@1" in said
-
-
-def test_the_temperature_is_not_applied(policy: Policy) -> None:
-    policy.server.fault("temperature ignored")
-    said = policy.refusal(policy.rollouts(temperature=0.5))
-    assert "logprobs are those of temperature 1, while the calls say 0.5" in said
-
-
-def test_logprobs_are_shifted_by_one(policy: Policy) -> None:
-    policy.server.fault("shifted")
-    assert "shifted by one against the token ids" in policy.refusal(policy.rollouts())
-
-
-def test_a_logprob_is_not_a_number(policy: Policy) -> None:
-    policy.server.fault("nan logprob")
-    said = policy.refusal(policy.rollouts())
-    assert "got the logprob nan, expected a finite number" in said
+    if later:
+        policy.train(policy.rollouts())
+    policy.server.fault(fault)
+    said = policy.refusal(policy.rollouts(temperature=temperature), config)
+    assert [one for one in words if one.format(policy=policy.name) not in said] == [], said
 
 
 def test_the_learner_saves_what_it_began_with(policy: Policy) -> None:
@@ -200,15 +188,6 @@ def test_a_reward_is_not_a_number(policy: Policy, value: float) -> None:
             make()
     with pytest.raises((InvalidRequest, ValueError), match="finite"):
         policy.client.reward(one, value)
-
-
-def test_after_a_refusal_the_policy_goes_on(policy: Policy) -> None:
-    """What was sampled under the fault is not trained; what comes after it is."""
-    policy.server.fault("shifted")
-    policy.refusal(policy.rollouts())
-    policy.server.fault("")
-    policy.train(policy.rollouts())
-    assert policy.versions() == (1, [0, 1], ["0", "1"])
 
 
 def test_a_rollout_returns_nan(policy: Policy, tmp_path: Path) -> None:

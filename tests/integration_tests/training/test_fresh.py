@@ -110,27 +110,13 @@ def test_one_run_that_works_is_enough(trained: Fit) -> None:
     assert parents[3] == 0
 
 
-@pytest.mark.parametrize(
-    ("rollout", "options"),
-    [
-        (None, {"eval_scenarios": [{"q": object()}], "trainer": {"workers": "server"}}),
-    ],
-)
-def test_a_fit_that_cannot_begin_undoes_nothing(
-    trained: Fit, rollout: Any, options: dict[str, Any]
-) -> None:
-    before = trained.state
-    options["trainer"].pop("config", None)
-    with pytest.raises(ConfigError):
-        trained.fit(rollout, **options)
-    assert trained.state == before
-
-
-def test_an_input_that_is_none_for_a_graph_undoes_nothing(trained: Fit) -> None:
+def test_a_fit_that_cannot_begin_undoes_nothing(trained: Fit) -> None:
     class Graph:
         async def ainvoke(self, state: Any, config: Any) -> Any: ...
 
     before = trained.state
+    with pytest.raises(ConfigError, match="expected a JSON value"):
+        trained.fit(eval_scenarios=[{"q": object()}], trainer={"workers": "server"})
     evaluated: dict[str, Any] = {"evaluator": lambda group: [0.5] * len(group.trajectories)}
     with pytest.raises(ConfigError, match="no input for a graph"):
         trained.fit(Graph(), eval_scenarios=[17], trainer=evaluated)

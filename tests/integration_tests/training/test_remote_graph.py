@@ -126,30 +126,6 @@ async def test_a_remote_graph_is_trained_as_it_is(
         assert step.nodes["writer"].advantage_abs == pytest.approx(mean)
 
 
-async def test_a_crash_scores_and_trains_a_remote_run_once(
-    art_server: LiveServer,
-    policy: str,
-    remote: RemoteGraph,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Crash(BaseException):
-        pass
-
-    with monkeypatch.context() as patch:
-
-        async def crash(*_: Any, **__: Any) -> Any:
-            raise Crash
-
-        patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", crash)
-        with pytest.raises(Crash):
-            await trainer_of(art_server, policy, tmp_path).fit(remote, ["Say one"], steps=1)
-    found = await trainer_of(art_server, policy, tmp_path).fit(remote, ["Say one"], steps=1)
-    assert found.version == 1
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
-        assert len(client.jobs(policy)) == 1
-
-
 async def test_a_remote_graph_of_other_models_is_said(
     art_server: LiveServer, policy: str, tmp_path: Path
 ) -> None:

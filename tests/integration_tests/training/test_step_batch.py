@@ -1,4 +1,4 @@
-"""Batches: rollouts that run ahead of the training, dynamic sampling."""
+"""Batches: rollouts that run ahead of the training."""
 
 from __future__ import annotations
 
@@ -26,23 +26,19 @@ SMALL_STEPS = TrainConfig(learning_rate=2e-5)
 SCENARIOS = [{"id": f"c-{n}", "question": f"When is audit {n}?"} for n in range(8)]
 
 
-def trainer_of(server: LiveServer, tmp_path: Path, policy: str = "", **options: Any) -> Trainer:
-    model = ChatART(
-        model=policy or f"collect-{uuid.uuid4().hex[:8]}",
-        base_url=server.base_url,
-        api_key=server.api_key or "none",  # type: ignore[arg-type]
-    )
+def model_of(server: LiveServer, policy: str) -> ChatART:
+    key: Any = server.api_key or "none"
+    return ChatART(model=policy, base_url=server.base_url, api_key=key, max_tokens=8)
+
+
+def trainer_of(server: LiveServer, tmp_path: Path, **options: Any) -> Trainer:
+    model = model_of(server, f"collect-{uuid.uuid4().hex[:8]}")
     given = {"group_size": 2, "groups_per_step": 2, "config": SMALL_STEPS, **options}
     return Trainer(model, out_dir=tmp_path / "fit", console=Console(file=io.StringIO()), **given)
 
 
 def rollout_of(server: LiveServer, policy: str, reward: Callable[[str], float]) -> Any:
-    model = ChatART(
-        model=policy,
-        base_url=server.base_url,
-        api_key=server.api_key or "none",  # type: ignore[arg-type]
-        max_tokens=8,
-    )
+    model = model_of(server, policy)
 
     async def rollout(scenario: dict[str, str]) -> Run:
         async with capture(scenario=scenario["id"]) as told:
@@ -51,12 +47,6 @@ def rollout_of(server: LiveServer, policy: str, reward: Callable[[str], float]) 
         return told
 
     return rollout
-
-
-# --- dynamic sampling ---------------------------------------------------------------------------
-
-
-# --- running ahead ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_steps_ahead", [0, 2])

@@ -17,7 +17,7 @@ from langchain_art.cli import main
 from langchain_art.cli.export import export_adapter
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ArtError, ConfigError, Conflict, JobFailed, RolloutFailed
+from langchain_art.errors import ArtError, ConfigError, Conflict
 from langchain_art.evaluators import score_groups
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -490,50 +490,6 @@ async def test_a_crash_anywhere_trains_each_step_once(
         assert len(client.jobs(trainer.policy)) == 1
 
 
-async def test_cancelling_says_how_to_go_on(art_server: LiveServer, tmp_path: Path) -> None:
-    console = quiet()
-    trainer = trainer_of(art_server, tmp_path, console=console)
-    begun = asyncio.Event()
-
-    async def rollout(_: object) -> float:
-        begun.set()
-        await asyncio.sleep(60)
-        return 0.0
-
-    task = asyncio.create_task(trainer.fit(rollout, SCENARIOS, steps=1))
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert "Run the same again to go on" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-async def test_failing_rollouts_are_said_and_bounded(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    good = rollout_of(art_server, trainer)
-    calls = 0
-
-    async def rollout(scenario: dict[str, str]) -> Run:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            raise ValueError("tool broke")
-        return await good(scenario)
-
-    found = await trainer.fit(rollout, SCENARIOS, steps=1)
-    assert found.history[0].failed == 1
-    assert found.excluded["runs.failed"] == 1
-
-    async def broken(_: object) -> float:
-        raise ValueError("all broke")
-
-    other = trainer_of(art_server, tmp_path / "other", trainer.policy)
-    with pytest.raises(RolloutFailed, match="all broke"):
-        await other.fit(broken, SCENARIOS, steps=2)
-
-
 async def test_all_runs_of_a_step_are_at_work_at_once(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
@@ -580,38 +536,6 @@ def test_a_plain_function_and_a_judge_in_a_plain_program(
     assert found.history[0].groups == 3
     assert found.history[0].reward_mean == pytest.approx(0.15)
     assert found.version == 1
-
-
-async def test_equal_rewards_train_nothing_and_say_so(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    model = model_of(art_server, trainer.policy)
-
-    async def rollout(scenario: dict[str, str]) -> float:
-        await model.ainvoke(scenario["question"])
-        return 1.0
-
-    found = await trainer.fit(rollout, SCENARIOS, steps=1)
-    assert (found.version, found.excluded) == (0, {"groups.zero_variance": 2})
-
-
-async def test_a_failed_job_can_be_resumed_under_a_new_key(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The client alone believes that the job failed: its step is published, and the same runs train
-    # again, one version late. At so low a rate the versions hardly differ.
-    trainer = trainer_of(art_server, tmp_path, config=TrainConfig(learning_rate=1e-6))
-    with monkeypatch.context() as patch:
-
-        async def failed(*_: Any, **__: Any) -> Any:
-            raise JobFailed("loss is not finite")
-
-        patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", failed)
-        with pytest.raises(JobFailed):
-            await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-    found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-    assert len(found.history) == 1
 
 
 async def test_evaluation_needs_one_version(art_server: LiveServer, tmp_path: Path) -> None:
