@@ -267,35 +267,6 @@ def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveSer
         print(f"{door.refused} refused; {door.trained} jobs")  # noqa: T201 - for the report
 
 
-@pytest.mark.parametrize(
-    ("rewards", "excluded"),
-    [
-        ([0.5, 0.5], {"groups.zero_variance": 1}),
-        ([-0.0, 0.0], {"groups.zero_variance": 1}),
-        ([1e9, 1e9], {"groups.zero_variance": 1}),
-        ([None, None], {"runs.unscored": 2}),
-        ([1.0, None], {"runs.unscored": 1}),
-    ],
-)
-def test_rewards_that_compare_nothing_are_counted(
-    art_server: LiveServer, rewards: list[float | None], excluded: dict[str, int]
-) -> None:
-    with art_server.http() as http:
-        door = Door(art_server, http)
-        for run, reward in zip(door.runs, rewards, strict=True):
-            http.delete(f"/v1/trajectories/{run}").raise_for_status()
-            door.say(run, seed=1)
-            http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}).raise_for_status()
-        body = {"policy": door.policy, "groups": [door.runs]}
-        for groups in ([], [[]]):
-            answer = http.post("/v1/train", json=body | {"groups": groups}, headers=key())
-            assert answer.status_code in (202, 400), answer.text
-        made = http.post("/v1/train", json=body, headers=key()).raise_for_status().json()
-        job = http.get(f"/v1/jobs/{made['id']}", params={"wait": 25}).json()
-        assert job["result"]["version"] == 0
-        assert excluded.items() <= job["result"]["excluded"].items()
-
-
 def key() -> dict[str, str]:
     return {"Idempotency-Key": uuid.uuid4().hex}
 
