@@ -1,4 +1,4 @@
-"""A generator of judge replies of unforeseen kinds, each with the verdicts that it may be read as.
+"""A generator of judge replies, each with the verdicts that it may be read as.
 
 A reply is drawn from three lists: what is wrong with the verdict, how it is written, and what
 stands around it. Nothing of it is taken from the parser: a reply whose verdict is damaged, or that
@@ -88,12 +88,23 @@ def _renamed(old: str, new: str) -> Callable[[Entries, random.Random], Entries]:
 
 
 _LOOK_ALIKE = {"c": "с", "p": "р", "x": "х", "s": "ѕ", "j": "ј"}  # noqa: RUF001 - Cyrillic
-HARMLESS = ("the smallest", "minus zero", "an integer")
+HARMLESS = ("the smallest", "minus zero", "an integer", "a field more")
 #: What is wrong with a verdict; of the harmless ones, nothing.
 DAMAGES: dict[str, Callable[[Entries, random.Random], Entries]] = {
     "the smallest": _score(lambda s: 5e-324),
     "minus zero": _score(lambda s: -0.0),
     "an integer": _score(lambda s: 1),
+    "a field more": lambda e, r: [{**one, "confidence": 9} for one in e],
+    "NaN": _score(lambda s: float("nan")),
+    "infinity": _score(lambda s: float("inf")),
+    "7.0": _score(lambda s: 7.0),
+    "-0.1": _score(lambda s: -0.1),
+    "a huge integer": _score(lambda s: 10**400),
+    "1e308": _score(lambda s: 1e308),
+    "a text": _score(str),
+    "true": _score(lambda s: True),
+    "null": _score(lambda s: None),
+    "a list": _score(lambda s: [0.1]),
     "per cent": _score(lambda s: f"{s:.0%}"),
     "a fraction": _score(lambda s: f"{s * 10:.0f}/10"),
     "of ten": _score(lambda s: 2 + s * 8),
@@ -119,6 +130,12 @@ DAMAGES: dict[str, Callable[[Entries, random.Random], Entries]] = {
     "backwards": _id(lambda i: i[::-1] if i[::-1] != i else f"{i}{i}"),
     "half a name": _id(lambda i: i[: max(1, len(i) // 2)]),
     "a list of a name": _id(lambda i: [i]),
+    "upper case": _id(str.upper),
+    "unknown": _id(lambda i: "unknown"),
+    "places": lambda e, r: [{**one, "id": str(n)} for n, one in enumerate(e, 1)],
+    "numbers": lambda e, r: [{**one, "id": n} for n, one in enumerate(e, 1)],
+    "no score": lambda e, r: [{k: v for k, v in e[0].items() if k != "score"}, *e[1:]],
+    "no id": lambda e, r: [{k: v for k, v in e[0].items() if k != "id"}, *e[1:]],
     "two names": lambda e, r: [{**e[0], "id": f"{e[0]['id']}, {e[1]['id']}"}, *e[2:]],
     "a tie of names": lambda e, r: [{**e[0], "id": [one["id"] for one in e]}],
     "Score": _renamed("score", "Score"),
@@ -133,6 +150,8 @@ DAMAGES: dict[str, Callable[[Entries, random.Random], Entries]] = {
     "an empty list": lambda e, r: [],
     "one for all": lambda e, r: [{"id": "all", "explanation": "", "score": 0.5}],
     "an average, too": lambda e, r: [*e, {"id": "mean", "explanation": "", "score": 0.5}],
+    "twice": lambda e, r: [*e, r.choice(e)],
+    "in the place of another": lambda e, r: [*e[:-1], e[0]],
     "twice, and differently": lambda e, r: [*e, {**e[-1], "score": e[-1]["score"] / 2}],
 }
 
@@ -174,6 +193,8 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
     "JSON in escapes": lambda e, r: (_json(e).replace('"id"', '"\\u0069d"'), True),
     "a list": lambda e, r: (json.dumps(e), True),
     "JSON behind a mark": lambda e, r: ("\ufeff" + _json(e), True),
+    "JSON twice": lambda e, r: (f"{_json(e)}\n{_json(r.sample(e, len(e)))}", True),
+    "among fields": lambda e, r: (json.dumps({"notes": ["x"], "scores": e, "best": "x"}), True),
     "JSON in JSON": lambda e, r: (json.dumps(_json(e)), False),
     "in another object": lambda e, r: (json.dumps({"result": {"scores": e}}), False),
     "in a list": lambda e, r: (json.dumps([{"scores": e}]), False),
@@ -184,7 +205,7 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
         _json(e[: max(1, len(e) // 2)]) + _json(e[max(1, len(e) // 2) :] or e[:0]),
         False,
     ),
-    "Python": lambda e, r: (_python(e), False),
+    "Python": lambda e, r: (_python(e), None),
     "a comma too many": lambda e, r: (_json(e).replace("]", ",]"), False),
     "comments": lambda e, r: (_json(e).replace("[", "[ // the runs\n", 1), False),
     "bare keys": lambda e, r: (_json(e).replace('"scores"', "scores"), False),
@@ -192,6 +213,27 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
         json.dumps({"scores": {str(one.get("id")): one.get("score") for one in filter(None, e)}}),
         False,
     ),
+    "a draft": lambda e, r: (json.dumps({"draft": {"scores": e}}), None),
+    "a draft in what is cut off": lambda e, r: (
+        f'{{"draft": {_json(e)}, "final": {{"scores": [',
+        None,
+    ),
+    "a draft in what is broken": lambda e, r: (f'{{"draft": {_json(e)}, final: 1}}', None),
+    "a word among them": lambda e, r: (_json([*e, "done"]), None),  # type: ignore[list-item]
+    "a key twice": lambda e, r: (_json(e).replace('"expl', '"id": "x", "expl', 1), None),
+    "scores twice": lambda e, r: (
+        f'{{"scores": {json.dumps(e[::-1])}, "scores": {json.dumps(e)}}}',
+        None,
+    ),
+    "thoughts": lambda e, r: (f"<think>{_json(e)}</think> They are all fine.", None),
+    "words": lambda e, r: (
+        " ".join(f"Run {one.get('id')} gets {one.get('score')}." for one in filter(None, e)),
+        None,
+    ),
+    "a refusal": lambda e, r: ("I cannot judge this.", None),
+    "nothing": lambda e, r: ("", None),
+    "deep": lambda e, r: ("[" * 100_000, None),
+    "many": lambda e, r: ("{} " * 5_000, None),
     "YAML": lambda e, r: (_yaml(e), None),
     "a table": lambda e, r: (_table(e), None),
     "XML": lambda e, r: (_xml(e), None),
@@ -262,6 +304,9 @@ PLACES: dict[str, Place] = {
     "in a fence that does not end": lambda w, e, r: (f"```\n{w}", None),
     "behind words": lambda w, e, r: (f"Run {e[0]['id']} beats {e[-1]['id']}.\n{w}", None),
     "before words": lambda w, e, r: (f"{w}\nI stand by {e[0]['id']}: {e[0]['score']}.", None),
+    "between words": lambda w, e, r: (f"{{The best}} [1] is. {w} I hope it helps.", None),
+    "before an object": lambda w, e, r: (f'{w} {{"comment": 1}}', None),
+    "behind a broken one": lambda w, e, r: (f"{_json([e[0] | {'score': 9}, *e[1:]])}{w}", e),
     "behind thoughts": lambda w, e, r: (f"<think>{_json(_other(e, r))}</think>{w}", None),
     "behind reasoning": lambda w, e, r: (
         AIMessage(
@@ -302,9 +347,10 @@ PLACES: dict[str, Place] = {
 #: Places with a whole verdict of its own before or behind the written one.
 ANOTHER = ("before another", "behind another", "before another in a list")
 TRANSPARENT = (
-    "alone", "in a fence", "in a fence that does not end", "behind words", "behind thoughts",
-    "behind reasoning", "in two blocks", "behind a fake", "twice",
+    "alone", "in a fence", "in a fence that does not end", "behind words", "between words",
+    "before an object", "behind thoughts", "behind reasoning", "in two blocks", "behind a fake",
+    "twice",
 )  # fmt: skip
 #: Damages that leave no run, and forms in which nobody would look for one.
-NOBODY = ("an empty list", "one for all")
-UNSEEN = ("a table", "base64")
+NOBODY = ("an empty list", "one for all", "places", "numbers")
+UNSEEN = ("a table", "base64", "thoughts", "words")
