@@ -50,8 +50,6 @@ def answer(server: LangfuseServer, method: str, path: str, query: Query, body: A
     for verb, pattern, route in _ROUTES:
         if verb == method and (found := re.fullmatch(pattern, path)):
             return route(server, query, body, *found.groups())
-    if path in ("/api/public/traces", "/api/public/sessions"):
-        return 404, {"message": "This endpoint is not available on Langfuse v4 in events_only mode"}
     return 404, {"message": f"not found: {method} {path}", "error": "LangfuseNotFoundError"}
 
 
@@ -116,14 +114,6 @@ def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str
     # langfuse.com/docs: usually within 15 minutes, with no confirmation).
     server.delete([score_id])
     return 202, {"message": "Score deletion request submitted successfully"}
-
-
-def _delete_trace(server: LangfuseServer, query: Query, body: Any, trace_id: str) -> Answer:
-    # As for a score. The items of annotation queues stay, and lead nowhere.
-    with server.lock:
-        server.spans = [one for one in server.spans if one.trace_id != trace_id]
-        server.delete([one.id for one in server.scores.values() if one.trace_id == trace_id])
-    return 200, {"message": "Trace deletion request submitted successfully"}
 
 
 def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -208,17 +198,6 @@ def _get_items(server: LangfuseServer, query: Query, body: Any, queue_id: str) -
     return _numbered(PaginatedAnnotationQueueItems, items, query)
 
 
-def _change_item(
-    server: LangfuseServer, query: Query, body: Any, queue_id: str, item_id: str
-) -> Answer:
-    if server.items.get(item_id, {}).get("queueId") != queue_id:
-        return 404, {"message": "Annotation queue item not found"}
-    done = _now()["updatedAt"]
-    changed = {**server.items[item_id], **body, "updatedAt": done, "completedAt": done}
-    server.items[item_id] = changed
-    return 200, _made(AnnotationQueueItem, changed)
-
-
 def _numbered(model: type[BaseModel], rows: list[dict[str, Any]], query: Query) -> Answer:
     """A page of the lists that have numbered pages."""
     limit, number = int(query.get("limit", ["50"])[0]), int(query.get("page", ["1"])[0])
@@ -250,7 +229,6 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("POST", "/api/public/scores", _post_scores),
     ("GET", "/api/public/v3/scores", _get_scores),
     ("DELETE", "/api/public/scores/([^/]+)", _delete_score),
-    ("DELETE", "/api/public/traces/([^/]+)", _delete_trace),
     ("GET", "/api/public/v2/observations", _get_observations),
     ("GET", "/api/public/projects", _projects),
     ("GET", "/api/public/health", _health),
@@ -261,5 +239,4 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("GET", _QUEUE, _get_queues),
     ("POST", f"{_QUEUE}/([^/]+)/items", _make_item),
     ("GET", f"{_QUEUE}/([^/]+)/items", _get_items),
-    ("PATCH", f"{_QUEUE}/([^/]+)/items/([^/]+)", _change_item),
 ]
