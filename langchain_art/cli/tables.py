@@ -117,11 +117,6 @@ def runs_table(runs: Sequence[wire.Trajectory]) -> Table:
     return table
 
 
-def group_view(group: wire.TrajectoryGroup) -> Table:
-    """One line per run of a group."""
-    return runs_table(group.trajectories)
-
-
 def run_view(run: wire.Trajectory) -> Group:
     """One run: for each turn the messages that its prompt added, and what was said."""
     scores = "".join(f", {name} {value:.3f}" for name, value in run.scores.items())

@@ -175,19 +175,16 @@ class Request(Generic[T]):
                     ) from error
             else:
                 content = json.dumps(self.body)
+        whole = min(timeout, FIRST_ANSWER / 2) if self.quick else timeout + self.hold
         return {
             "method": self.method,
             "url": self.path,
             "params": {k: v for k, v in self.params.items() if v is not None},
             "headers": headers,
             "content": content,
-            "timeout": self._timeout(timeout),
+            # A second attempt still fits before a server is taken for one that is not there.
+            "timeout": httpx.Timeout(whole, connect=min(timeout, FIRST_ANSWER / 2)),
         }
-
-    def _timeout(self, timeout: float) -> httpx.Timeout:
-        whole = min(timeout, FIRST_ANSWER / 2) if self.quick else timeout + self.hold
-        # A second attempt still fits before a server is taken for one that is not there.
-        return httpx.Timeout(whole, connect=min(timeout, FIRST_ANSWER / 2))
 
     def result(self, response: httpx.Response, content: bytes) -> T:
         """The typed answer. Raises the server's refusal."""

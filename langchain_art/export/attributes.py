@@ -202,9 +202,11 @@ class RunAttributes:
             }
             return _given(found)
         prompt, first = texts.prompt(index), span.first_token_at
+        if tools is not None:
+            prompt = f'{{"messages":{prompt},"tools":{tools}}}'
         found |= {
             f"{_OBSERVATION}type": "generation",
-            f"{_OBSERVATION}input": _with_tools(prompt, tools),
+            f"{_OBSERVATION}input": prompt,
             f"{_OBSERVATION}output": reply,
             f"{_OBSERVATION}model.name": turn.model,
             f"{_OBSERVATION}model.parameters": dumps(span.parameters) if span.parameters else None,
@@ -326,10 +328,6 @@ def _where(span: SpanRecord) -> dict[str, Any]:
         "attempt": span.attempt if span.attempt > 1 else None,
         "outcome": span.outcome if span.outcome != "ok" else None,
     }
-
-
-def _with_tools(prompt: str, tools: str | None) -> str:
-    return prompt if tools is None else f'{{"messages":{prompt},"tools":{tools}}}'
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

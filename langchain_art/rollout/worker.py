@@ -133,7 +133,9 @@ class LeaseWorker:
         try:
             while not self._draining.is_set():
                 self._changed.clear()
-                work = asyncio.create_task(self._lease() if self._free > 0 else self._freed())
+                work = asyncio.create_task(
+                    self._lease() if self._free > 0 else self._changed.wait()
+                )
                 try:
                     await asyncio.wait({work, drained}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -158,9 +160,6 @@ class LeaseWorker:
     def _say(self, words: str) -> None:
         if self._tell is not None:
             self._tell(words)
-
-    async def _freed(self) -> None:
-        await self._changed.wait()
 
     async def _lease(self) -> None:
         asked = wire.LeaseRequest(

@@ -99,13 +99,10 @@ def traces_of_runs(runs: Iterable[Mapping[str, Any]], name: str = HUMAN_REWARD) 
     return found
 
 
-def _is_root(run: Mapping[str, Any]) -> bool:
-    return not (run.get("parent_run_id") or run.get("parent_run_ids"))
-
-
 def _trace(trace: str, parts: Sequence[Mapping[str, Any]], name: str) -> StoredTrace:
     ordered = sorted(parts, key=lambda run: str(run.get("start_time") or ""))
-    root = next((run for run in ordered if _is_root(run)), None)
+    parents = ("parent_run_id", "parent_run_ids")
+    root = next((run for run in ordered if not any(map(run.get, parents))), None)
     if root is None:
         raise Unreadable("no_root")
     calls = [_call(run) for run in ordered if str(run.get("run_type")).lower() == "llm"]

@@ -343,7 +343,9 @@ def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
         return None
     best, since = scored[0], 0
     for one in scored[1:]:
-        best, since = (one, 0) if _gained(best, one) else (best, since + 1)
+        gain = (one.mean or 0.0) - (best.mean or 0.0)
+        gained = intervals.clear_of_chance(gain, best.ci95, one.ci95)
+        best, since = (one, 0) if gained else (best, since + 1)
     if since < patience:
         return None
     return (
@@ -351,11 +353,6 @@ def no_gain(evals: Sequence[EvalResult], patience: int) -> str | None:
         f"{best}, none was better by more than the 95 % interval of the difference; the last is "
         f"{scored[-1]}."
     )
-
-
-def _gained(before: EvalResult, after: EvalResult) -> bool:
-    gain = (after.mean or 0.0) - (before.mean or 0.0)
-    return intervals.clear_of_chance(gain, before.ci95, after.ci95)
 
 
 #: Of a fall that is taken for one: its probability by chance within a fit, and at its end.
@@ -394,8 +391,5 @@ def held_out_sign(
         f"{best.step or 0} likely went too far, or the policy learned what only the training "
         "scenarios reward."
     )
-    return Sign("held_out", words, _steps_up_to(best, history), _back_to(best.version))
-
-
-def _steps_up_to(best: EvalResult, history: Sequence[StepRecord]) -> int:
-    return sum(one.step <= (best.step or 0) for one in history)
+    keep = sum(one.step <= (best.step or 0) for one in history)
+    return Sign("held_out", words, keep, _back_to(best.version))

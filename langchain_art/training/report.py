@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import string
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -40,8 +40,12 @@ def summary_table(result: FitResult) -> Table:
     steps = f"{len(result.history)} step{'' if len(result.history) == 1 else 's'}"
     title = f"{' and '.join(result.versions)}: {steps}"
     table = Table(Column(style="bold"), Column(overflow="fold"), title=title, show_header=False)
-    for row in _held_out_rows(result):
-        table.add_row(*row)
+    evals = {"held out before": result.before, "held out after": result.after, "best": result.best}
+    for name, found in evals.items():
+        if found is not None:
+            table.add_row(name, f"{found}  {found.version}")
+            if found.best_of:
+                table.add_row("", best_of_runs(found))
     rewards = [r.reward_mean for r in result.history if r.reward_mean is not None]
     if rewards:
         table.add_row("training reward", f"{rewards[0]:.3f} first step, {rewards[-1]:.3f} last")
@@ -109,15 +113,6 @@ def node_rewards(history: Sequence[StepRecord]) -> dict[str, str]:
         name: f"{rewards[0]:.3f}" if len(rewards) == 1 else f"{rewards[0]:.3f} → {rewards[-1]:.3f}"
         for name, rewards in found.items()
     }
-
-
-def _held_out_rows(result: FitResult) -> Iterator[tuple[str, str]]:
-    evals = {"held out before": result.before, "held out after": result.after, "best": result.best}
-    for name, found in evals.items():
-        if found is not None:
-            yield name, f"{found}  {found.version}"
-            if found.best_of:
-                yield "", best_of_runs(found)
 
 
 def best_of_runs(found: EvalResult) -> str:

@@ -7,7 +7,7 @@ are drawn in shuffled epochs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,14 @@ class StepBatchBuilder:
             _require_rewards(groups, config)
         advantages, resampled = await self._advantages(groups), 0
         for _ in range(plan.dynamic_sampling_rounds):
-            useful = sum(not self._is_flat(group, advantages) for group in groups)
-            missing = plan.groups_per_step - useful
+            flat = [
+                all(
+                    group_has_zero_variance(group, policy, config, plan.trainable, advantages)
+                    for policy, config in plan.configs.items()
+                )
+                for group in groups
+            ]
+            missing = plan.groups_per_step - flat.count(False)
             if missing <= 0:
                 break
             resampled += missing
@@ -127,15 +133,6 @@ class StepBatchBuilder:
         self._retried = self._worker.retried
         self.history.begin(pending)
         return pending
-
-    def _is_flat(
-        self, group: TrajectoryGroup, advantages: Mapping[str, RunAdvantages] | None
-    ) -> bool:
-        plan = self.plan
-        return all(
-            group_has_zero_variance(group, policy, config, plan.trainable, advantages)
-            for policy, config in plan.configs.items()
-        )
 
     async def _advantages(
         self, groups: Sequence[TrajectoryGroup]

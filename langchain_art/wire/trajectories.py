@@ -258,7 +258,7 @@ class TrajectoryGroup(Wire):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
     def _repr_html_(self) -> str:
-        return view_html("cli.tables:group_view", self)
+        return view_html("cli.tables:runs_table", self.trajectories)
 
     @field_validator("trajectories")
     @classmethod
