@@ -94,19 +94,6 @@ def test_nodes_are_compared_with_themselves_runs_being_the_units() -> None:
     }
 
 
-def test_the_dr_mas_vector() -> None:
-    # Two roles, the outcome for both; B ran in two of four runs: its own mean, its own deviation.
-    runs = [
-        *(run(r, call(None, "A"), call(None, "B")) for r in (1, 0)),
-        *(run(r, call(None, "A")) for r in (1, 0)),
-    ]
-    credit = group_credit(runs, TrainConfig(credit="node", advantage="standardized"))
-    a, b = math.sqrt(0.75), math.sqrt(0.5)
-    assert credit.advantages == pytest.approx(
-        {(0, 0): a, (0, 1): b, (1, 0): -a, (1, 1): -b, (2, 0): a, (3, 0): -a}, abs=2e-4
-    )
-
-
 # --- by call ------------------------------------------------------------------------------------
 
 
@@ -153,12 +140,7 @@ def test_credit_by_call_equals_the_means_written_out(seed: int) -> None:
 # --- by turn ------------------------------------------------------------------------------------
 
 
-def test_returns() -> None:
-    one = run(4, call(1), call(), call(2))
-    assert returns(one, 0.5) == {0: 2.5, 1: 3.0, 2: 6.0}
-    assert returns(one, 1.0) == {0: 7.0, 1: 6.0, 2: 6.0}
-    assert returns(one, 0.0) == {0: 1.0, 1: 0.0, 2: 6.0}
-    # Rewards of others belong to the step before them, or to the first.
+def test_rewards_of_others_belong_to_the_step_before_them_or_to_the_first() -> None:
     aside = run(4, call(8, **FROZEN), call(1), call(16, **FROZEN), call(), call(32, **FROZEN))
     assert returns(aside, 0.5) == {1: 8 + 1 + 16 + 18, 3: 36}
     assert returns(run(1, call(1, **FROZEN)), 0.5) == {}

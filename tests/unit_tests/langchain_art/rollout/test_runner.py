@@ -202,44 +202,6 @@ async def test_a_failure_is_kept_and_never_zero() -> None:
 LONE = "caf\udce9"
 
 
-@pytest.mark.parametrize("kind", ["async", "plain", "outer"])
-async def test_a_failed_run_keeps_the_reward_that_it_was_given_and_its_id(kind: str) -> None:
-    """The id under which the server knows its calls; the reward only if the rollout set one."""
-    ids: dict[str, str] = {}
-
-    async def asynchronous(scenario: Scenario) -> Run:
-        async with capture(scenario="own") as run:
-            ids[scenario.id] = run.id
-            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
-            if scenario.id == "a":
-                run.reward = -1.0
-            raise ValueError("tool broke")
-
-    def plain(scenario: Scenario) -> Run:
-        with capture(scenario="own") as run:
-            ids[scenario.id] = run.id
-            FakeListChatModel(responses=["hi"]).invoke("hello")
-            if scenario.id == "a":
-                run.reward = -1.0
-            raise ValueError("tool broke")
-
-    def outer(scenario: Scenario) -> Run:
-        with capture(scenario="own") as run:
-            ids[scenario.id] = run.id
-            FakeListChatModel(responses=["hi"]).invoke("hello")
-        run.reward = -1.0 if scenario.id == "a" else None
-        raise ValueError("tool broke")
-
-    rollout: Any = {"async": asynchronous, "plain": plain, "outer": outer}[kind]
-    found = await gather(rollout, SCENARIOS, group_size=1, max_failed=1.0)
-    told = [(t.id, t.scenario, t.status, t.reward, len(t.turns)) for t in found.trajectories]
-    assert told == [
-        (ids["a"], "own", "failed", -1.0, 1),
-        (ids["b"], "own", "failed", None, 1),
-    ]
-    assert found.failed == 2
-
-
 #: Which scopes a rollout opens and rewards before it raises; which one's run is stored.
 NESTED: dict[str, tuple[str, float | None]] = {
     "the inner is closed": ("outer", -1.0),
@@ -250,12 +212,17 @@ NESTED: dict[str, tuple[str, float | None]] = {
     "a call of the outer is rewarded": ("outer", None),
     "one after the other": ("second", None),
     "two inner ones": ("outer", -1.0),
+    "there is no inner one": ("alone", -1.0),
+    "all are closed": ("alone", -1.0),
 }
 
 
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("kind", NESTED)
-async def test_a_failed_run_of_nested_scopes_keeps_its_reward(kind: str, plain: bool) -> None:
+async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
+    kind: str, plain: bool
+) -> None:
+    """The id under which the server knows its calls; the reward only if the rollout set one."""
     ids: dict[str, str] = {}
 
     def opened(name: str) -> capture:
@@ -269,6 +236,13 @@ async def test_a_failed_run_of_nested_scopes_keeps_its_reward(kind: str, plain: 
                 run.reward = -1.0
             with opened("second"):
                 raise ValueError("tool broke")
+        if NESTED[kind][0] == "alone":
+            with opened("alone") as run:
+                FakeListChatModel(responses=["hi"]).invoke("hello")
+                run.reward = -1.0
+                if kind == "there is no inner one":
+                    raise ValueError("tool broke")
+            raise ValueError("tool broke")
         with opened("outer") as run:
             FakeListChatModel(responses=["hi"]).invoke("hello")
             if kind == "a call of the outer is rewarded":
@@ -294,7 +268,7 @@ async def test_a_failed_run_of_nested_scopes_keeps_its_reward(kind: str, plain: 
     [found] = (await gather(rollout, SCENARIOS[:1], group_size=1, max_failed=1.0)).trajectories
     name, reward = NESTED[kind]
     assert (found.id, found.scenario, found.reward) == (ids[name], name, reward)
-    assert len(found.turns) == {"outer": 2, "inner": 1, "second": 0}[name]
+    assert len(found.turns) == {"outer": 2, "inner": 1, "second": 0, "alone": 1}[name]
     assert (found.status, found.error) == ("failed", "ValueError: tool broke")
 
 
