@@ -13,11 +13,9 @@ from tests.support.langfuse_server.spans import Span
 
 T = TypeVar("T")
 Query = dict[str, list[str]]
-#: The groups of fields of ``GET /api/public/v2/observations``; `core` is always given.
-GROUPS: frozenset[str] = frozenset(
-    {"core", "basic", "time", "io", "metadata", "model"}
-    | {"usage", "prompt", "metrics", "trace_context"}
-)
+#: The groups of fields of ``GET /api/public/v2/observations`` that are asked for; `core` is always
+#: given.
+GROUPS: frozenset[str] = frozenset({"core", "basic", "time", "io", "metadata", "model"})
 SCORE_GROUPS = frozenset(("details", "subject", "annotation"))
 _OBSERVATION_PARAMS = frozenset(
     {"fields", "expandMetadata", "limit", "cursor", "filter"}

@@ -60,10 +60,10 @@ def _ingest(server: LangfuseServer, query: Query, body: bytes) -> Answer:
 
 
 def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    if server.is_old:
-        return _post_score(server, body)
     # 4.59 is the first that takes a list
     # (langfuse.com/docs/observability/sdk/upgrade-path/python-v4-to-v5).
+    if server.is_old:
+        return 400, {"message": "Invalid request data: expected an object"}
     if not isinstance(body, list) or not body:
         return 400, {"message": "Invalid request data: expected a list of scores"}
     errors: list[dict[str, str]] = []
@@ -80,16 +80,6 @@ def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
         return 202, _made(CreateScoreBatchResponse, {"message": "Accepted"})
     told = {"accepted": len(body) - len(errors), "rejected": len(errors), "errors": errors}
     return 207, _made(CreateScoreBatchResults, told)
-
-
-def _post_score(server: LangfuseServer, body: Any) -> Answer:
-    """What 4.16 was seen to do: it refuses a list, and keeps what is prefilled as a program's."""
-    if not isinstance(body, dict):
-        return 400, {"message": "Invalid request data: expected an object"}
-    score = score_of(body, server.configs)
-    score.source = "API"
-    server.keep(score)
-    return 200, {"id": score.id}
 
 
 def _get_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -110,8 +100,6 @@ def _get_observations(server: LangfuseServer, query: Query, body: Any) -> Answer
 
 
 def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str) -> Answer:
-    # A queue deletes it later, and nobody is told (langfuse/langfuse#5939; data-deletion in
-    # langfuse.com/docs: usually within 15 minutes, with no confirmation).
     server.delete([score_id])
     return 202, {"message": "Score deletion request submitted successfully"}
 
@@ -119,10 +107,6 @@ def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str
 def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
     one = {"id": PROJECT, "name": "art", "organization": {"id": "o", "name": "o"}, "metadata": {}}
     return 200, _made(Projects, {"data": [one]})
-
-
-def _health(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    return 200, {"version": server.version, "status": "OK"}
 
 
 def _make_config(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -231,7 +215,6 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("DELETE", "/api/public/scores/([^/]+)", _delete_score),
     ("GET", "/api/public/v2/observations", _get_observations),
     ("GET", "/api/public/projects", _projects),
-    ("GET", "/api/public/health", _health),
     ("POST", "/api/public/score-configs", _make_config),
     ("GET", "/api/public/score-configs", _get_configs),
     ("POST", "/api/public/models", _make_model),

@@ -41,11 +41,6 @@ class Score:
     timestamp: float = 0.0
     created: float = field(default_factory=time.time)
     updated: float = field(default_factory=time.time)
-    deleted: float | None = None
-
-    def is_gone(self, after: float) -> bool:
-        """Whether it was deleted at least so many seconds ago."""
-        return self.deleted is not None and time.time() - self.deleted >= after
 
     @property
     def trace_id(self) -> str | None:

@@ -67,8 +67,6 @@ class LangfuseServer:
         self.items: dict[str, dict[str, Any]] = {}
         self.visible_after = 0.0
         """Seconds from a row's arrival until the lists have it."""
-        self.deleted_after = 0.0
-        """Seconds from the deletion of a score until the lists have it no more."""
         self.refuses: Callable[[Score], str | None] = lambda _: None
         """Why a score is refused (status 207); None: it is kept."""
         self.slow = 5.0
@@ -90,15 +88,14 @@ class LangfuseServer:
         names = ("LANGFUSE_BASE_URL", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
         return dict(zip(names, (self.url, *self.keys), strict=True))
 
-    def client(self, timeout: int | None = None) -> Langfuse:
-        """A client of the SDK, with spans of its own; `timeout` in seconds, None: the SDK's."""
+    def client(self) -> Langfuse:
+        """A client of the SDK, with spans of its own."""
         public, secret = self.keys
         return Langfuse(
             base_url=self.url,
             public_key=public,
             secret_key=secret,
             tracer_provider=TracerProvider(),
-            timeout=timeout,
         )
 
     @property
@@ -187,13 +184,7 @@ class LangfuseServer:
         """Delete scores by their ids, as the interface and the API do; unknown ones are nothing."""
         with self.lock:
             for id_ in scores:
-                if id_ in self.scores:
-                    self.scores[id_].deleted = time.time()
-            self._drop_deleted()
-
-    def _drop_deleted(self) -> None:
-        for id_ in [one.id for one in self.scores.values() if one.is_gone(self.deleted_after)]:
-            del self.scores[id_]
+                self.scores.pop(id_, None)
 
     def keep(self, score: Score) -> None:
         """Keep a score; one of the same id is replaced.
@@ -217,7 +208,6 @@ class LangfuseServer:
         """The scores that the lists have by now."""
         now = time.time()
         with self.lock:
-            self._drop_deleted()
             found = self.scores.values()
             return [one for one in found if now - one.updated >= self.visible_after]
 

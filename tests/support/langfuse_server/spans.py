@@ -88,18 +88,6 @@ class Span:
         if "model" in groups:
             one |= {"model": had(f"{_OBSERVATION}model.name"), "internalModelId": None}
             one["modelParameters"] = self.told("model.parameters")
-        if "usage" in groups:
-            one["usageDetails"] = self.told("usage_details") or {}
-            one["costDetails"] = self.told("cost_details") or {}
-            one["totalCost"] = sum(one["costDetails"].values())
-        if "metrics" in groups:
-            one["latency"] = (self.end - self.start) / 1e9
-        if "trace_context" in groups:
-            one |= {
-                "tags": list(had(f"{_TRACE}tags") or ()),
-                "release": had("langfuse.release"),
-                "traceName": had(f"{_TRACE}name"),
-            }
         return one
 
     @property
