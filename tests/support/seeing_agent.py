@@ -1,6 +1,6 @@
 """An agent that answers by what is in a picture, and its fit on a small random model.
 
-    .venv/bin/python -m tests.support.seeing_agent
+    .venv/bin/python -m tests.support.seeing_agent [FAMILY]
 
 Its pictures are of one colour, drawn at random, with noise. It is to say whether they are warm
 (more red than blue) or cold, as JSON of a schema; held out are pictures of other colours. A reply
@@ -13,6 +13,7 @@ import base64
 import io
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,11 +111,11 @@ class Agent:
         return self.trainer.fit_sync(self.rollout, range(steps * GROUPS), steps=steps)
 
 
-def learn(seed: int, steps: int) -> tuple[EvalResult, EvalResult]:
-    """A fit on a server of its own: held out before and after."""
+def learn(seed: int, steps: int, family: str = "LLaVA") -> tuple[EvalResult, EvalResult]:
+    """A fit of a family's model on a server of its own: held out before and after."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = save_vision_model(folder / "model")
+        model = save_vision_model(folder / "model", family)
         options = ("--device", "cpu")
         with LocalServer(
             model, policies=["seer"], data_dir=folder / "data", options=options
@@ -125,13 +126,13 @@ def learn(seed: int, steps: int) -> tuple[EvalResult, EvalResult]:
             return before, agent.held_out()
 
 
-def main(seeds: Sequence[int] = (0, 1, 2), steps: int = 24) -> None:
+def main(family: str = "LLaVA", seeds: Sequence[int] = (0, 1, 2), steps: int = 24) -> None:
     """Print a line for each seed."""
     for seed in seeds:
-        before, after = learn(seed, steps)
+        before, after = learn(seed, steps, family)
         shown = (f"{one.mean:.3f} ± {one.ci95:.3f}" for one in (before, after))
         print(f"seed {seed}: {' → '.join(shown)} (n={HELD_OUT}, {steps} steps)", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

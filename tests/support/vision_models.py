@@ -12,7 +12,8 @@ import transformers
 from PIL import Image
 
 from langchain_art_server.backends.models.base_weights import auto_class
-from tests.support.families import VISION
+from langchain_art_server.backends.models.images import without_videos
+from tests.support.families import DELTA, QWEN_VISION, VISION
 from tests.support.tiny_models import SMALL, tokenizer
 
 #: ChatML, with the placeholder of an image where its part stands.
@@ -26,11 +27,29 @@ TEMPLATE = (
 )
 #: Special tokens behind the tokenizer's own.
 _TOKENS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>")
-VISION_FAMILIES = ("LLaVA", "SmolVLM")
+#: Those of the Qwen families, whose images have positions of three dimensions.
+_QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
+#: Name -> configuration class, processor, patch size, what the text model has beside `SMALL`, and
+#: the vision model.
+QWENS: dict[str, tuple[str, str, int, dict[str, Any], dict[str, Any]]] = {
+    "Qwen2.5-VL": (
+        "Qwen2_5_VLConfig",
+        "Qwen2_5_VLProcessor",
+        14,
+        {},
+        {"fullatt_block_indexes": [1], "window_size": 56},
+    ),
+    "Qwen3-VL": ("Qwen3VLConfig", "Qwen3VLProcessor", 16, {}, {"deepstack_visual_indexes": [0, 1]}),
+    "Qwen3.5": ("Qwen3_5Config", "Qwen3VLProcessor", 16, DELTA, {}),
+}
+VISION_FAMILIES = ("LLaVA", "SmolVLM", *QWENS)
 
 
 def save_vision_model(folder: Path, family: str = "LLaVA", **text: Any) -> Path:
     """Write a random model of a family, the same every time; `text` changes its text model."""
+    if family in QWENS:
+        return _save_qwen(folder, family, text)
     known = copy.deepcopy(tokenizer())
     known.add_special_tokens({"additional_special_tokens": list(_TOKENS)})
     known.chat_template = TEMPLATE
@@ -78,6 +97,35 @@ def save_vision_model(folder: Path, family: str = "LLaVA", **text: Any) -> Path:
     torch.manual_seed(0)
     auto_class(config).from_config(config).save_pretrained(folder)
     processor.save_pretrained(folder)
+    return folder
+
+
+def _save_qwen(folder: Path, family: str, text: dict[str, Any]) -> Path:
+    config_class, processor_class, patch, shape, vision = QWENS[family]
+    known = copy.deepcopy(tokenizer())
+    known.add_special_tokens({"additional_special_tokens": list(_QWEN_TOKENS)})
+    start, end, image, video = known.convert_tokens_to_ids(list(_QWEN_TOKENS))
+    known.chat_template = TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+    config = getattr(transformers, config_class)(
+        text_config=SMALL | {"rope_parameters": _MROPE} | shape | text,
+        vision_config=QWEN_VISION | {"patch_size": patch, "initializer_range": 0.15} | vision,
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=False,
+    )
+    area = (2 * patch) ** 2
+    with without_videos():
+        processor = getattr(transformers, processor_class)(
+            image_processor=transformers.Qwen2VLImageProcessorPil(
+                patch_size=patch, size={"shortest_edge": 4 * area, "longest_edge": 8 * area}
+            ),
+            tokenizer=known,
+        )
+        processor.save_pretrained(folder)
+    torch.manual_seed(0)
+    auto_class(config).from_config(config).save_pretrained(folder)
     return folder
 
 

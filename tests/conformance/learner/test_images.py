@@ -23,6 +23,7 @@ from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
 from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
+from langchain_art_server.backends.models.images import without_videos
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
@@ -55,23 +56,31 @@ def asked(*messages: dict[str, Any], images: tuple[bytes, ...], **options: Any) 
 
 
 def plain_logprobs(model: Any, folder: Path, reply: ChatReply, *bodies: bytes) -> torch.Tensor:
-    """What the whole model gives the reply's tokens, by its own way with the images' pixels."""
-    processor: Any = AutoProcessor.from_pretrained(folder, backend="pil")
-    ids = [*reply.prompt_token_ids, *reply.token_ids]
-    own = processor.tokenizer.convert_tokens_to_ids("<image>")
+    """What the whole model gives the reply's tokens, by its own way with the images' pixels.
+
+    Where a reply has the token of images itself, which that way takes for another image, up to it.
+    """
+    with without_videos():
+        processor: Any = AutoProcessor.from_pretrained(folder, backend="pil")
+    own = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    said = [*reply.token_ids, own]
+    said = reply.token_ids[: said.index(own) + 1]
+    ids = [*reply.prompt_token_ids, *said[:-1]]
     ids = torch.tensor([[own if one >= IMAGE_IDS else one for one in ids]])
     pixels: dict[str, Any] = {}
     if bodies:
         made = processor(
-            text=["<image>" * len(bodies)],
+            text=[processor.image_token * len(bodies)],
             images=[opened(one) for one in bodies],
             return_tensors="pt",
         )
-        pixels = {k: v for k, v in made.items() if k.startswith("pixel")}
+        pixels = {k: v for k, v in made.items() if k.startswith(("pixel", "image_grid"))}
+        if "mm_token_type_ids" in made:
+            pixels["mm_token_type_ids"] = (ids == own).long()
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False, **pixels).logits[0].float()
-    rows = logits[len(reply.prompt_token_ids) - 1 : -1].log_softmax(-1)
-    return rows.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+    rows = logits[len(reply.prompt_token_ids) - 1 :].log_softmax(-1)
+    return rows.gather(1, torch.tensor(said)[:, None])[:, 0]
 
 
 def nothing(_fraction: float, _message: str) -> None: ...
@@ -112,7 +121,8 @@ def test_sampler_and_learner_have_the_plain_model_s_numbers(family: str, tmp_pat
     tuned = with_adapter(model, adapter)
     for reply, repeated, bodies in zip(replies, again, seen, strict=True):
         expected = plain_logprobs(tuned, model, reply, *bodies)
-        assert (torch.tensor(reply.logprobs) - expected).abs().max() < 1e-5
+        found = torch.tensor(reply.logprobs[: len(expected)])
+        assert (found - expected).abs().max() < 1e-5
         assert repeated.token_ids == reply.token_ids
         assert repeated.logprobs == reply.logprobs
     first, second, both, *_ = (reply.prompt_token_ids for reply in replies)
@@ -159,8 +169,9 @@ def test_a_forest_shares_an_image_and_parts_at_another(tmp_path: Path) -> None:
         core.base(input_ids=torch.tensor([rows[0].token_ids]))
 
 
-def test_a_step_learns_from_a_reply_to_an_image(tmp_path: Path) -> None:
-    model = save_vision_model(tmp_path / "model")
+@pytest.mark.parametrize("family", ["LLaVA", "Qwen3-VL", "Qwen3.5"])
+def test_a_step_learns_from_a_reply_to_an_image(family: str, tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model", family)
     sampler, core = LocalSampler(model), LearnerCore(str(model), "cpu")
     (reply,) = sampler.chat(asked(message("see ", RED), images=(RED,), seed=1))
     rows = rows_of((reply, (RED,)))
@@ -202,6 +213,15 @@ def test_what_cannot_be_shown_is_refused(
     bodies = tuple(one for one in said if isinstance(one, bytes))
     with pytest.raises(InvalidRequest, match=why):
         sampler.chat(asked(message(*said), images=bodies))
+
+
+def test_a_template_that_ends_with_an_image_is_refused(tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        TEMPLATE.rpartition("<image>")[0]
+        + "<image>{%- endif %}{%- endfor %}{% endif %}{% endfor %}"
+    )
+    assert "with text behind it" in LocalSampler(model).host.info.no_images
 
 
 @pytest.mark.parametrize(

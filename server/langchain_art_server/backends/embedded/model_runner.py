@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from langchain_art.errors import ConfigError
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.embedded.batch_invariance import (
     BatchInvariance,
     batch_invariance,
@@ -73,8 +76,16 @@ class SlotRunner:
         self._cache_name = _cache_name(model)
         self._last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
+    def prefill(
+        self,
+        first: int,
+        starts: list[int],
+        tokens: list[list[int]],
+        shifts: Sequence[Ints | None] = (),
+    ) -> Tensor:
         """Feed row i (slot ``first + i``) `tokens[i]`, from position `starts[i]` on.
+
+        Where there are `shifts[i]` (3, T), the model reads positions that are so far from these.
 
         Returns:
             float32 ``[rows, vocab]``: logits after each row's last token.
@@ -94,11 +105,30 @@ class SlotRunner:
         seen = positions.masked_fill(is_pad, 0)
         written = positions.masked_fill(is_pad, self.cache.capacity - 1)
         longest = max(s + len(row) for s, row in zip(starts, tokens, strict=True))
+        moved = None
+        if any(one is not None for one in shifts):
+            moved = torch.zeros(3, *ids.shape, dtype=torch.long)
+            for row, one in enumerate(shifts):
+                if one is not None:
+                    moved[:, row, pad[row] :] = torch.from_numpy(one)
+            moved = moved.to(self.device)
         to = self.device
-        return self._forward(first, ids.to(to), seen.to(to), written.to(to), longest, is_pad.to(to))
+        return self._forward(
+            first, ids.to(to), seen.to(to), written.to(to), longest, is_pad.to(to), moved
+        )
 
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int, first: int = 0) -> Tensor:
-        """Feed `tokens` ``[n]`` at `positions` ``[n]``, one for each slot from `first` on."""
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        longest: int,
+        first: int = 0,
+        shifts: Tensor | None = None,
+    ) -> Tensor:
+        """Feed `tokens` ``[n]`` at `positions` ``[n]``, one for each slot from `first` on.
+
+        The model reads positions that are `shifts` ``[n]`` from these, if there are some.
+        """
         count, padding = len(tokens), None
         written = positions
         if missing := -count % self._multiple:
@@ -107,8 +137,10 @@ class SlotRunner:
             padding = (torch.arange(count + missing, device=self.device) >= count).unsqueeze(1)
             written = torch.cat([positions, spare])
             tokens, positions = (torch.cat([x, x.new_zeros(missing)]) for x in (tokens, positions))
+            shifts = None if shifts is None else torch.cat([shifts, spare * 0])
         ids, seen, written = (x.unsqueeze(1) for x in (tokens, positions, written))
-        return self._forward(first, ids, seen, written, longest + 1, padding)[:count]
+        moved = None if shifts is None else shifts.unsqueeze(1)
+        return self._forward(first, ids, seen, written, longest + 1, padding, moved)[:count]
 
     def _forward(
         self,
@@ -117,7 +149,8 @@ class SlotRunner:
         positions: Tensor,
         written: Tensor,
         length: int,
-        padding: Tensor | None = None,
+        padding: Tensor | None,
+        moved: Tensor | None,
     ) -> Tensor:
         if self.invariance is not None:
             length = self.invariance.length(length)
@@ -128,7 +161,7 @@ class SlotRunner:
         output = self.model(
             input_ids=ids,
             attention_mask=self._masks(positions, length),
-            position_ids=positions,
+            position_ids=positions if moved is None else positions + moved,
             use_cache=True,
             **{self._cache_name: self.cache},
             **extra,
@@ -168,27 +201,47 @@ class SerialRunner:
         self.device: torch.device = model.device
         self._state: dict[str, Any] = {}
         self._seen: list[int] = []
+        self._shifts: Ints = np.zeros((3, 0), np.int64)
         self._takes = set(inspect.signature(model.forward).parameters)
         self._cache_name = _cache_name(model)
 
-    def prefill(self, first: int, starts: list[int], tokens: list[list[int]]) -> Tensor:
+    def prefill(
+        self,
+        first: int,
+        starts: list[int],
+        tokens: list[list[int]],
+        shifts: Sequence[Ints | None] = (None,),
+    ) -> Tensor:
         """See `SlotRunner`."""
         if starts[0] == 0:
-            self._state, self._seen = {}, []
-        return self._feed(tokens[0])
+            self._state, self._seen, self._shifts = {}, [], self._shifts[:, :0]
+        return self._feed(tokens[0], shifts[0])
 
-    def decode(self, tokens: Tensor, positions: Tensor, longest: int, first: int = 0) -> Tensor:
+    def decode(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        longest: int,
+        first: int = 0,
+        shifts: Tensor | None = None,
+    ) -> Tensor:
         """See `SlotRunner`."""
-        return self._feed(tokens.tolist())
+        moved = None if shifts is None else np.full((3, 1), shifts.item())
+        return self._feed(tokens.tolist(), moved)
 
-    def _feed(self, tokens: list[int]) -> Tensor:
+    def _feed(self, tokens: list[int], shifts: Ints | None) -> Tensor:
         self._seen += tokens
+        new = np.zeros((3, len(tokens)), np.int64) if shifts is None else shifts
+        self._shifts = np.concatenate([self._shifts, new], 1)
         fed = tokens if self._state else self._seen
         ids = torch.tensor([fed], device=self.device)
         extra: dict[str, Any] = dict(self._state)
         start = len(self._seen) - len(fed)
         if "position_ids" in self._takes:
-            extra["position_ids"] = torch.arange(start, len(self._seen), device=self.device)[None]
+            positions = torch.arange(start, len(self._seen))[None]
+            if self._shifts.any():
+                positions = positions + torch.from_numpy(self._shifts[:, None, start:])
+            extra["position_ids"] = positions.to(self.device)
         output = self.model(input_ids=ids, use_cache=True, **extra)
         # A model that returns no state gets the whole sequence each time.
         state = output.get(self._cache_name) if self._cache_name in self._takes else None

@@ -263,6 +263,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             sequence.on_token = lambda _token: self._read(chat, sequence)
         if self._images is not None:
             self._images.hold(chat.prompt.images.values())
+            sequence.shifts = self._images.shifts(chat.prompt.ids)
         self._running[sequence] = chat
         return sequence
 

@@ -91,6 +91,8 @@ class Scheduler:
         #: Whether the last step computed a prompt.
         self._prefilled = False
         self._tokens = self._positions = torch.zeros(0, dtype=torch.long)
+        #: How far the positions that the model reads are from these; see `Images.shifts`.
+        self._shifts: Tensor | None = None
         self.prefilled = self.preempted = 0
         self.stepped: list[SequenceState] = []
 
@@ -308,7 +310,9 @@ class Scheduler:
             part = batch[first:last]
             self._bank.route([s.adapter for s in part])
             starts = [s.filled for s in part]
-            return self._runner.prefill(self._ready + first, starts, feed[first:last])
+            fed = feed[first:last]
+            shifts = [s.shifts_of(s.filled, len(t)) for s, t in zip(part, fed, strict=True)]
+            return self._runner.prefill(self._ready + first, starts, fed, shifts)
 
         logits = torch.zeros(len(batch), 1)
         if width:
@@ -344,7 +348,8 @@ class Scheduler:
             if end - begin < len(rows):
                 self._bank.route([s.adapter for s in rows[begin:end]])
             tokens, positions = self._tokens[begin:end], self._positions[begin:end]
-            return self._runner.decode(tokens, positions, longest, first + begin)
+            shifts = None if self._shifts is None else self._shifts[begin:end]
+            return self._runner.decode(tokens, positions, longest, first + begin, shifts)
 
         if (logits := self._pass(rows, compute, ended)) is None:
             return
@@ -391,6 +396,8 @@ class Scheduler:
         self._span = (first, last)
         self._tokens = torch.tensor([(s.out or s.prompt)[-1] for s in rows], device=device)
         self._positions = torch.tensor([s.filled for s in rows], device=device)
+        behind = [0 if s.shifts is None else int(s.shifts[0, -1]) for s in rows]
+        self._shifts = torch.tensor(behind, device=device) if any(behind) else None
         self._sampler = TokenSampler([s.sampling for s in rows], device)
         self._bank.route([s.adapter for s in rows])
 

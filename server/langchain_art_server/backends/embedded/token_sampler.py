@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, of_mask
 from langchain_art_server.backends.base import FinishReason, Sampling
 from langchain_art_server.backends.chat.guided_decoding import GrammarLogitsProcessor
@@ -54,6 +56,7 @@ class SequenceState:
         base_root: of the prefix cache's blocks of the base model; each tenant has its own.
         on_token: gets each token that does not end the reply; True ends it (a stop string).
         cancelled: asked at every step.
+        shifts: of the prompt's images; see `Images.shifts`.
         out: token ids of the reply so far, with their `logprobs` and, if asked for, `top` logprobs.
         finish: why it ended; None if it runs or was cancelled.
         error: why it leaves without a reply.
@@ -69,6 +72,7 @@ class SequenceState:
     base_root: int = 0
     on_token: Callable[[int], bool] | None = None
     cancelled: Callable[[], bool] = bool
+    shifts: Ints | None = None
     out: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
@@ -91,6 +95,12 @@ class SequenceState:
     def root(self) -> int:
         """Root of the prefix cache's blocks that it may use."""
         return self.adapter.root if self.adapter else self.base_root
+
+    def shifts_of(self, start: int, count: int) -> Ints | None:
+        """The shifts (3, count) of some tokens; those behind the prompt have its last."""
+        if self.shifts is None:
+            return None
+        return self.shifts[:, np.minimum(np.arange(start, start + count), len(self.prompt))]
 
     def prepare(self) -> SequenceState:
         """See `Queued`."""

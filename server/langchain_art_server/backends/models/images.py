@@ -3,8 +3,9 @@
 The model's own processor, vision tower and projector make them, one image at a time, so that they
 do not depend on other images. In the text model they take the place of the input embeddings of the
 image's ids (`image_tokens`), and everything behind these goes as for a text: caches, batches, the
-forest. `Images.why_not` tries that against the model's own way, since some models do more: where
-the tokens of an image attend to each other, or have positions of two dimensions, there are none.
+forest. Where a model has positions of three dimensions, passes are given them (`Images.shifts`).
+`Images.why_not` tries that against the model's own way, since some models do more: where the tokens
+of an image attend to each other, there are none.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import inspect
 import io
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoProcessor, PreTrainedModel
+from transformers.processing_utils import ProcessorMixin
 
 from langchain_art.errors import ArtError, InvalidRequest
 from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS, image_token_ids
+from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.models.base_weights import language_model, text_modules
 
 #: Bytes of embeddings that are kept for images that come again.
@@ -37,12 +42,14 @@ class Image:
     Attributes:
         text: what the processor writes in place of the placeholder.
         ids: of the tokens in it that have the image's embeddings.
-        embeddings: of these (T, H), on the CPU.
+        embeddings: of these (T, H), on the CPU; behind them what the first layers add to theirs.
+        shifts: see `position_shifts`; None: the tokens' positions are their indices.
     """
 
     text: str
     ids: list[int]
     embeddings: Tensor
+    shifts: Ints | None
 
 
 class Images:
@@ -55,9 +62,10 @@ class Images:
 
     def __init__(self, name: str, model: PreTrainedModel) -> None:
         self._model: Any = model
-        self._processor: Any = cast(Any, AutoProcessor).from_pretrained(
-            name, backend="pil", trust_remote_code=False
-        )
+        with without_videos():
+            self._processor: Any = cast(Any, AutoProcessor).from_pretrained(
+                name, backend="pil", trust_remote_code=False
+            )
         # The attribute is a text or a tokenizer's AddedToken.
         self.placeholder = str(self._processor.image_token)
         self.token: int = self._model.config.image_token_id
@@ -69,6 +77,8 @@ class Images:
             if isinstance(one, PreTrainedModel) and text.isdisjoint(one.modules())
         ]
         self._takes = inspect.signature(self._model.get_image_features).parameters
+        #: The model's own way to positions of three dimensions; None: it has none.
+        self._place = getattr(model.base_model, "get_rope_index", None)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Image] = OrderedDict()
         self._size = 0
@@ -76,9 +86,13 @@ class Images:
         self._held = Counter[Image]()
         self._table: tuple[Tensor, Tensor] | None = None
         self._found: tuple[Tensor, Tensor] | None = None
-        embeddings = self._model.get_input_embeddings()
+        self._deeper: dict[str, Any] = {}
+        embeddings, reads = self._model.get_input_embeddings(), language_model(model)
+        self._width: int = embeddings.weight.shape[1]
         embeddings.register_forward_pre_hook(self._without_images)
         embeddings.register_forward_hook(self._with_images)
+        if "deepstack_visual_embeds" in inspect.signature(reads.forward).parameters:
+            reads.register_forward_pre_hook(self._with_deeper, with_kwargs=True)
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -105,15 +119,21 @@ class Images:
             has_sdpa = getattr(tower, "_supports_sdpa", False)
             tower.set_attn_implementation("sdpa" if has_sdpa else "eager")
         found = self._model.get_image_features(**pixels)
-        found = getattr(found, "pooler_output", found)
-        parts = found if isinstance(found, list | tuple) else [found]
-        embeddings = torch.cat([part.flatten(0, -2) for part in parts]).cpu()
+        levels = [getattr(found, "pooler_output", found)]
+        levels += getattr(found, "deepstack_features", None) or []
+        embeddings = torch.cat([_flat(level) for level in levels], 1).cpu()
         if len(embeddings) != ids.count(self.token):
             raise ArtError(
                 f"The model made {len(embeddings)} embeddings of an image, for which its processor "
                 f"writes {ids.count(self.token)} tokens; their files do not fit each other."
             )
-        return Image(text, image_token_ids(digest, len(embeddings)), embeddings)
+        shifts = None
+        if self._place is not None:
+            takes = inspect.signature(self._place).parameters
+            own, behind = self._place(**{k: v for k, v in inputs.items() if k in takes})
+            own = own[:, 0] - torch.arange(len(ids), device=own.device)
+            shifts = torch.cat([own, behind.expand(3, 1)], 1).cpu().numpy()
+        return Image(text, image_token_ids(digest, len(embeddings)), embeddings, shifts)
 
     def _inputs(self, text: str, body: bytes) -> dict[str, Tensor]:
         inputs = self._processor(
@@ -141,9 +161,14 @@ class Images:
                 del self._held[image]
                 self._table = None
 
+    def shifts(self, ids: Sequence[int]) -> Ints | None:
+        """The `position_shifts` of tokens whose images are held; None: there are none."""
+        own = {image.ids[0]: image.shifts for image in self._held if image.shifts is not None}
+        return position_shifts(ids, own) if own and max(ids) >= IMAGE_IDS else None
+
     def _without_images(self, _module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Find the ids of images, for which the embedding has no rows."""
-        self._found = None
+        self._found, self._deeper = None, {}
         if not self._held:
             return None
         ids, *more = args
@@ -168,7 +193,16 @@ class Images:
         if found is None:
             return None
         image_P, rows = found
+        rows, *deeper = rows.split(self._width, 1)
+        if deeper:
+            self._deeper = {"visual_pos_masks": image_P, "deepstack_visual_embeds": deeper}
         return out.masked_scatter(image_P[..., None], rows.to(out.dtype))
+
+    def _with_deeper(
+        self, _module: Any, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the text model what its first layers add to the tokens of images."""
+        return args, options | self._deeper
 
     @torch.no_grad()
     def why_not(self, body: bytes) -> str:
@@ -181,6 +215,8 @@ class Images:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
         self.hold([image])
         try:
+            if (shifts := self.shifts(ids[0].tolist())) is not None:
+                positions = positions + torch.from_numpy(shifts[:, None, :-1]).to(ids.device)
             found = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
         finally:
             self.let_go([image])
@@ -188,9 +224,58 @@ class Images:
         if gap <= (1e-3 if plain.dtype == torch.float32 else 0.1) * plain.float().std().item():
             return ""
         return (
-            "the tokens of its images attend to each other or have positions of several "
-            f"dimensions, which is not implemented here (its logits differ by {gap:.2g})"
+            "the tokens of its images attend to each other, or are more than embeddings and "
+            f"positions, which is not implemented here (its logits differ by {gap:.2g})"
         )
+
+
+def position_shifts(ids: Sequence[int], images: Mapping[int, Ints]) -> Ints:
+    """How far tokens (T), and the one that follows, are from their indices in three dimensions.
+
+    For models whose images have a place in time, height and width: the tokens of an image are in a
+    grid, and what follows stands behind its longest side, however many tokens it has.
+
+    Args:
+        ids: tokens of a sequence, from its first one on.
+        images: the same of each image alone, by the id of its first token.
+
+    Returns:
+        Shifts (3, T + 1). An image of 2 x 2 tokens behind one of text, and another of text::
+
+            index    0   1   2   3   4   5   6
+            time     0   0  -1  -2  -3  -2  -2
+            height   0   0  -1  -1  -2  -2  -2
+            width    0   0   0  -2  -2  -2  -2
+    """
+    found, end = np.zeros((3, len(ids) + 1), dtype=np.int64), 0
+    for at in np.flatnonzero(np.asarray(ids) >= IMAGE_IDS).tolist():
+        if at >= end:
+            own = images[ids[at]]
+            end = at + own.shape[1] - 1
+            found[:, at:end] += own[:, :-1]
+            found[:, end:] += own[:, -1:]
+    return found
+
+
+@contextmanager
+def without_videos() -> Generator[None]:
+    """Let transformers make processors without their parts for videos, which need torchvision."""
+    own: Any = vars(ProcessorMixin)["get_attributes"]
+
+    def get_attributes(cls: Any) -> list[str]:
+        return [name for name in own.__func__(cls) if name != "video_processor"]
+
+    setattr(ProcessorMixin, "get_attributes", classmethod(get_attributes))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(ProcessorMixin, "get_attributes", own)  # noqa: B010
+
+
+def _flat(level: Any) -> Tensor:
+    """The embeddings of an image's tokens, one after the other."""
+    parts = level if isinstance(level, list | tuple) else [level]
+    return torch.cat([part.flatten(0, -2) for part in parts])
 
 
 def images_of(name: str, model: Any, tokenizer: Any) -> Images | str:
@@ -201,9 +286,12 @@ def images_of(name: str, model: Any, tokenizer: Any) -> Images | str:
     try:
         images = Images(name, model)
         said = [{"role": "user", "content": [{"type": "image"}]}]
-        shown: str = tokenizer.apply_chat_template(said, tokenize=False)
-        if shown.count(images.placeholder) != 1:
-            return f"its chat template does not write {images.placeholder!r} for an image"
+        shown: str = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        if shown.count(images.placeholder) != 1 or shown.endswith(images.placeholder):
+            return (
+                f"its chat template does not write {images.placeholder!r} for an image, with text "
+                "behind it"
+            )
         why = images.why_not(_probe_image())
     except ImportError as error:
         words = " ".join(str(error).split())

@@ -259,7 +259,7 @@ class LearnerCore(HeldAdapter):
             yield
             return
         if self._images is None:
-            self._images = self._image_reader()
+            self._images = self._scorer.images = self._image_reader()
         images = [self._images.read(name, body) for name, body in bodies.items()]
         self._images.hold(images)
         try:

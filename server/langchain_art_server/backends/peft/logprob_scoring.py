@@ -31,6 +31,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.token_sets import SetColumn, column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.device import free_bytes
+from langchain_art_server.backends.models.images import Images
 
 #: Logits at a time on a GPU.
 GPU_CHUNK_ELEMENTS = 1 << 28
@@ -189,6 +190,8 @@ class Scorer:
         self.offloads = False
         #: Padded rows come with a mask; causal attention needs none, as they are padded at the end.
         self.masked = True
+        #: What reads the images of rows; None: they have none.
+        self.images: Images | None = None
 
     @property
     def head(self) -> nn.Module:
@@ -360,15 +363,27 @@ def visit_terms(
 class PaddedRows:
     """Rows, at least one, side by side, padded on the right: what every architecture supports."""
 
-    def __init__(self, rows: Sequence[Row], counted: CountedTokens, base: PreTrainedModel) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        counted: CountedTokens,
+        base: PreTrainedModel,
+        images: Images | None = None,
+    ) -> None:
         shape = (len(rows), max(len(row.token_ids) for row in rows))
+        positions = np.tile(np.arange(shape[1]), (shape[0], 1))
+        for b, row in enumerate(rows):
+            if images is not None and (shifts := images.shifts(row.token_ids)) is not None:
+                if positions.ndim == 2:
+                    positions = np.tile(positions, (3, 1, 1))
+                positions[:, b, : len(row.token_ids)] += shifts[:, :-1]
         ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
         for b, row in enumerate(rows):
             ids_BT[b, : len(row.token_ids)] = row.token_ids
             attention_BT[b, : len(row.token_ids)] = 1
         row_T, at_T = counted.row_T, counted.at_T
-        self._ids_BT, self._attention_BT = (
-            torch.from_numpy(x).to(base.device) for x in (ids_BT, attention_BT)
+        self._ids_BT, self._attention_BT, self._positions = (
+            torch.from_numpy(x).to(base.device) for x in (ids_BT, attention_BT, positions)
         )
         self._predict(rows, counted, row_T * shape[1] + at_T, ids_BT[row_T, at_T], base)
         self.tokens = self.alive = ids_BT.size
@@ -402,8 +417,7 @@ class PaddedRows:
         if scorer.masked:
             inputs["attention_mask"] = self._attention_BT
         if "position_ids" in inspect.signature(scorer.base.forward).parameters:
-            positions_T = torch.arange(self._ids_BT.shape[1], device=self._ids_BT.device)
-            inputs["position_ids"] = positions_T.expand(self._ids_BT.shape)
+            inputs["position_ids"] = self._positions
         return inputs
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:

@@ -199,10 +199,11 @@ class Packer:
         return self._without_forest(some, own), terms
 
     def _without_forest(self, rows: Sequence[Row], counted: CountedTokens) -> Packing:
-        return PaddedRows(rows, counted, self._scorer.base)
+        return PaddedRows(rows, counted, self._scorer.base, self._scorer.images)
 
     def _forest(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> ForestRows:
-        return ForestRows(rows, counted, budget, self.token_cost, self._scorer.base, self.costs)
+        base, images = self._scorer.base, self._scorer.images
+        return ForestRows(rows, counted, budget, self.token_cost, base, self.costs, images)
 
     def _keep(self, way: Way) -> None:
         on, base = way is Way.CHECKPOINT, self._scorer.base

@@ -26,6 +26,7 @@ from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import language_model
 from langchain_art_server.backends.models.delta_nets import delta_nets
+from langchain_art_server.backends.models.images import Images
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
 from langchain_art_server.backends.peft.forest.delta_nets import Chains, PartChains
@@ -139,7 +140,7 @@ class _ForestPart:
     parent: int  # index of the part below which it hangs, -1 for none
     last: bool  # no part hangs below it
     ids_P: Tensor
-    depth_P: Tensor  # positions of its tokens
+    positions: Tensor  # of its tokens (1, P), or in three dimensions (3, 1, P)
     attention: Tiles | Blocks  # which tokens attend to which
     above: dict[int, tuple[Tensor, Tensor]]
     """For each part that it attends to, which of its keys and values."""
@@ -164,6 +165,7 @@ class ForestRows:
         token_cost: float,
         model: PreTrainedModel,
         costs: PartCosts,
+        images: Images | None = None,
     ) -> None:
         dtype, device = model.dtype, model.device
 
@@ -175,6 +177,12 @@ class ForestRows:
         kept = np.flatnonzero(lengths)
         inputs = [rows[i].token_ids[: lengths[i]] for i in kept.tolist()]
         forest, parts = lay_out(inputs, token_cost, budget, costs)
+        positions = forest.depth_N[None]
+        for i, places in zip(kept.tolist(), forest.rows, strict=True):
+            if images is not None and (shifts := images.shifts(rows[i].token_ids)) is not None:
+                if positions.ndim == 2:
+                    positions = np.tile(positions, (3, 1, 1))
+                positions[:, 0, places] = np.arange(len(places)) + shifts[:, : len(places)]
         self.parts = [len(part.tokens_P) for part in parts]
         self.tokens, self.alive = len(forest.token_ids_N), most_alive(parts)
         first = np.cumsum(lengths) - lengths
@@ -211,7 +219,7 @@ class ForestRows:
                     parent=part.parent,
                     last=index + 1 == len(parts) or parts[index + 1].parent != index,
                     ids_P=tensor(forest.token_ids_N[part.tokens_P]),
-                    depth_P=tensor(forest.depth_N[part.tokens_P]),
+                    positions=tensor(positions[..., part.tokens_P]),
                     attention=Tiles(part.tokens_P, above_E, forest, dtype)
                     if device.type == "cpu"
                     else Blocks(part.tokens_P, above_E, forest, device),
@@ -266,7 +274,7 @@ class _OpenPart:
             self._pass.above[layer] = _gather(layer, sources)
         inputs = {
             "input_ids": batch.ids_P[None],
-            "position_ids": batch.depth_P[None],
+            "position_ids": batch.positions,
             "forest": self._pass,
         }
         outputs_MX = scorer.outputs(inputs, batch.predictions.select_M)
