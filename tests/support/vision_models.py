@@ -13,7 +13,7 @@ from PIL import Image
 
 from langchain_art_server.backends.models.base_weights import auto_class
 from langchain_art_server.backends.models.images import without_videos
-from tests.support.families import DELTA, QWEN_VISION, VISION
+from tests.support.families import DELTA, QWEN_VISION, SLIDING, VISION
 from tests.support.tiny_models import SMALL, tokenizer
 
 #: ChatML, with the placeholder of an image where its part stands.
@@ -43,13 +43,17 @@ QWENS: dict[str, tuple[str, str, int, dict[str, Any], dict[str, Any]]] = {
     "Qwen3-VL": ("Qwen3VLConfig", "Qwen3VLProcessor", 16, {}, {"deepstack_visual_indexes": [0, 1]}),
     "Qwen3.5": ("Qwen3_5Config", "Qwen3VLProcessor", 16, DELTA, {}),
 }
-VISION_FAMILIES = ("LLaVA", "SmolVLM", *QWENS)
+#: The tokens of an image attend to each other: Gemma 3, whose images are longer than its window.
+GEMMA = "Gemma 3"
+VISION_FAMILIES = ("LLaVA", "SmolVLM", *QWENS, GEMMA)
 
 
 def save_vision_model(folder: Path, family: str = "LLaVA", **text: Any) -> Path:
     """Write a random model of a family, the same every time; `text` changes its text model."""
     if family in QWENS:
         return _save_qwen(folder, family, text)
+    if family == GEMMA:
+        return _save_gemma(folder, text)
     known = copy.deepcopy(tokenizer())
     known.add_special_tokens({"additional_special_tokens": list(_TOKENS)})
     known.chat_template = TEMPLATE
@@ -126,6 +130,40 @@ def _save_qwen(folder: Path, family: str, text: dict[str, Any]) -> Path:
         processor.save_pretrained(folder)
     torch.manual_seed(0)
     auto_class(config).from_config(config).save_pretrained(folder)
+    return folder
+
+
+def _save_gemma(folder: Path, text: dict[str, Any]) -> Path:
+    known = copy.deepcopy(tokenizer())
+    names = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    known.add_special_tokens({"additional_special_tokens": list(names.values())})
+    known._set_model_specific_special_tokens(names)
+    known.init_kwargs["extra_special_tokens"] = names
+    known.chat_template = TEMPLATE.replace("<image>", names["boi_token"])
+    size, tokens = 56, 16
+    config = transformers.Gemma3Config(
+        text_config=SMALL | {"query_pre_attn_scalar": 8, **SLIDING, "sliding_window": 10} | text,
+        vision_config=VISION | {"image_size": size, "initializer_range": 0.15},
+        mm_tokens_per_image=tokens,
+        boi_token_index=known.convert_tokens_to_ids(names["boi_token"]),
+        eoi_token_index=known.convert_tokens_to_ids(names["eoi_token"]),
+        image_token_index=known.convert_tokens_to_ids(names["image_token"]),
+        tie_word_embeddings=False,
+    )
+    transformers.Gemma3Processor(
+        image_processor=transformers.Gemma3ImageProcessorPil(size={"height": size, "width": size}),
+        tokenizer=known,
+        image_seq_length=tokens,
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    model: Any = auto_class(config).from_config(config)
+    # Made as zeros, by which an image would be nothing.
+    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_(std=0.3)
+    model.save_pretrained(folder)
     return folder
 
 

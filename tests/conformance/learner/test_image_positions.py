@@ -39,7 +39,7 @@ from tests.conformance.learner.test_images import (
     rows_of,
 )
 from tests.support.tiny_models import LocalSampler, load_plain
-from tests.support.vision_models import QWENS, save_vision_model
+from tests.support.vision_models import GEMMA, QWENS, save_vision_model
 
 
 @pytest.mark.parametrize("family", QWENS)
@@ -66,7 +66,7 @@ def test_positions_of_any_sequence_are_those_of_the_model(family: str, tmp_path:
             mm_token_type_ids=torch.tensor([ids]).ge(IMAGE_IDS).long(),
             image_grid_thw=torch.cat([grids[id(one)]["image_grid_thw"] for one in shown]),
         )
-        found = np.arange(len(ids) + 1) + shifts
+        found = np.arange(len(ids) + 1) + shifts[:3]
         assert found[:, :-1].tolist() == expected[:, 0].tolist()
         assert found[:, -1].tolist() == [len(ids) + behind.item()] * 3
 
@@ -75,8 +75,9 @@ def no_slots(_model: Any) -> None:
     raise model_runner.SlotsUnsupported("of this test")
 
 
-@pytest.mark.parametrize("slots", [True, False])
-@pytest.mark.parametrize("family", QWENS)
+@pytest.mark.parametrize(
+    "family, slots", [*((one, True) for one in (*QWENS, GEMMA)), *((one, False) for one in QWENS)]
+)
 def test_rows_keep_their_positions_whoever_joins_and_leaves(
     family: str, slots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,8 +118,16 @@ def test_rows_keep_their_positions_whoever_joins_and_leaves(
         assert (found - of_learner).abs().max() < 1e-5
 
 
+def test_without_slots_images_that_attend_to_themselves_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_runner, "_layout", no_slots)
+    model = save_vision_model(tmp_path, GEMMA)
+    assert "its calls have no slots" in LocalSampler(model).host.info.no_images
+
+
 @pytest.mark.parametrize("budget", [8, 10_000])
-@pytest.mark.parametrize("family", QWENS)
+@pytest.mark.parametrize("family", [*QWENS, GEMMA])
 def test_a_forest_with_images_is_the_rows_one_by_one(
     family: str, budget: int, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,15 +5,12 @@
 from __future__ import annotations
 
 import base64
-import copy
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import AutoProcessor
 
 from langchain_art.errors import ArtError, InvalidRequest
@@ -23,13 +20,16 @@ from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
 from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
-from langchain_art_server.backends.models.images import without_videos
+from langchain_art_server.backends.models.base_weights import load_causal
+from langchain_art_server.backends.models.images import Images, without_videos
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 from tests.support.families import save_family
-from tests.support.tiny_models import LocalSampler, ask, save_adapter, tokenizer, with_adapter
+from tests.support.tiny_models import LocalSampler, ask, save_adapter, with_adapter
 from tests.support.vision_models import (
+    GEMMA,
+    QWENS,
     TEMPLATE,
     VISION_FAMILIES,
     opened,
@@ -62,7 +62,7 @@ def plain_logprobs(model: Any, folder: Path, reply: ChatReply, *bodies: bytes) -
     """
     with without_videos():
         processor: Any = AutoProcessor.from_pretrained(folder, backend="pil")
-    own = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+    own: int = model.config.image_token_id
     said = [*reply.token_ids, own]
     said = reply.token_ids[: said.index(own) + 1]
     ids = [*reply.prompt_token_ids, *said[:-1]]
@@ -75,8 +75,8 @@ def plain_logprobs(model: Any, folder: Path, reply: ChatReply, *bodies: bytes) -
             return_tensors="pt",
         )
         pixels = {k: v for k, v in made.items() if k.startswith(("pixel", "image_grid"))}
-        if "mm_token_type_ids" in made:
-            pixels["mm_token_type_ids"] = (ids == own).long()
+        for name in {"mm_token_type_ids", "token_type_ids"} & made.keys():
+            pixels[name] = (ids == own).long()
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False, **pixels).logits[0].float()
     rows = logits[len(reply.prompt_token_ids) - 1 :].log_softmax(-1)
@@ -169,7 +169,7 @@ def test_a_forest_shares_an_image_and_parts_at_another(tmp_path: Path) -> None:
         core.base(input_ids=torch.tensor([rows[0].token_ids]))
 
 
-@pytest.mark.parametrize("family", ["LLaVA", "Qwen3-VL", "Qwen3.5"])
+@pytest.mark.parametrize("family", ["LLaVA", "Qwen3-VL", "Qwen3.5", GEMMA])
 def test_a_step_learns_from_a_reply_to_an_image(family: str, tmp_path: Path) -> None:
     model = save_vision_model(tmp_path / "model", family)
     sampler, core = LocalSampler(model), LearnerCore(str(model), "cpu")
@@ -236,22 +236,11 @@ def test_a_base_that_sees_nothing_says_why(family: str, why: str, tmp_path: Path
     assert LocalSampler(model).host.info.no_images.startswith(why)
 
 
-def test_a_model_whose_image_tokens_attend_to_each_other_is_refused(tmp_path: Path) -> None:
-    model = save_family("Gemma 3, with images", tmp_path / "model")
-    known = copy.deepcopy(tokenizer())
-    marks = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
-    known.add_special_tokens({"additional_special_tokens": list(marks)})
-    names = {"boi_token": marks[0], "eoi_token": marks[1], "image_token": marks[2]}
-    known._set_model_specific_special_tokens(names)
-    known.init_kwargs["extra_special_tokens"] = names
-    known.chat_template = TEMPLATE.replace("<image>", marks[0])
-    size = {"height": 28, "width": 28}
-    transformers.Gemma3Processor(
-        image_processor=transformers.Gemma3ImageProcessorPil(size=size),
-        tokenizer=known,
-        image_seq_length=4,
-    ).save_pretrained(model)
-    config = json.loads((model / "config.json").read_text())
-    config |= {"image_token_index": known.convert_tokens_to_ids(marks[2])}
-    (model / "config.json").write_text(json.dumps(config))
-    assert "attend to each other" in LocalSampler(model).host.info.no_images
+@pytest.mark.parametrize("family", [*QWENS, GEMMA])
+def test_a_model_that_reads_images_in_another_way_says_so(family: str, tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path, family)
+    images = Images(str(model), load_causal(str(model), torch.float32, torch.device("cpu")))
+    assert images.why_not(RED) == ""
+    images.whole, images._place = False, None
+    images._kept.clear()
+    assert "more than embeddings with positions" in images.why_not(RED)

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig
-from langchain_art_server.algorithms.sequences.prefix_forest import grow, split
+from langchain_art_server.algorithms.sequences.prefix_forest import Forest, grow, split
 from langchain_art_server.algorithms.sequences.training_rows import Row, forest_groups
 from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.peft import logprob_scoring, packer
@@ -273,10 +273,25 @@ def long_rows(seed: int) -> list[list[int]]:
     return rows
 
 
+def with_images(forest: Forest) -> np.ndarray:
+    """The last token of the image of each token: some are of images, others stand for themselves.
+
+    An image is in one segment, with tokens before and behind it.
+    """
+    last = np.arange(len(forest.token_ids_N))
+    for segment in forest.segments:
+        start, end = segment.start + 1, segment.end - (segment.end - segment.start) // 3
+        if segment.end - segment.start > 5:
+            last[start:end] = end - 1
+    return last
+
+
+@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 7, 150])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None) -> None:
+def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None, images: bool) -> None:
     forest = grow(long_rows(seed))
+    last_N = with_images(forest) if images else None
     torch.manual_seed(seed)
     count = len(forest.token_ids_N)
     q, k, v = (torch.randn(1, heads, count, 8, dtype=torch.float64) for heads in (4, 2, 2))
@@ -286,13 +301,16 @@ def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None) ->
         keys = torch.from_numpy(np.concatenate([part.above_E, part.tokens_P]))
         exits, depths = (torch.from_numpy(x) for x in (forest.exit_N, forest.depth_N))
         seen = (keys <= own[:, None]) & (own[:, None] < exits[keys])
+        if last_N is not None:
+            last = torch.from_numpy(last_N)[own]
+            seen |= (own[:, None] < keys) & (keys <= last[:, None])
         if window is not None:
             seen &= depths[own][:, None] - depths[keys] < window
         found: list[list[torch.Tensor]] = []
         for tiled in (True, False):
             given = [x.requires_grad_() for x in (q[:, :, own], k[:, :, keys], v[:, :, keys])]
             if tiled:
-                tiles = Tiles(part.tokens_P, part.above_E, forest, torch.float64)
+                tiles = Tiles(part.tokens_P, part.above_E, forest, torch.float64, last_N)
                 out = tiles.attend(given[0], given[1], given[2], 0.25, window, sinks)
             else:
                 many_k, many_v = (x.repeat_interleave(2, 1) for x in given[1:])
@@ -308,11 +326,13 @@ def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None) ->
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 150])
 @pytest.mark.parametrize("seed", range(4))
-def test_flex_attention_equals_the_tiles(seed: int, window: int | None) -> None:
+def test_flex_attention_equals_the_tiles(seed: int, window: int | None, images: bool) -> None:
     """Its forward pass; torch has no backward pass of it on CPU."""
     forest = grow(long_rows(seed))
+    last_N = with_images(forest) if images else None
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, heads, len(forest.token_ids_N), 16) for heads in (4, 2, 2))
     sinks = torch.randn(4) if seed % 2 else None
@@ -320,8 +340,8 @@ def test_flex_attention_equals_the_tiles(seed: int, window: int | None) -> None:
         own, above = (torch.from_numpy(x) for x in (part.tokens_P, part.above_E))
         keys = torch.cat([above, own])
         plans = (
-            Tiles(part.tokens_P, part.above_E, forest, torch.float32),
-            attention_flex.Blocks(part.tokens_P, part.above_E, forest, torch.device("cpu")),
+            Tiles(part.tokens_P, part.above_E, forest, torch.float32, last_N),
+            attention_flex.Blocks(part.tokens_P, part.above_E, forest, torch.device("cpu"), last_N),
         )
         given = q[:, :, own], k[:, :, keys], v[:, :, keys], 0.25, window, sinks
         with torch.no_grad():

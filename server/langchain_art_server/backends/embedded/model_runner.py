@@ -85,7 +85,7 @@ class SlotRunner:
     ) -> Tensor:
         """Feed row i (slot ``first + i``) `tokens[i]`, from position `starts[i]` on.
 
-        Where there are `shifts[i]` (3, T), the model reads positions that are so far from these.
+        `shifts[i]` (4, T) are those of the tokens' images; see `Images.shifts`.
 
         Returns:
             float32 ``[rows, vocab]``: logits after each row's last token.
@@ -105,16 +105,15 @@ class SlotRunner:
         seen = positions.masked_fill(is_pad, 0)
         written = positions.masked_fill(is_pad, self.cache.capacity - 1)
         longest = max(s + len(row) for s, row in zip(starts, tokens, strict=True))
-        moved = None
-        if any(one is not None for one in shifts):
-            moved = torch.zeros(3, *ids.shape, dtype=torch.long)
-            for row, one in enumerate(shifts):
-                if one is not None:
-                    moved[:, row, pad[row] :] = torch.from_numpy(one)
-            moved = moved.to(self.device)
-        to = self.device
+        found, to = np.zeros((4, *ids.shape), np.int64), self.device
+        for row, one in enumerate(shifts):
+            if one is not None:
+                found[:, row, pad[row] :] = one
+        moved, reach = (
+            torch.from_numpy(x).to(to) if x.any() else None for x in (found[:3], found[3])
+        )
         return self._forward(
-            first, ids.to(to), seen.to(to), written.to(to), longest, is_pad.to(to), moved
+            first, ids.to(to), seen.to(to), written.to(to), longest, is_pad.to(to), moved, reach
         )
 
     def decode(
@@ -151,6 +150,7 @@ class SlotRunner:
         length: int,
         padding: Tensor | None,
         moved: Tensor | None,
+        reach: Tensor | None = None,
     ) -> Tensor:
         if self.invariance is not None:
             length = self.invariance.length(length)
@@ -160,7 +160,7 @@ class SlotRunner:
             extra["slots"] = SlotPass(padding, by_tokens=self.invariance is not None)
         output = self.model(
             input_ids=ids,
-            attention_mask=self._masks(positions, length),
+            attention_mask=self._masks(positions, length, reach),
             position_ids=positions if moved is None else positions + moved,
             use_cache=True,
             **{self._cache_name: self.cache},
@@ -168,10 +168,12 @@ class SlotRunner:
         )
         return output.logits[:, -1].float()
 
-    def _masks(self, positions: Tensor, length: int) -> Tensor | dict[str, Tensor | None]:
+    def _masks(
+        self, positions: Tensor, length: int, reach: Tensor | None
+    ) -> Tensor | dict[str, Tensor | None]:
         columns = torch.arange(length, device=self.device)
         query = positions[:, None, :, None]
-        full = columns <= query
+        full = columns <= (query if reach is None else query + reach[:, None, :, None])
         if not self.window and not self.cache.states:
             return self._mask(full)
         sliding = full & (query - columns < self.window) if self.window else full
@@ -231,7 +233,7 @@ class SerialRunner:
 
     def _feed(self, tokens: list[int], shifts: Ints | None) -> Tensor:
         self._seen += tokens
-        new = np.zeros((3, len(tokens)), np.int64) if shifts is None else shifts
+        new = np.zeros((3, len(tokens)), np.int64) if shifts is None else shifts[:3]
         self._shifts = np.concatenate([self._shifts, new], 1)
         fed = tokens if self._state else self._seen
         ids = torch.tensor([fed], device=self.device)

@@ -31,7 +31,7 @@ from langchain_art_server.backends.embedded.token_sampler import SamplingState, 
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.heartbeat import LoopLag
 from langchain_art_server.backends.models.device import free_bytes, set_threads
-from langchain_art_server.backends.models.images import images_of
+from langchain_art_server.backends.models.images import Images, images_of
 from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
 
@@ -117,6 +117,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
                 exact=settings.max_model_len is not None,
                 budget=budget,
             )
+        if runner.cache is None and isinstance(images, Images) and images.whole:
+            images = "the tokens of its images attend to each other, and its calls have no slots"
         self._prefixes: PrefixCache | None = None
         self._base_roots: dict[str, int] = {}
         if (cache := runner.cache) is not None:

@@ -303,7 +303,8 @@ class Scheduler:
             batch.append(sequence)
             width = wide
         width = min(width, budget)
-        feed = [s.tokens[s.filled : min(s.filled + width, s.length - self._left)] for s in batch]
+        stops = [s.whole(min(s.filled + width, s.length - self._left)) for s in batch]
+        feed = [s.tokens[s.filled : stop] for s, stop in zip(batch, stops, strict=True)]
         self._sampler = None
 
         def compute(first: int, last: int) -> Tensor:

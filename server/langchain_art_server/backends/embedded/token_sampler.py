@@ -97,10 +97,16 @@ class SequenceState:
         return self.adapter.root if self.adapter else self.base_root
 
     def shifts_of(self, start: int, count: int) -> Ints | None:
-        """The shifts (3, count) of some tokens; those behind the prompt have its last."""
+        """The shifts (4, count) of some tokens; those behind the prompt have its last."""
         if self.shifts is None:
             return None
         return self.shifts[:, np.minimum(np.arange(start, start + count), len(self.prompt))]
+
+    def whole(self, stop: int) -> int:
+        """The first place from `stop` on that is not between tokens that attend to each other."""
+        if self.shifts is None or not 0 < stop < len(self.prompt):
+            return stop
+        return stop + int(self.shifts[3, stop - 1])
 
     def prepare(self) -> SequenceState:
         """See `Queued`."""

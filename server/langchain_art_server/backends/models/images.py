@@ -3,9 +3,9 @@
 The model's own processor, vision tower and projector make them, one image at a time, so that they
 do not depend on other images. In the text model they take the place of the input embeddings of the
 image's ids (`image_tokens`), and everything behind these goes as for a text: caches, batches, the
-forest. Where a model has positions of three dimensions, passes are given them (`Images.shifts`).
-`Images.why_not` tries that against the model's own way, since some models do more: where the tokens
-of an image attend to each other, there are none.
+forest. Where a model has positions of three dimensions, or the tokens of an image attend to each
+other, passes are told so (`Images.shifts`). `Images.why_not` tries that against the model's own
+way, since some models do more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Image:
         text: what the processor writes in place of the placeholder.
         ids: of the tokens in it that have the image's embeddings.
         embeddings: of these (T, H), on the CPU; behind them what the first layers add to theirs.
-        shifts: see `position_shifts`; None: the tokens' positions are their indices.
+        shifts: see `position_shifts`; None: its tokens are as those of a text.
     """
 
     text: str
@@ -58,6 +58,7 @@ class Images:
     Attributes:
         placeholder: the text by which a chat template says that there is an image.
         token: the tokenizer's id of an image's tokens.
+        whole: the tokens of an image attend to each other.
     """
 
     def __init__(self, name: str, model: PreTrainedModel) -> None:
@@ -77,6 +78,7 @@ class Images:
             if isinstance(one, PreTrainedModel) and text.isdisjoint(one.modules())
         ]
         self._takes = inspect.signature(self._model.get_image_features).parameters
+        self.whole = "token_type_ids" in inspect.signature(self._model.forward).parameters
         #: The model's own way to positions of three dimensions; None: it has none.
         self._place = getattr(model.base_model, "get_rope_index", None)
         self._lock = threading.Lock()
@@ -127,13 +129,23 @@ class Images:
                 f"The model made {len(embeddings)} embeddings of an image, for which its processor "
                 f"writes {ids.count(self.token)} tokens; their files do not fit each other."
             )
-        shifts = None
+        shifts = self._own_shifts(inputs, np.asarray(ids) == self.token)
+        return Image(text, image_token_ids(digest, len(embeddings)), embeddings, shifts)
+
+    def _own_shifts(self, inputs: dict[str, Tensor], is_image: Any) -> Ints | None:
+        """The `position_shifts` from the first token of an image to behind its last."""
+        if self._place is None and not self.whole:
+            return None
+        found, at = np.zeros((4, len(is_image) + 1), dtype=np.int64), np.arange(len(is_image))
         if self._place is not None:
             takes = inspect.signature(self._place).parameters
             own, behind = self._place(**{k: v for k, v in inputs.items() if k in takes})
-            own = own[:, 0] - torch.arange(len(ids), device=own.device)
-            shifts = torch.cat([own, behind.expand(3, 1)], 1).cpu().numpy()
-        return Image(text, image_token_ids(digest, len(embeddings)), embeddings, shifts)
+            found[:3, :-1] = own[:, 0].cpu().numpy() - at
+            found[:3, -1] = behind.item()
+        edges = np.flatnonzero(np.diff(is_image, prepend=False, append=False)).reshape(-1, 2)
+        for start, end in edges.tolist() if self.whole else ():
+            found[3, start:end] = end - 1 - at[start:end]
+        return np.concatenate([found[:, edges[0, 0] : edges[-1, 1]], found[:, -1:]], 1)
 
     def _inputs(self, text: str, body: bytes) -> dict[str, Tensor]:
         inputs = self._processor(
@@ -165,6 +177,10 @@ class Images:
         """The `position_shifts` of tokens whose images are held; None: there are none."""
         own = {image.ids[0]: image.shifts for image in self._held if image.shifts is not None}
         return position_shifts(ids, own) if own and max(ids) >= IMAGE_IDS else None
+
+    def kinds(self, ids: Tensor) -> dict[str, Tensor]:
+        """What the model is told of whole sequences' ids, so that images attend to themselves."""
+        return {"token_type_ids": (ids >= IMAGE_IDS).long()} if self.whole else {}
 
     def _without_images(self, _module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         """Find the ids of images, for which the embedding has no rows."""
@@ -215,39 +231,44 @@ class Images:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
         self.hold([image])
         try:
-            if (shifts := self.shifts(ids[0].tolist())) is not None:
-                positions = positions + torch.from_numpy(shifts[:, None, :-1]).to(ids.device)
-            found = self._model(input_ids=ids, position_ids=positions, use_cache=False).logits
+            if self._place is not None and (shifts := self.shifts(ids[0].tolist())) is not None:
+                positions = positions + torch.from_numpy(shifts[:3, None, :-1]).to(ids.device)
+            found = self._model(
+                input_ids=ids, position_ids=positions, use_cache=False, **self.kinds(ids)
+            ).logits
         finally:
             self.let_go([image])
         gap = (found - plain).float().abs().max().item()
         if gap <= (1e-3 if plain.dtype == torch.float32 else 0.1) * plain.float().std().item():
             return ""
         return (
-            "the tokens of its images attend to each other, or are more than embeddings and "
-            f"positions, which is not implemented here (its logits differ by {gap:.2g})"
+            "the tokens of its images are more than embeddings with positions, or attend to each "
+            f"other in a way that is not implemented here (its logits differ by {gap:.2g})"
         )
 
 
 def position_shifts(ids: Sequence[int], images: Mapping[int, Ints]) -> Ints:
-    """How far tokens (T), and the one that follows, are from their indices in three dimensions.
+    """How far tokens (T), and the one that follows, are from their indices, for models with images.
 
-    For models whose images have a place in time, height and width: the tokens of an image are in a
-    grid, and what follows stands behind its longest side, however many tokens it has.
+    In three dimensions, for models whose images have a place in time, height and width: the tokens
+    of an image are in a grid, and what follows stands behind its longest side, however many tokens
+    it has. And how far the last token is that an image's tokens attend to, where these attend to
+    each other.
 
     Args:
         ids: tokens of a sequence, from its first one on.
         images: the same of each image alone, by the id of its first token.
 
     Returns:
-        Shifts (3, T + 1). An image of 2 x 2 tokens behind one of text, and another of text::
+        Shifts (4, T + 1). An image of 2 x 2 tokens behind one of text, and another of text::
 
             index    0   1   2   3   4   5   6
             time     0   0  -1  -2  -3  -2  -2
             height   0   0  -1  -1  -2  -2  -2
             width    0   0   0  -2  -2  -2  -2
+            last     0   3   2   1   0   0   0
     """
-    found, end = np.zeros((3, len(ids) + 1), dtype=np.int64), 0
+    found, end = np.zeros((4, len(ids) + 1), dtype=np.int64), 0
     for at in np.flatnonzero(np.asarray(ids) >= IMAGE_IDS).tolist():
         if at >= end:
             own = images[ids[at]]

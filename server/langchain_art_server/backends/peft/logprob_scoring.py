@@ -373,10 +373,11 @@ class PaddedRows:
         shape = (len(rows), max(len(row.token_ids) for row in rows))
         positions = np.tile(np.arange(shape[1]), (shape[0], 1))
         for b, row in enumerate(rows):
-            if images is not None and (shifts := images.shifts(row.token_ids)) is not None:
+            shifts = None if images is None else images.shifts(row.token_ids)
+            if shifts is not None and shifts[:3].any():
                 if positions.ndim == 2:
                     positions = np.tile(positions, (3, 1, 1))
-                positions[:, b, : len(row.token_ids)] += shifts[:, :-1]
+                positions[:, b, : len(row.token_ids)] += shifts[:3, :-1]
         ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
         for b, row in enumerate(rows):
             ids_BT[b, : len(row.token_ids)] = row.token_ids
@@ -385,6 +386,7 @@ class PaddedRows:
         self._ids_BT, self._attention_BT, self._positions = (
             torch.from_numpy(x).to(base.device) for x in (ids_BT, attention_BT, positions)
         )
+        self._kinds = {} if images is None else images.kinds(self._ids_BT)
         self._predict(rows, counted, row_T * shape[1] + at_T, ids_BT[row_T, at_T], base)
         self.tokens = self.alive = ids_BT.size
         self.parts = [self.tokens]
@@ -413,7 +415,7 @@ class PaddedRows:
     def _inputs(self, scorer: Scorer) -> dict[str, Tensor]:
         # Positions are given explicitly: without a mask, transformers takes a jump in them for the
         # start of another document.
-        inputs = {"input_ids": self._ids_BT}
+        inputs = {"input_ids": self._ids_BT, **self._kinds}
         if scorer.masked:
             inputs["attention_mask"] = self._attention_BT
         if "position_ids" in inspect.signature(scorer.base.forward).parameters:

@@ -25,6 +25,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
+from langchain_art_server.backends.peft.forest.attention_tiles import image_spans
 
 #: Tokens of a block, the kernel's default.
 BLOCK = 128
@@ -38,7 +39,15 @@ KERNEL: Any = {"BACKEND": "TRITON"}
 class Blocks:
     """All pairs of a part, by blocks; arguments as for `attention_tiles.Tiles`."""
 
-    def __init__(self, tokens_P: Ints, above_E: Ints, forest: Forest, device: torch.device) -> None:
+    def __init__(
+        self,
+        tokens_P: Ints,
+        above_E: Ints,
+        forest: Forest,
+        device: torch.device,
+        last_N: Ints | None = None,
+    ) -> None:
+        self._images, self._above = image_spans(tokens_P, last_N), len(above_E)
         keys, exit_N = np.concatenate([above_E, tokens_P]), forest.exit_N
         self._new, self._device = len(tokens_P), device
         # A query of the padding attends as the last one does, and no query to a key of it.
@@ -72,11 +81,24 @@ class Blocks:
             (q_low, q_high), (k_low, k_high) = map(_bounds, (self._depth_P, self._depth_S))
             some_QB &= q_low[:, None] - k_high < window
             all_QB &= q_high[:, None] - k_low < window
+        # The number of a token's image; a query and a key of none differ.
+        images_P, images_S = np.full(len(place_P), -1), np.full(len(order_S), -2)
+        for number, (start, end) in enumerate(self._images):
+            low, high = start + self._above, end + self._above
+            images_P[start:end] = images_S[low:high] = number
+            some_QB[start // BLOCK : -(-end // BLOCK), low // BLOCK : -(-high // BLOCK)] = True
+        image_P, image_S = (torch.from_numpy(x).to(self._device) for x in (images_P, images_S))
+        causal = is_ancestor if window is None else is_near
+
+        def is_seen(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            ahead = (image_P[q] == image_S[k]) & (order_S[k] > place_P[q])
+            return causal(batch, head, q, k) | ahead
+
         return BlockMask.from_kv_blocks(
             *_indices(some_QB & ~all_QB, self._device),
             *_indices(all_QB, self._device),
             BLOCK,
-            is_ancestor if window is None else is_near,
+            is_seen if self._images else causal,
             seq_lengths=(len(self._place), len(self._order)),
         )
 

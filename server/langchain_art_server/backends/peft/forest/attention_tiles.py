@@ -46,10 +46,18 @@ class Tile:
 class Tiles:
     """All pairs of a `prefix_forest.Part`, each once. Keys above it come before the part's own.
 
-    `dtype` is that of the masks.
+    `dtype` is that of the masks. `last_N` are, for tokens of images that attend to each other, the
+    last of these, for others themselves.
     """
 
-    def __init__(self, tokens_P: Ints, above_E: Ints, forest: Forest, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tokens_P: Ints,
+        above_E: Ints,
+        forest: Forest,
+        dtype: torch.dtype,
+        last_N: Ints | None = None,
+    ) -> None:
         exit_N = forest.exit_N
         exit_P = np.searchsorted(tokens_P, exit_N[tokens_P])
         above = len(above_E)
@@ -67,6 +75,11 @@ class Tiles:
         self._depth_S = forest.depth_N[np.concatenate([above_E, tokens_P])]
         self._dtype = dtype
         self._near: dict[int, list[Tile]] = {}
+        #: In images, tokens attend to those behind them, too, however small the window is.
+        self._ahead = [
+            Tile(a, b, above + a, above + b, mask=_mask(~np.tri(b - a, dtype=bool), dtype))
+            for a, b in image_spans(tokens_P, last_N)
+        ]
 
     def attend(
         self,
@@ -84,7 +97,7 @@ class Tiles:
         gets no gradient.
         """
         q_KGPD = q_1HPD[0].unflatten(0, (k_1KSD.shape[1], -1))
-        tiles = self._tiles if window is None else self._within(window)
+        tiles = (self._tiles if window is None else self._within(window)) + self._ahead
         return _Attention.apply(q_KGPD, k_1KSD[0], v_1KSD[0], tiles, scale, sink_H)[None]
 
     def _within(self, window: int) -> list[Tile]:
@@ -95,6 +108,16 @@ class Tiles:
                 for near in _near(tile, self._depth_P, self._depth_S, window, self._dtype)
             ]
         return self._near[window]
+
+
+def image_spans(tokens_P: Ints, last_N: Ints | None) -> list[tuple[int, int]]:
+    """Stretches of a part that are each an image whose tokens attend to each other."""
+    found = list[tuple[int, int]]()
+    ahead = tokens_P * 0 if last_N is None else last_N[tokens_P] - tokens_P
+    for start in np.flatnonzero(ahead).tolist():
+        if not found or start >= found[-1][1]:
+            found.append((start, start + int(ahead[start]) + 1))
+    return found
 
 
 def _own_tiles(exit_P: Ints, dtype: torch.dtype) -> list[Tile]:

@@ -177,12 +177,16 @@ class ForestRows:
         kept = np.flatnonzero(lengths)
         inputs = [rows[i].token_ids[: lengths[i]] for i in kept.tolist()]
         forest, parts = lay_out(inputs, token_cost, budget, costs)
-        positions = forest.depth_N[None]
+        positions, last_N = forest.depth_N[None], np.arange(len(forest.token_ids_N))
         for i, places in zip(kept.tolist(), forest.rows, strict=True):
-            if images is not None and (shifts := images.shifts(rows[i].token_ids)) is not None:
+            shifts = None if images is None else images.shifts(rows[i].token_ids)
+            if shifts is None:
+                continue
+            if shifts[:3].any():
                 if positions.ndim == 2:
                     positions = np.tile(positions, (3, 1, 1))
-                positions[:, 0, places] = np.arange(len(places)) + shifts[:, : len(places)]
+                positions[:, 0, places] = np.arange(len(places)) + shifts[:3, : len(places)]
+            last_N[places] = places + shifts[3, : len(places)]
         self.parts = [len(part.tokens_P) for part in parts]
         self.tokens, self.alive = len(forest.token_ids_N), most_alive(parts)
         first = np.cumsum(lengths) - lengths
@@ -220,9 +224,9 @@ class ForestRows:
                     last=index + 1 == len(parts) or parts[index + 1].parent != index,
                     ids_P=tensor(forest.token_ids_N[part.tokens_P]),
                     positions=tensor(positions[..., part.tokens_P]),
-                    attention=Tiles(part.tokens_P, above_E, forest, dtype)
+                    attention=Tiles(part.tokens_P, above_E, forest, dtype, last_N)
                     if device.type == "cpu"
-                    else Blocks(part.tokens_P, above_E, forest, device),
+                    else Blocks(part.tokens_P, above_E, forest, device, last_N),
                     above={owner: (tokens, tokens) for owner, tokens in above.items()},
                     chains=chains and chains.of(index, part.tokens_P, device),
                     predictions=predictions,
