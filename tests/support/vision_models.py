@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from langchain_art_server.backends.models.base_weights import auto_class
 from langchain_art_server.backends.models.images import without_videos
@@ -100,6 +101,12 @@ def save_vision_model(folder: Path, family: str = "LLaVA", **text: Any) -> Path:
         )
     torch.manual_seed(0)
     auto_class(config).from_config(config).save_pretrained(folder)
+    weights = load_file(file := folder / "model.safetensors")
+    # As published; transformers reads either name, vLLM this one.
+    named = {
+        k.replace("vision_tower.", "vision_tower.vision_model."): v for k, v in weights.items()
+    }
+    save_file(named, file, metadata={"format": "pt"})
     processor.save_pretrained(folder)
     return folder
 

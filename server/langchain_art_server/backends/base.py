@@ -299,10 +299,11 @@ class LearnerStep:
 class Learner(Engine, Protocol):
     """Trains adapters on rows.
 
-    `weights`, once it has started, are as `ModelInfo.weights`: those that it holds.
+    `weights` and `no_images`, once it has started, are as of `ModelInfo`: what it holds and reads.
     """
 
     weights: str
+    no_images: str
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""

@@ -51,9 +51,8 @@ def create_app(service: Service, page: Callable[[FastAPI, Service], None]) -> Re
     tenants = service.tenants
     tenants.make_app = lambda one: _app_of(one, page)
     tenants.app_of(service.tenant)
-    info = service.sampler.info
     # The context bounds texts alone: an image's bytes are more than those of its tokens.
-    context = info.max_model_len if info.no_images else None
+    context = service.sampler.info.max_model_len if service.no_images else None
     guarded = AccessControl(
         tenants.app_of,
         service.settings,

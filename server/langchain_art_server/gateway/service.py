@@ -144,6 +144,11 @@ class Service:
         return self._lag.seconds
 
     @property
+    def no_images(self) -> str:
+        """Reason why calls may have no images, in words; empty: they may."""
+        return self.sampler.info.no_images or self.learner.no_images
+
+    @property
     def running_calls(self) -> int:
         """This tenant's calls that wait or run."""
         mine = (n for name, n, _ in self.slots.clients() if tenant_of(name) == self.tenant)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest, PromptTooLong, UnknownModel
+from langchain_art.wire.images import image_reference
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
 from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.vllm.sampler import VllmSampler
@@ -29,6 +31,7 @@ from tests.support.tiny_models import (
     save_adapter,
     with_adapter,
 )
+from tests.support.vision_models import picture
 from tests.support.vllm_engine import (
     alive,
     children,
@@ -392,3 +395,13 @@ async def test_a_vllm_that_hangs_is_started_again(sampler: VllmSampler, model: P
     check_logprobs(load_plain(model), [await chat(sampler, ask(seed=5))])
     assert sampler.restarts == restarts + 1
     assert gone(held)
+
+
+async def test_a_base_of_text_alone_refuses_images_by_name(sampler: VllmSampler) -> None:
+    assert sampler.info.no_images == "Qwen3ForCausalLM reads text only"
+    body = picture((255, 0, 0))
+    named = image_reference(body)
+    images = {named["sha256"]: b64encode(body).decode()}
+    request = ask(messages=[{"role": "user", "content": [named]}], images=images)
+    with pytest.raises(InvalidRequest, match="Qwen3ForCausalLM reads text only"):
+        await chat(sampler, request)

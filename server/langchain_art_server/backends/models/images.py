@@ -51,6 +51,11 @@ class Image:
     embeddings: Tensor
     shifts: Ints | None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept of it."""
+        return self.embeddings.nbytes
+
 
 class Images:
     """Reader of images for a model. Several threads may `read`; one runs the model.
@@ -106,9 +111,9 @@ class Images:
                 self._kept.move_to_end(key)
                 return known
             image = self._kept[key] = self._read(digest, body)
-            self._size += image.embeddings.nbytes
+            self._size += image.nbytes
             while self._size > _MAX_KEPT and len(self._kept) > 1:
-                self._size -= self._kept.popitem(last=False)[1].embeddings.nbytes
+                self._size -= self._kept.popitem(last=False)[1].nbytes
             return image
 
     @torch.no_grad()
@@ -149,7 +154,7 @@ class Images:
 
     def _inputs(self, text: str, body: bytes) -> dict[str, Tensor]:
         inputs = self._processor(
-            text=[text], images=[_decoded(body)], return_tensors="pt", add_special_tokens=False
+            text=[text], images=[decoded(body)], return_tensors="pt", add_special_tokens=False
         )
         model = self._model
         return {
@@ -299,21 +304,30 @@ def _flat(level: Any) -> Tensor:
     return torch.cat([part.flatten(0, -2) for part in parts])
 
 
-def images_of(name: str, model: Any, tokenizer: Any) -> Images | str:
-    """The reader of images for a model, or the reason why there is none, in words."""
+def images_of(
+    name: str, model: Any, tokenizer: Any = None, reader: type[Images] = Images
+) -> Images | str:
+    """The reader of images for a model, or the reason why there is none, in words.
+
+    Without a `tokenizer`, whose chat template says where an image is, that is not looked at.
+    """
     kind = type(model).__name__
     if language_model(model) is model or not hasattr(model, "get_image_features"):
         return f"{kind} reads text only"
     try:
-        images = Images(name, model)
+        images = reader(name, model)
         said = [{"role": "user", "content": [{"type": "image"}]}]
-        shown: str = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        shown: str = (
+            tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+            if tokenizer
+            else images.placeholder + "."
+        )
         if shown.count(images.placeholder) != 1 or shown.endswith(images.placeholder):
             return (
                 f"its chat template does not write {images.placeholder!r} for an image, with text "
                 "behind it"
             )
-        why = images.why_not(_probe_image())
+        why = images.why_not(probe_image())
     except ImportError as error:
         words = " ".join(str(error).split())
         return f'its processor cannot be loaded: {words} (pip install "langchain-art[images]")'
@@ -323,7 +337,8 @@ def images_of(name: str, model: Any, tokenizer: Any) -> Images | str:
     return why or images
 
 
-def _probe_image() -> bytes:
+def probe_image() -> bytes:
+    """An image of noise, which is tried at the start."""
     from PIL import Image as pil  # noqa: PLC0415 - an extra's
 
     noise = torch.randint(256, (32 * 48 * 3,), generator=torch.Generator().manual_seed(0))
@@ -332,7 +347,8 @@ def _probe_image() -> bytes:
     return file.getvalue()
 
 
-def _decoded(body: bytes) -> Any:
+def decoded(body: bytes) -> Any:
+    """An image's pixels, as PIL has them. Raises InvalidRequest: it cannot be decoded."""
     from PIL import Image as pil  # noqa: PLC0415 - an extra's
     from PIL import ImageOps  # noqa: PLC0415 - an extra's
 

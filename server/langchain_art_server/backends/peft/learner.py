@@ -68,7 +68,7 @@ class PeftLearner(Worker):
         )
         self._vocab_size, self._template = 0, settings.chat_template
         #: See `base.Learner`.
-        self.weights = ""
+        self.weights = self.no_images = ""
 
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
@@ -190,6 +190,7 @@ class PeftLearner(Worker):
 
     async def _note_vocabulary(self, info: dict[str, Any]) -> None:
         self._vocab_size, self.weights = info["vocab_size"], info["weights"]
+        self.no_images = info["no_images"]
 
     async def _step(
         self, params: dict[str, Any], on_progress: Callable[[float, str], Awaitable[None]]

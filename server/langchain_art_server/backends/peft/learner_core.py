@@ -33,7 +33,6 @@ from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.adapter_files import identity
 from langchain_art_server.backends.models.base_weights import (
     check_causal,
-    in_one_line,
     load_causal,
     weights_of,
 )
@@ -43,7 +42,7 @@ from langchain_art_server.backends.models.device import (
     set_threads,
     torch_device,
 )
-from langchain_art_server.backends.models.images import Images
+from langchain_art_server.backends.models.images import Images, images_of
 from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.adapter_io import HeldAdapter
@@ -117,8 +116,11 @@ class LearnerCore(HeldAdapter):
                 f"{type(self.base).__name__}, which has no torch.nn.Linear beside its head that "
                 "could have LoRA; expected an architecture that has"
             )
-        self._images: Images | None = None
+        #: Or the reason why it reads none; before `_forward`, which changes the model.
+        self._images = self._image_reader()
         self._scorer, self.packer = self._forward()
+        if isinstance(self._images, Images):
+            self._scorer.images = self._images
         self.packer.offload = offload_activations
         if self.packer.padded_because is not None:
             log.warning(
@@ -137,6 +139,7 @@ class LearnerCore(HeldAdapter):
             "weights": self._base_weights,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
+            "no_images": self._images if isinstance(self._images, str) else "",
         }
 
     def init_adapter(self, out: Path, lora: LoraConfig) -> None:
@@ -258,8 +261,8 @@ class LearnerCore(HeldAdapter):
         if not bodies:
             yield
             return
-        if self._images is None:
-            self._images = self._scorer.images = self._image_reader()
+        if isinstance(self._images, str):
+            raise ConfigError(f"got images, and the learner reads none: {self._images}")
         images = [self._images.read(name, body) for name, body in bodies.items()]
         self._images.hold(images)
         try:
@@ -267,9 +270,8 @@ class LearnerCore(HeldAdapter):
         finally:
             self._images.let_go(images)
 
-    def _image_reader(self) -> Images:
-        with in_one_line(self.name, "its processor"):
-            return Images(self.name, self.base)
+    def _image_reader(self) -> Images | str:
+        return images_of(self.name, self.base)
 
     def _load(self) -> transformers.PreTrainedModel:
         base = load_causal(self.name, self.dtype, self.device)

@@ -35,7 +35,6 @@ from langchain_art_server.backends.models.base_weights import (
     in_four_bits,
     read_config,
 )
-from langchain_art_server.backends.models.images import Images
 from langchain_art_server.backends.peft.forest.packing import OddAttentionError
 from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
 from langchain_art_server.backends.peft.logprob_scoring import (
@@ -74,11 +73,8 @@ class UnslothCore(LearnerCore):
         self._longest = max_model_len
         super().__init__(**base)
 
-    def _image_reader(self) -> Images:
-        raise ConfigError(
-            "The learner 'unsloth' learns from no images; train such calls with kind = \"peft\" in "
-            "[learner]."
-        )
+    def _image_reader(self) -> str:
+        return 'the learner "unsloth" learns from none; kind = "peft" in [learner] does'
 
     def _load(self) -> transformers.PreTrainedModel:
         try:

@@ -2,7 +2,8 @@
 
 Prompts go as token ids to ``/v1/completions`` and replies come back as token ids; `chat` renders
 and parses them. ``/v1/chat/completions`` would tokenise sampled text again in the next prompt, and
-its tool parsers rewrite arguments, so histories would not hold what was sampled.
+its tool parsers rewrite arguments, so histories would not hold what was sampled. A prompt with
+images goes to ``/inference/v1/generate``, which takes token ids and images.
 
 Formats: vLLM's documentation, "OpenAI-Compatible Server" and "LoRA Adapters".
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ BASE = "base"
 #: Seconds between two attempts to wake vLLM.
 WAKE_PAUSE = 1.0
 _PREFIX = "token_id:"
+#: Fields of a completion's body that the route for images has apart.
+_SAMPLING = (
+    *("max_tokens", "temperature", "top_p", "top_k", "seed"),
+    *("stop", "stop_token_ids", "structured_outputs"),
+)
 _COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
@@ -86,6 +92,20 @@ def completion_body(
     if grammar is not None:
         body["structured_outputs"] = {"grammar": grammar}
     return body
+
+
+def with_images(body: dict[str, Any], images: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """A completion's body for the route that takes images: the name and the data URL of each."""
+    sampling = {name: one for name, one in body.items() if name in _SAMPLING}
+    # Its list of the most probable ones begins with the sampled one.
+    sampling["logprobs"] = body["logprobs"] and body["logprobs"] + 1
+    return {
+        **{name: body[name] for name in ("model", "cache_salt", "stream")},
+        "token_ids": body["prompt"],
+        "content_parts": [{"type": "image_url", "url": url, "uuid": name} for name, url in images],
+        "sampling_params": sampling,
+        "return_token_ids": True,
+    }
 
 
 class VllmClient:
@@ -168,21 +188,23 @@ class VllmClient:
         Closing the generator aborts the sampling. Raises InvalidRequest if vLLM refuses the body,
         and VllmError.
         """
+        route = "/inference/v1/generate" if "content_parts" in body else "/v1/completions"
         if not body["stream"]:
-            answer = await self._post("/v1/completions", body)
+            answer = await self._post(route, body)
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, answer.content)
-            yield _completion(from_json(answer.content)["choices"][0])
+            whole = from_json(answer.content)
+            yield _completion(whole | whole["choices"][0])
             return
         try:
-            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+            async with self._http.stream("POST", route, json=body) as answer:
                 if answer.status_code != 200:
                     raise _refusal(answer.status_code, await answer.aread())
                 async for chunk in events(answer.aiter_bytes()):
                     if "error" in chunk:
                         raise VllmError(chunk["error"]["message"])
                     for choice in chunk["choices"]:
-                        yield _completion(choice)
+                        yield _completion(chunk | choice)
         except httpx.TransportError as error:
             raise VllmError(repr(error)) from error
 
@@ -220,23 +242,34 @@ def _message(content: bytes) -> str:
 
 
 def _completion(choice: dict[str, Any]) -> Completion:
+    """Of a choice, and of what its route says beside it."""
     finish = choice.get("finish_reason")
     if finish not in (None, "stop", "length"):
         raise VllmError(f"the completion ended with {finish!r}")
     ids: list[int] = choice["token_ids"]
-    logprobs = choice.get("logprobs")
-    values: list[float] = logprobs["token_logprobs"] if logprobs else []
+    logprobs: dict[str, Any] = choice.get("logprobs") or {}
+    if (content := logprobs.get("content")) is not None:  # of the route for images
+        values = [one["logprob"] for one in content]
+        top = [
+            [(_token(other), other["logprob"]) for other in one["top_logprobs"]] for one in content
+        ]
+    else:
+        values = logprobs.get("token_logprobs", [])
+        found: list[dict[str, float] | None] = logprobs.get("top_logprobs") or []
+        top = [
+            [(_token({"token": key}), value) for key, value in (one or {}).items()] for one in found
+        ]
     if len(values) != len(ids):
         raise VllmError(f"got {len(values)} logprobs for {len(ids)} tokens")
     return Completion(
         token_ids=ids,
         logprobs=values,
         prompt_ids=choice.get("prompt_token_ids"),
-        top=[_top(one) for one in (logprobs or {}).get("top_logprobs") or []],
+        top=[sorted(pairs, key=lambda pair: -pair[1]) for pairs in top],
         finish=finish,
     )
 
 
-def _top(found: dict[str, float] | None) -> list[tuple[int, float]]:
-    pairs = [(int(key.removeprefix(_PREFIX)), value) for key, value in (found or {}).items()]
-    return sorted(pairs, key=lambda pair: -pair[1])
+def _token(said: dict[str, Any]) -> int:
+    """The id of a token, which vLLM says as a number or, as 0.31 does by each route, in words."""
+    return said["token_id"] if "token_id" in said else int(said["token"].removeprefix(_PREFIX))

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
+from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, InvalidRequest
 from langchain_art_server.algorithms.sequences.token_sets import DrawnFrom, of_bits, single
 from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.chat.fair_queue import FairSlots
@@ -28,9 +28,11 @@ from langchain_art_server.backends.chat.sampler_host import THREADS, ChatCall, S
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
+from langchain_art_server.backends.models.images import images_of, probe_image
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies, CopiedAdapter
 from langchain_art_server.backends.vllm.client import BASE, Completion, VllmError, completion_body
+from langchain_art_server.backends.vllm.images import SentImage, SentImages, route_lacks
 from langchain_art_server.backends.vllm.process import Cards, VllmProcess, fill_in, kept_slots
 from langchain_art_server.config import Settings
 
@@ -47,7 +49,6 @@ _ZERO_ADAPTER = "base@0/0"
 _FORCED_SLACK = 1e-3
 #: Tokens of the prompt that probes a new adapter.
 _PROBE_TOKENS = 16
-_NO_IMAGES = "vLLM is asked for tokens behind tokens here, and its route takes nothing else"
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -89,8 +90,12 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         settings, outline = fill_in(settings, load_outline(settings), cards)
         assert settings.sampler.kind == "vllm"
         form = settings.sampler.tool_format
-        info = replace(outline.info, no_images=_NO_IMAGES)
-        super().__init__(replace(outline, info=info), channel, FORMATS[form] if form else None)
+        found = images_of(settings.model, outline.model, outline.tokenizer, SentImages)
+        why = found if isinstance(found, str) else route_lacks(settings.sampler.python)
+        self._sent = None if why or not isinstance(found, SentImages) else found
+        info = replace(outline.info, no_images=why)
+        tools = FORMATS[form] if form else None
+        super().__init__(replace(outline, info=info), channel, tools, self._sent)
         self._copies = copies = AdapterCopies(
             outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )
@@ -128,6 +133,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                 await self._vllm.load(_ZERO_ADAPTER, self._copies.zero_adapter())
                 self._base = _ZERO_ADAPTER
             self._base_probe = await self._probe(self._base)
+            if self._sent is not None:
+                await self._check_images(self._sent)
         except VllmError as error:
             await self._wait_for_end()  # for its last output
             self._remove_copies()
@@ -221,7 +228,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                     chat = await loop.run_in_executor(self._threads, self._prepare, call, adapter)
             body = completion_body(
                 adapter.vllm_name if adapter else self._base,
-                chat.prompt.ids,
+                (shown := chat.prompt.ids),
                 (request := chat.request).sampling,
                 max_tokens=chat.limit,
                 eos=sorted(self._eos),
@@ -229,9 +236,12 @@ class VllmHost(SamplerHost[CopiedAdapter]):
                 stream=request.stream,
                 tenant=request.tenant,
             )
+            if self._sent is not None and chat.prompt.images:
+                body = self._sent.body(body, chat.prompt.images, request.tenant)
+                shown = self._sent.written(shown)
             async with self._sampling.one(client):
                 done = await self._complete(chat, body)
-            if done.prompt_ids != chat.prompt.ids:
+            if done.prompt_ids != shown:
                 raise EngineUnavailable("vLLM was shown another prompt than it was sent.")
             drawn_from = await self._drawn_from(chat, done)
             finish = "length" if done.finish == "length" else "stop"
@@ -343,6 +353,20 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         sampling = Sampling(top_logprobs=8, temperature=0.0)
         body = completion_body(model, ids, sampling, max_tokens=1, eos=[])
         return [top async for piece in self._vllm.complete(body) for top in piece.top[0]]
+
+    async def _check_images(self, sent: SentImages) -> None:
+        """Show vLLM an image; if its tokens are not the processor's, calls may have none."""
+        image = cast(SentImage, sent.read("", probe_image()))
+        body = completion_body(self._base, image.whole, Sampling(), max_tokens=1, eos=[])
+        written, why = sent.written(image.whole), ""
+        try:
+            async for piece in self._vllm.complete(sent.body(body, {"": image})):
+                if piece.prompt_ids != written:
+                    why = f"vLLM writes one as {piece.prompt_ids}, its processor here as {written}"
+        except InvalidRequest as error:
+            why = f"vLLM refuses one: {error}"
+        if why:
+            self.info, self._images = replace(self.info, no_images=why), None
 
     async def _unload_adapter(self, call: EngineCall) -> None:
         if (adapter := self._retire(call.params["name"])) is not None:

@@ -114,6 +114,12 @@ class VllmProcess:
             "--max-lora-rank": str(self._max_rank),
         }
         flags = ["--enable-lora", "--disable-uvicorn-access-log"]
+        if not self._info.no_images:
+            flags.append("--enable-scale-out")  # the route that takes images
+            options["--mm-processor-kwargs"] = '{"backend": "pil"}'  # as the learner resizes them
+            options["--max-logprobs"] = "21"  # see `with_images`
+            # With it, calls at once of the same image fail now and then (vLLM 0.32).
+            options["--mm-processor-cache-gb"] = "0"
         kv_cache = chosen.kv_cache_bytes
         if self._on_cpu:
             kv_cache = kv_cache or _CPU_KV_CACHE_BYTES

@@ -77,7 +77,7 @@ class ModelCalls:
         await form.refer(service.store.call)
         info = service.sampler.info
         call = CheckedChatRequest(
-            form.body, scope["headers"], run=scope.get("art.run"), no_images=info.no_images
+            form.body, scope["headers"], run=scope.get("art.run"), no_images=service.no_images
         )
         most = info.max_prompt_chars
         # The texts of a body are no longer than the body.

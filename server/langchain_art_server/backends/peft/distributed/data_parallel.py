@@ -42,7 +42,6 @@ from langchain_art_server.algorithms.sequences.training_rows import Row, forest_
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.models.base_weights import linears_in_four_bits, load_causal
 from langchain_art_server.backends.models.device import torch_device
-from langchain_art_server.backends.models.images import Images
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.logprob_scoring import (
@@ -126,10 +125,8 @@ class DataParallelCore(LearnerCore):
             own = super().moved(watched)
         return self._ranks.add(own)
 
-    def _image_reader(self) -> Images:
-        raise ConfigError(
-            "Several ranks learn from no images yet; set ranks = 1 in [learner] for such calls."
-        )
+    def _image_reader(self) -> str:
+        return "several ranks learn from none yet; ranks = 1 in [learner] does"
 
     def _load(self) -> PreTrainedModel:
         if not self._shard:
