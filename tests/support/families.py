@@ -257,10 +257,10 @@ What it does not run there is in the table too, with the first error that it gav
 that it still gives it. Beside LoRA, vLLM has no kernel for experts but Triton's, wherever the
 adapters are, and Triton needs a GPU. So a model of DeepSeek's dense layers alone shows what vLLM
 makes of its latent attention. Gated delta nets (Qwen3-Next, Qwen3.5) do not start there: the cache
-of their states wants chunked prefill, which vLLM lacks on a CPU. Nor do models that read images:
-their classes want torchvision, of which no build loads there. Of all families of the first table,
-vLLM's own loader puts every weight of an adapter in place, in the class that it would serve
-(`test_vllm_names.py`).
+of their states wants chunked prefill, which vLLM lacks on a CPU. Of models that read images,
+LLaVA's and SmolVLM's kind are run (`test_vllm_images.py`); their classes import torchvision, of
+which the tests have what needs no GPU. Of all families of the first table, vLLM's own loader puts
+every weight of an adapter in place, in the class that it would serve (`test_vllm_names.py`).
 
 | family | architecture | tool calls | LoRA on | gap below | swapped |
 |---|---|---|---|---|---|"""

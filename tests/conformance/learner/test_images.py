@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoProcessor
 
-from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.errors import ArtError, ConfigError, InvalidRequest
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art.wire.images import image_reference
 from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
-from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import ChatReply, ChatRequest, LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.models.base_weights import load_causal
@@ -234,6 +234,11 @@ def test_a_template_that_ends_with_an_image_is_refused(tmp_path: Path) -> None:
 def test_a_base_that_sees_nothing_says_why(family: str, why: str, tmp_path: Path) -> None:
     model = save_family(family, tmp_path / "model")
     assert LocalSampler(model).host.info.no_images.startswith(why)
+    core = LearnerCore(str(model), "cpu")
+    assert core.info["no_images"].startswith(why)
+    rows = [Row([1, 2], [0, 1], [0.0, -1.0], [0.0, 1.0], images={"a": RED})]
+    with pytest.raises(ConfigError, match="the learner reads none"), core._seeing(rows):
+        pass
 
 
 @pytest.mark.parametrize("family", [*QWENS, GEMMA])

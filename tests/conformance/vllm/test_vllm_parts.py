@@ -1,5 +1,7 @@
 """What stands between us and vLLM, without vLLM: the guard, the check of adapters, the settings."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import json
@@ -18,17 +20,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, InvalidRequest
+from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.tool_calls.formats import FORMATS
+from langchain_art_server.backends.models.images import images_of
 from langchain_art_server.backends.models.loading import load_model, load_outline
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm import adapter_copies, process_guard
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies
-from langchain_art_server.backends.vllm.client import events
+from langchain_art_server.backends.vllm.client import Completion, completion_body, events
+from langchain_art_server.backends.vllm.client import _completion as completion_of
+from langchain_art_server.backends.vllm.images import SentImage, SentImages, route_lacks
 from langchain_art_server.backends.vllm.process import VllmProcess, root_causes
 from langchain_art_server.config import Settings, TransformersSettings, load_settings
 from tests.support.tiny_models import KINDS, save_adapter, save_model
+from tests.support.vision_models import picture, save_vision_model
 from tests.support.vllm_engine import gone
 
 #: A program that starts one child in its own group, and one that leaves it; with shared memory.
@@ -322,3 +329,73 @@ def test_the_tool_format_is_told_or_read_off_the_template(model: Path) -> None:
     assert ChatTemplate(outline.tokenizer, outline.eos).tools is FORMATS["hermes"]
     told = ChatTemplate(outline.tokenizer, outline.eos, FORMATS["llama"])
     assert told.tools is FORMATS["llama"]
+
+
+#: A token's logprobs as vLLM says them: with tokens alone, and with images by 0.32 and by 0.31.
+SAID: dict[str, dict[str, Any]] = {
+    "tokens": {
+        "token_logprobs": [-2.0],
+        "top_logprobs": [{"token_id:5": -2.0, "token_id:7": -1.0}],
+    },
+    "0.32": {
+        "content": [
+            {
+                "token_id": 5,
+                "logprob": -2.0,
+                "top_logprobs": [
+                    {"token_id": 5, "logprob": -2.0},
+                    {"token_id": 7, "logprob": -1.0},
+                ],
+            }
+        ]
+    },
+    "0.31": {
+        "content": [
+            {
+                "token": "token_id:5",
+                "logprob": -2.0,
+                "top_logprobs": [
+                    {"token": "token_id:5", "logprob": -2.0},
+                    {"token": "token_id:7", "logprob": -1.0},
+                ],
+            }
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("form", SAID)
+def test_a_completion_is_the_same_by_each_route(form: str) -> None:
+    choice = {"token_ids": [5], "logprobs": SAID[form], "finish_reason": "length"}
+    beside = {"prompt_token_ids": [1, 2]}
+    assert completion_of(beside | choice) == Completion(
+        [5], [-2.0], [1, 2], [[(7, -1.0), (5, -2.0)]], "length"
+    )
+
+
+def test_images_are_put_in_their_places(tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model", "SmolVLM")
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    images = images_of(str(model), outline.model, outline.tokenizer, SentImages)
+    assert isinstance(images, SentImages)
+    red, blue = (images.read(name, picture((one, 0, 9))) for name, one in (("r", 255), ("b", 1)))
+    assert isinstance(red, SentImage) and isinstance(blue, SentImage)
+    seen, mark = {"r": red, "b": blue}, images.mark
+    assert len(red.whole) > len(red.ids)
+    body = completion_body("m", [], Sampling(), max_tokens=1, eos=[], tenant="t")
+    made = images.body(body | {"prompt": [5, *blue.whole, *red.whole, 6, *red.whole]}, seen, "t")
+    assert made["token_ids"] == [5, mark, mark, 6, mark]
+    names = [part["uuid"] for part in made["content_parts"]]
+    assert names == ["t/b", "t/r", "t/r"]
+    assert images.body(body | {"prompt": red.whole}, seen)["content_parts"][0]["uuid"] == "/r"
+    assert images.written([5, *red.ids]) == [5] + [images.token] * len(red.ids)
+    with pytest.raises(InvalidRequest, match="an earlier reply in which '<image>' was sampled"):
+        images.body(body | {"prompt": [mark, *red.whole]}, seen)
+
+
+def test_a_vllm_without_the_route_takes_no_images(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    for there in (True, False):
+        python.write_text(f"#!/bin/sh\necho {there}\n")
+        python.chmod(0o755)
+        assert ("--enable-scale-out" in route_lacks(python)) is not there

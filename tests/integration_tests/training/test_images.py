@@ -54,9 +54,9 @@ def standard_part(body: bytes) -> dict[str, Any]:
     return {"type": "image", "base64": data, "mime_type": "image/png"}
 
 
-def post(http: httpx.Client, *parts: dict[str, Any]) -> httpx.Response:
+def post(http: httpx.Client, *parts: dict[str, Any], model: str = "seer") -> httpx.Response:
     messages = [{"role": "user", "content": [{"type": "text", "text": "see"}, *parts]}]
-    body = {"model": "seer", "messages": messages, "max_tokens": 4}
+    body = {"model": model, "messages": messages, "max_tokens": 4}
     return http.post("/v1/chat/completions", json=body)
 
 
@@ -121,6 +121,21 @@ def test_a_base_of_text_alone_says_so(art_server: LiveServer) -> None:
         )
     assert answer.status_code == 400
     assert "reads text only. Leave images out" in answer.json()["error"]["message"]
+
+
+def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model")
+    (toml := tmp_path / "art.toml").write_text(
+        'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
+    )
+    server = LiveServer(tmp_path / "data", "--config", str(toml), model=model).start()
+    try:
+        with server.http() as http:
+            answer = post(http, standard_part(RED), model="tiny")
+    finally:
+        server.stop()
+    assert answer.status_code == 400
+    assert "several ranks learn from none yet" in answer.json()["error"]["message"]
 
 
 def test_an_agent_that_sees_takes_a_step(server: LocalServer, tmp_path: Path) -> None:

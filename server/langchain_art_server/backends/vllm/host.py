@@ -242,6 +242,13 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             async with self._sampling.one(client):
                 done = await self._complete(chat, body)
             if done.prompt_ids != shown:
+                if chat.prompt.images:
+                    raise InvalidRequest(
+                        f"got images that vLLM shows in a prompt of {len(done.prompt_ids or ())} "
+                        f"tokens, and the model's processor here in one of {len(shown)}, which "
+                        "would be trained; leave them out, or try another size.",
+                        param="messages",
+                    )
                 raise EngineUnavailable("vLLM was shown another prompt than it was sent.")
             drawn_from = await self._drawn_from(chat, done)
             finish = "length" if done.finish == "length" else "stop"
@@ -362,7 +369,8 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         try:
             async for piece in self._vllm.complete(sent.body(body, {"": image})):
                 if piece.prompt_ids != written:
-                    why = f"vLLM writes one as {piece.prompt_ids}, its processor here as {written}"
+                    got = len(piece.prompt_ids or ())
+                    why = f"vLLM writes {got} tokens for one, not the {len(written)} of its files"
         except InvalidRequest as error:
             why = f"vLLM refuses one: {error}"
         if why:
