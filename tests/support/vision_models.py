@@ -174,12 +174,10 @@ def _save_gemma(folder: Path, text: dict[str, Any]) -> Path:
     return folder
 
 
-def picture(
-    colour: tuple[int, int, int], size: tuple[int, int] = (48, 32), kind: str = "PNG"
-) -> bytes:
-    """An image of one colour."""
+def picture(colour: tuple[int, ...], size: tuple[int, int] = (48, 32), kind: str = "PNG") -> bytes:
+    """An image of one colour; a fourth number is how opaque it is."""
     file = io.BytesIO()
-    Image.new("RGB", size, colour).save(file, kind)
+    Image.new("RGB" if len(colour) == 3 else "RGBA", size, colour).save(file, kind)
     return file.getvalue()
 
 

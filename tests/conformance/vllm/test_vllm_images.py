@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from langchain_art_server.backends.base import ChatReply
+from langchain_art_server.backends.models.images import probe_image
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.conformance.learner.test_images import (
     BLUE,
@@ -21,7 +22,7 @@ from tests.conformance.learner.test_images import (
 )
 from tests.support.families import VllmSamples, on_vllm
 from tests.support.tiny_models import LocalSampler, save_adapter, with_adapter
-from tests.support.vision_models import VISION_FAMILIES, save_vision_model
+from tests.support.vision_models import VISION_FAMILIES, picture, save_vision_model
 from tests.support.vllm_engine import vllm_table
 
 pytestmark = [
@@ -30,7 +31,9 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.xdist_group("vllm-images"),
 ]
-SEEN = [(RED,), (BLUE,), (RED, BLUE), (), (RED, RED)]
+#: Noise, which two ways to resize make two images of; and one that is transparent.
+NOISE, GLASS = probe_image(), picture((200, 30, 90, 100))
+SEEN = [(RED,), (BLUE,), (RED, BLUE), (), (RED, RED), (NOISE,), (GLASS,)]
 
 
 @pytest.fixture(scope="module", params=VISION_FAMILIES)
