@@ -122,7 +122,7 @@ class StubLearner:
 
     restarts = 0
     problem = None
-    weights = ""
+    weights = no_images = ""
 
     async def start(self) -> None: ...
 

@@ -24,10 +24,11 @@ def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> Non
             "json_schema": {"name": "x", "schema": {"type": "object", "properties": properties}},
         },
     }
-    info = SimpleNamespace(max_prompt_chars=1 << 20, no_images="")
+    info = SimpleNamespace(max_prompt_chars=1 << 20)
     service = SimpleNamespace(
         health=SimpleNamespace(require_space=lambda: None),
         sampler=SimpleNamespace(info=info),
+        no_images="",
         store=SimpleNamespace(call=None),
     )
     turns = 0
