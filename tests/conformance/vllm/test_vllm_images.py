@@ -22,7 +22,7 @@ from tests.conformance.learner.test_images import (
 )
 from tests.support.families import VllmSamples, on_vllm
 from tests.support.tiny_models import LocalSampler, save_adapter, with_adapter
-from tests.support.vision_models import VISION_FAMILIES, picture, save_vision_model
+from tests.support.vision_models import picture, save_vision_model
 from tests.support.vllm_engine import vllm_table
 
 pytestmark = [
@@ -36,7 +36,9 @@ NOISE, GLASS = probe_image(), picture((200, 30, 90, 100))
 SEEN = [(RED,), (BLUE,), (RED, BLUE), (), (RED, RED), (NOISE,), (GLASS,)]
 
 
-@pytest.fixture(scope="module", params=VISION_FAMILIES)
+# vLLM wants a processor of videos with Qwen's models, and a line break among Gemma's tokens: the
+# small models of these families have neither.
+@pytest.fixture(scope="module", params=["LLaVA", "SmolVLM"])
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[VllmSamples, Path]]:
