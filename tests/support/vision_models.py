@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -135,6 +136,10 @@ def _save_qwen(folder: Path, family: str, text: dict[str, Any]) -> Path:
             tokenizer=known,
         )
         processor.save_pretrained(folder)
+    # As in published folders; what reads it needs torchvision.
+    (folder / "video_preprocessor_config.json").write_text(
+        json.dumps({"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": patch})
+    )
     torch.manual_seed(0)
     auto_class(config).from_config(config).save_pretrained(folder)
     return folder
@@ -147,7 +152,9 @@ def _save_gemma(folder: Path, text: dict[str, Any]) -> Path:
         "eoi_token": "<end_of_image>",
         "image_token": "<image_soft_token>",
     }
-    known.add_special_tokens({"additional_special_tokens": list(names.values())})
+    # vLLM asks for the ids of line breaks, too.
+    breaks = ["\n" * count for count in (1, 2, 3, 4)]
+    known.add_special_tokens({"additional_special_tokens": [*names.values(), *breaks]})
     known._set_model_specific_special_tokens(names)
     known.init_kwargs["extra_special_tokens"] = names
     known.chat_template = TEMPLATE.replace("<image>", names["boi_token"])

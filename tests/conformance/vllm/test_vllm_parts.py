@@ -393,6 +393,13 @@ def test_images_are_put_in_their_places(tmp_path: Path) -> None:
         images.body(body | {"prompt": [mark, *red.whole]}, seen)
 
 
+def test_a_model_that_reads_videos_is_shown_no_images(tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path / "model", "Qwen2.5-VL")
+    outline = load_outline(Settings.model_validate({"model": str(model)}))
+    why = images_of(str(model), outline.model, outline.tokenizer, SentImages)
+    assert why == "vLLM resizes them unlike the learner where a model reads videos, too"
+
+
 def test_a_vllm_without_the_route_takes_no_images(tmp_path: Path) -> None:
     python = tmp_path / "python"
     for there in (True, False):

@@ -64,8 +64,14 @@ class SentImages(Images):
         self.mark: int = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def why_not(self, body: bytes) -> str:
-        """Nothing: vLLM reads them in the model's own way, and the learner compares that."""
-        return ""
+        """Reason why vLLM cannot read them as the learner does, which compares with the model.
+
+        vLLM gives the option that has it resize so (``--mm-processor-kwargs``) to a processor of
+        videos, too, which then cannot be made: it would not start.
+        """
+        if "video_processor" not in type(self._processor).get_attributes():
+            return ""
+        return "vLLM resizes them unlike the learner where a model reads videos, too"
 
     def _read(self, digest: str, body: bytes) -> SentImage:
         picture, file = decoded(body), io.BytesIO()
