@@ -102,10 +102,10 @@ def from_root(name: str) -> str:
 
 def openapi() -> dict[str, Any]:
     """The document that a server gives at /openapi.json, without a server."""
-    info = SimpleNamespace(max_model_len=32768, no_images="")  # no limit of it is in the document
+    info = SimpleNamespace(max_model_len=32768)  # no limit of it is in the document
     sampler = SimpleNamespace(info=info)
     service = SimpleNamespace(settings=Settings(model="any"), sampler=sampler, sessions=None)
-    service.keys, service.tenant = None, ""
+    service.keys, service.tenant, service.no_images = None, "", ""
     service.metrics = Metrics()
     service.tenants = SimpleNamespace(stored_bytes_of=None)
     service.tenants.app_of = lambda _: service.tenants.make_app(service)
