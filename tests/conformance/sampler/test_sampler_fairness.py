@@ -32,7 +32,7 @@ class Clock:
         self.now, self._a_pass, self._a_token = 0.0, a_pass, a_token
         runner = sampler.host.scheduler._runner
         runner.decode = self._counted(runner.decode, lambda tokens, *_: len(tokens))
-        runner.prefill = self._counted(runner.prefill, lambda _f, _s, rows: sum(map(len, rows)))
+        runner.prefill = self._counted(runner.prefill, lambda _f, _s, rows, *_: sum(map(len, rows)))
         shares = sampler.host.scheduler._shares
         shares._clock, shares._linear = lambda: self.now, a_token > 0
 
@@ -59,6 +59,7 @@ def innocent(sampler: LocalSampler, clock: Clock, count: int = 8) -> list[float]
         call = sampler.send(ask(f"{number} mail", client="b", seed=number, max_tokens=8))
         while call.id not in sampler.results:
             sampler.host.step()
+            assert call.id not in sampler.errors
         took.append(clock.now - begun)
         sampler.turn()  # the client reads its answer and makes the next request
     return took
