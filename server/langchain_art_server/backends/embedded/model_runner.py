@@ -105,13 +105,15 @@ class SlotRunner:
         seen = positions.masked_fill(is_pad, 0)
         written = positions.masked_fill(is_pad, self.cache.capacity - 1)
         longest = max(s + len(row) for s, row in zip(starts, tokens, strict=True))
-        found, to = np.zeros((4, *ids.shape), np.int64), self.device
-        for row, one in enumerate(shifts):
-            if one is not None:
-                found[:, row, pad[row] :] = one
-        moved, reach = (
-            torch.from_numpy(x).to(to) if x.any() else None for x in (found[:3], found[3])
-        )
+        to, moved, reach = self.device, None, None
+        if any(one is not None for one in shifts):
+            found = np.zeros((4, *ids.shape), np.int64)
+            for row, one in enumerate(shifts):
+                if one is not None:
+                    found[:, row, pad[row] :] = one
+            moved, reach = (
+                torch.from_numpy(x).to(to) if x.any() else None for x in (found[:3], found[3])
+            )
         return self._forward(
             first, ids.to(to), seen.to(to), written.to(to), longest, is_pad.to(to), moved, reach
         )

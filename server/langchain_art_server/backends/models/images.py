@@ -184,7 +184,7 @@ class Images:
         return position_shifts(ids, own) if own and max(ids) >= IMAGE_IDS else None
 
     def kinds(self, ids: Tensor) -> dict[str, Tensor]:
-        """What the model is told of whole sequences' ids, so that images attend to themselves."""
+        """Token types of whole sequences, by which the tokens of an image attend to each other."""
         return {"token_type_ids": (ids >= IMAGE_IDS).long()} if self.whole else {}
 
     def _without_images(self, _module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -253,7 +253,7 @@ class Images:
 
 
 def position_shifts(ids: Sequence[int], images: Mapping[int, Ints]) -> Ints:
-    """How far tokens (T), and the one that follows, are from their indices, for models with images.
+    """Distances of tokens (T), and of the one that follows, from their indices; for images.
 
     In three dimensions, for models whose images have a place in time, height and width: the tokens
     of an image are in a grid, and what follows stands behind its longest side, however many tokens
@@ -281,6 +281,23 @@ def position_shifts(ids: Sequence[int], images: Mapping[int, Ints]) -> Ints:
             found[:, at:end] += own[:, :-1]
             found[:, end:] += own[:, -1:]
     return found
+
+
+def placed(positions: Ints, row: int, at: Ints, shifts: Ints | None) -> Ints:
+    """Positions (R, T), or in three dimensions (3, R, T), with those of a row with images.
+
+    Args:
+        positions: of several rows; changed, if it has three dimensions.
+        row: the row's number.
+        at: columns of its tokens, from its first one on.
+        shifts: the row's `position_shifts`.
+    """
+    if shifts is None or not shifts[:3].any():
+        return positions
+    if positions.ndim == 2:
+        positions = np.tile(positions, (3, 1, 1))
+    positions[:, row, at] = np.arange(len(at)) + shifts[:3, : len(at)]
+    return positions
 
 
 @contextmanager

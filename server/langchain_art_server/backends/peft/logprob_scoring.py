@@ -31,7 +31,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.algorithms.sequences.token_sets import SetColumn, column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.device import free_bytes
-from langchain_art_server.backends.models.images import Images
+from langchain_art_server.backends.models.images import Images, placed
 
 #: Logits at a time on a GPU.
 GPU_CHUNK_ELEMENTS = 1 << 28
@@ -373,11 +373,9 @@ class PaddedRows:
         shape = (len(rows), max(len(row.token_ids) for row in rows))
         positions = np.tile(np.arange(shape[1]), (shape[0], 1))
         for b, row in enumerate(rows):
-            shifts = None if images is None else images.shifts(row.token_ids)
-            if shifts is not None and shifts[:3].any():
-                if positions.ndim == 2:
-                    positions = np.tile(positions, (3, 1, 1))
-                positions[:, b, : len(row.token_ids)] += shifts[:3, :-1]
+            if images is not None:
+                at = np.arange(len(row.token_ids))
+                positions = placed(positions, b, at, images.shifts(row.token_ids))
         ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
         for b, row in enumerate(rows):
             ids_BT[b, : len(row.token_ids)] = row.token_ids

@@ -242,7 +242,7 @@ def _message(content: bytes) -> str:
 
 
 def _completion(choice: dict[str, Any]) -> Completion:
-    """Of a choice, and of what its route says beside it."""
+    """Completion of a choice, with what the route says beside it."""
     finish = choice.get("finish_reason")
     if finish not in (None, "stop", "length"):
         raise VllmError(f"the completion ended with {finish!r}")

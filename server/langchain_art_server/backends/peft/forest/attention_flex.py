@@ -81,19 +81,20 @@ class Blocks:
             (q_low, q_high), (k_low, k_high) = map(_bounds, (self._depth_P, self._depth_S))
             some_QB &= q_low[:, None] - k_high < window
             all_QB &= q_high[:, None] - k_low < window
-        # The number of a token's image; a query and a key of none differ.
-        images_P, images_S = np.full(len(place_P), -1), np.full(len(order_S), -2)
-        for number, (start, end) in enumerate(self._images):
-            low, high = start + self._above, end + self._above
-            images_P[start:end] = images_S[low:high] = number
-            some_QB[start // BLOCK : -(-end // BLOCK), low // BLOCK : -(-high // BLOCK)] = True
-        image_P, image_S = (torch.from_numpy(x).to(self._device) for x in (images_P, images_S))
         causal = is_ancestor if window is None else is_near
 
         def is_seen(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
             ahead = (image_P[q] == image_S[k]) & (order_S[k] > place_P[q])
             return causal(batch, head, q, k) | ahead
 
+        if self._images:
+            # The number of a token's image; a query and a key of none differ.
+            images_P, images_S = np.full(len(place_P), -1), np.full(len(order_S), -2)
+            for number, (start, end) in enumerate(self._images):
+                low, high = start + self._above, end + self._above
+                images_P[start:end] = images_S[low:high] = number
+                some_QB[start // BLOCK : -(-end // BLOCK), low // BLOCK : -(-high // BLOCK)] = True
+            image_P, image_S = (torch.from_numpy(x).to(self._device) for x in (images_P, images_S))
         return BlockMask.from_kv_blocks(
             *_indices(some_QB & ~all_QB, self._device),
             *_indices(all_QB, self._device),

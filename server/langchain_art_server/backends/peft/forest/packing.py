@@ -26,7 +26,7 @@ from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.base_weights import language_model
 from langchain_art_server.backends.models.delta_nets import delta_nets
-from langchain_art_server.backends.models.images import Images
+from langchain_art_server.backends.models.images import Images, placed
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
 from langchain_art_server.backends.peft.forest.attention_tiles import KeysValues, Tiles
 from langchain_art_server.backends.peft.forest.delta_nets import Chains, PartChains
@@ -182,10 +182,7 @@ class ForestRows:
             shifts = None if images is None else images.shifts(rows[i].token_ids)
             if shifts is None:
                 continue
-            if shifts[:3].any():
-                if positions.ndim == 2:
-                    positions = np.tile(positions, (3, 1, 1))
-                positions[:, 0, places] = np.arange(len(places)) + shifts[:3, : len(places)]
+            positions = placed(positions, 0, places, shifts)
             last_N[places] = places + shifts[3, : len(places)]
         self.parts = [len(part.tokens_P) for part in parts]
         self.tokens, self.alive = len(forest.token_ids_N), most_alive(parts)
