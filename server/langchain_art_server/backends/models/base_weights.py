@@ -284,13 +284,7 @@ _GROWING = ("dynamic", "longrope")
 
 
 def growing_rope(config: Any) -> tuple[str, int] | None:
-    """The kind of such a RoPE, and the length in tokens above which it changes.
-
-    None: the model has none.
-
-    Args:
-        config: of the text model; it may have a RoPE for each kind of layer.
-    """
+    """The kind of such a RoPE of a text model, and the length in tokens above which it changes."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     for one in (rope, *(inner for inner in rope.values() if isinstance(inner, Mapping))):
         known = cast("Mapping[str, Any]", one)
@@ -412,7 +406,7 @@ def weights_in(name: str, config: Any) -> str:
                 scales += [opened.get_tensor(k) for k in opened.keys() if k.endswith(".absmax")]  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file} cannot be read: {error}") from error
-    return _digest(one for one in scales)
+    return _digest(scales)
 
 
 def _digest(scales: Iterable[Tensor]) -> str:

@@ -156,12 +156,7 @@ def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> to
         except ImportError as error:
             raise ConfigError(f"learner.optimizer={kind!r}: {EXTRA} ({error})") from error
         return AdamW8bit(chosen, lr=0.0, eps=ADAM_EPS, weight_decay=0.0, min_8bit_size=0)
-    return torch.optim.AdamW(
-        chosen,
-        eps=ADAM_EPS,
-        weight_decay=0.0,
-        foreach=all_at_once(chosen),
-    )
+    return torch.optim.AdamW(chosen, eps=ADAM_EPS, weight_decay=0.0, foreach=all_at_once(chosen))
 
 
 def loss_scaler(base: PreTrainedModel) -> GradScaler:

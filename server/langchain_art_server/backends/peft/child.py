@@ -40,7 +40,9 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
         try:
             if call.method == "start":
                 core = _make_core(config, call.params["beside"])
-                give_back = _free_cache
+                from langchain_art_server.backends.models.device import free_cache  # noqa: PLC0415
+
+                give_back = free_cache
                 methods, payload = _methods(core, channel), core.info
             elif call.cancelled:
                 raise ArtError("The call was cancelled before it began.")
@@ -56,12 +58,6 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
             give_back()
         answer()
         channel.flush()
-
-
-def _free_cache() -> None:
-    from langchain_art_server.backends.models import device  # noqa: PLC0415
-
-    device.free_cache()
 
 
 def _make_core(config: dict[str, Any], beside: Sequence[Sequence[Any]]) -> LearnerCore:

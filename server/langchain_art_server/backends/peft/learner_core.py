@@ -31,11 +31,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import Demonstration, LearnerStep, TokenTurn
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.models.adapter_files import identity
-from langchain_art_server.backends.models.base_weights import (
-    check_causal,
-    load_causal,
-    weights_of,
-)
+from langchain_art_server.backends.models.base_weights import check_causal, load_causal, weights_of
 from langchain_art_server.backends.models.device import (
     default_dtype,
     free_cache,
@@ -317,11 +313,8 @@ class LearnerCore(HeldAdapter):
             return found["moved"] / max(1.0, found["terms"])
 
         moved, kept = region.shorten(measure() if moved is None else moved, measure)
-        return {
-            "step_kl": moved,
-            "step_kl_error": errors[-1] if kept else 0.0,
-            "step_kept": kept,
-        }
+        error = errors[-1] if kept else 0.0
+        return {"step_kl": moved, "step_kl_error": error, "step_kept": kept}
 
     def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
         """Likely causes of the gap between learner and sampler, after the first update."""
@@ -480,14 +473,9 @@ def token_turns(
 ) -> list[TokenTurn | str]:
     """Tokenise replies, in the order given.
 
-    Later turns begin with the tokens of earlier ones; of a turn that cannot be rendered, the reason
-    is returned. Nothing is kept between calls: the same turns give the same tokens.
-
-    Args:
-        path: hub name or local path of the model with the tokenizer.
-        base: the model; its config has the tokens that end a turn.
-        turns: those of one conversation.
-        template: see `Settings.chat_template`.
+    Later turns of a conversation begin with the tokens of earlier ones; of a turn that cannot be
+    rendered, the reason is returned. Nothing is kept between calls: the same turns give the same
+    tokens. `path` is that of the tokenizer; for `template`, see `Settings.chat_template`.
 
     Raises:
         ConfigError: the tokenizer cannot be read, or has no chat template.

@@ -43,9 +43,10 @@ class Recompute:
             if "forward" in vars(module):
                 continue  # somebody else's
             if type(module).__name__.endswith("RMSNorm"):
-                function = _rms_norm if _is_like(module, LlamaRMSNorm) else type(module).forward
+                like_llamas = _body(type(module)) == _body(LlamaRMSNorm)
+                function = _rms_norm if like_llamas else type(module).forward
                 module.forward = partial(self._norm, module, partial(function, module))
-            elif _is_gated(module):
+            elif GATED in _body(type(module)):
                 module.forward = partial(self._mlp, module)
             elif all(hasattr(module, name) for name in PROJECTIONS):
                 module.forward = partial(self._attention, module)
@@ -150,15 +151,6 @@ def _rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
     return act(gate) * up
-
-
-def _is_gated(module: nn.Module) -> bool:
-    return GATED in _body(type(module))
-
-
-def _is_like(module: nn.Module, known: type[nn.Module]) -> bool:
-    """True if a module's forward pass is a known one's, but for names of types."""
-    return _body(type(module)) == _body(known)
 
 
 def _body(kind: type[nn.Module]) -> str:

@@ -111,13 +111,9 @@ def probe(
 
 
 def require_finite(loss: float, norm: float, gap: float, dtype: torch.dtype) -> None:
-    """Raise ArtError if the loss or the gradient's norm is not finite.
+    """Raise ArtError if an update's loss or its gradient's norm is not finite.
 
-    Args:
-        loss: of one optimizer step.
-        norm: of its gradient.
-        gap: nats between learner and sampler on the token where they differ most.
-        dtype: of the base.
+    `gap` is in nats, between learner and sampler on the token where they differ most.
     """
     half = "" if dtype != torch.float16 else "float16 ends at 65504: if so, serve in float32. "
     if not (math.isfinite(loss) and math.isfinite(norm)):
