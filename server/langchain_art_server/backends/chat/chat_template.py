@@ -9,7 +9,6 @@ which no tokenizer merges.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 import threading
@@ -17,7 +16,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -306,9 +305,11 @@ class ChatTemplate:
         # The client sends back a parsed reply, which the template may write in other words: with
         # other white space, or JSON that means the same. That text is kept for the same tokens.
         shown = self._shown_later(prompt, reply)
-        if shown is None or not self._means_the_same(added, shown[0][len(prompt.text) :], prompt):
+        if shown is None:
             return
         text, end = shown
+        if self._meaning(added, prompt) != self._meaning(text[len(prompt.text) :], prompt):
+            return
         if end == ended.group():
             self._kept.keep(text + end, KeptText(ids, call_ids), prompt.tenant)
         else:  # a reply may end with one token, and the template write another
@@ -334,13 +335,9 @@ class ChatTemplate:
             return None
         return text[: ends[-1].start()], ends[-1].group()
 
-    def _means_the_same(self, sampled: str, shown: str, prompt: Prompt) -> bool:
-        """True if two texts of a reply differ in white space and the notation of calls alone."""
-        one, other = (self._meaning(text, prompt.tools) for text in (sampled, shown))
-        return one == other
-
-    def _meaning(self, text: str, tools: list[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-        parser = ToolCallParser(self.tools, tools, calls=bool(tools))
+    def _meaning(self, text: str, prompt: Prompt) -> tuple[list[str], list[Any]]:
+        """A reply without its white space and the notation of its calls."""
+        parser = ToolCallParser(self.tools, prompt.tools, calls=bool(prompt.tools))
         parser.feed(self._hidden_text.sub("", self._turn_end.split(text)[0]), last=True)
         functions = [call["function"] for call in parser.calls]
         calls = [(f["name"], arguments_object(f["arguments"])) for f in functions]
@@ -428,7 +425,7 @@ class ChatTemplate:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of `ids`, special tokens included."""
-        decode = functools.partial(
+        decode = partial(
             self.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         text = decode(ids)

@@ -191,10 +191,7 @@ class GrammarLogitsProcessor:
 
 
 class GrammarCompiler:
-    """Makes grammars for one tokenizer; `vocab` is the size of the logits.
-
-    Used by several threads.
-    """
+    """Makes grammars for one tokenizer and `vocab` logits. Used by several threads."""
 
     def __init__(self, tokenizer: Any, vocab: int, eos: list[int]) -> None:
         self._tokenizer, self._vocab, self._eos = tokenizer, vocab, eos

@@ -48,11 +48,8 @@ def why_excluded(
 ) -> str | None:
     """Reason why the learner cannot learn from a reply by how it is sampled, if it cannot.
 
-    Args:
-        request: of the reply.
-        problem: why it is not known which tokens could be drawn; empty if it is.
-        grammar: a grammar shapes the reply.
-        logprobs: of its tokens, over those that could be drawn.
+    `problem` is why it is not known which tokens could be drawn, or empty. `logprobs` are those of
+    the reply's tokens, over those that could be drawn.
     """
     sampling = request.sampling
     if sampling.temperature == 0.0:
@@ -158,16 +155,11 @@ class OutputProcessor:
 
 
 def token_texts(model: str, token_ids: Sequence[int]) -> list[str] | None:
-    """Text that each token adds; special tokens by their names.
+    """Text that each token of a reply adds; special tokens by their names.
 
-    A character of several tokens stands with the last of them; the others add nothing.
-
-    Args:
-        model: a folder, or a name on the Hub whose files are in this machine's cache.
-        token_ids: of one reply.
-
-    Returns:
-        One text a token. None: the model has no ``tokenizer.json``, which alone is read.
+    A character of several tokens stands with the last of them; the others add nothing. `model` is a
+    folder, or a name on the Hub whose files are in this machine's cache. None: it has no
+    ``tokenizer.json``, which alone is read.
     """
     tokenizer = _tokenizer(model)
     if tokenizer is None:

@@ -34,10 +34,7 @@ class SlotsUnsupported(Exception):
 
 
 class SlotRunner:
-    """All rows in one padded forward pass, each at its own position.
-
-    A sequence is known by its slot.
-    """
+    """All rows in one padded forward pass, each at its own position, and known by its slot."""
 
     def __init__(
         self, model: Any, layout: Layout, *, max_slots: int, max_len: int, budget: int

@@ -54,8 +54,6 @@ _MANY_TIMES = 8
 class Scheduler:
     """Runs sequences to their end, at most `max_batch` at once; one, if the runner has no slots.
 
-    `clock` measures turns, in seconds.
-
     Attributes:
         prefilled: prompt tokens that went through the model.
         preempted: times that a sequence was sent back to wait, because memory was short or another
@@ -70,7 +68,6 @@ class Scheduler:
         prefixes: PrefixCache | None,
         eos: set[int],
         max_batch: int,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner, self._bank, self._eos = runner, bank, eos
         self._max_batch = max_batch if prefixes is not None else 1
@@ -79,7 +76,7 @@ class Scheduler:
         self._ready = 0
         #: Rows of each client.
         self._held: Counter[str] = Counter()
-        self._shares = ClientShares(clock, linear=runner.device.type == "cpu")
+        self._shares = ClientShares(time.monotonic, linear=runner.device.type == "cpu")
         self._heavy = HeavyTurns()
         #: Slots from which on ready rows are of light clients, if some have turns of their own.
         self._border = 0

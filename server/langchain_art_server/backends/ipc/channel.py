@@ -192,10 +192,5 @@ def run_engine(target: str, sock: socket.socket, config: Any) -> None:
     import_function(target)(Channel(sock), config)
 
 
-def child_main() -> None:
-    """Entry point of the child: ``python -m …channel MODULE:FUNCTION FD JSON``."""
+if __name__ == "__main__":  # python -m …channel MODULE:FUNCTION FD JSON
     run_engine(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]))
-
-
-if __name__ == "__main__":
-    child_main()

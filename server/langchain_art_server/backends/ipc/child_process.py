@@ -145,11 +145,7 @@ class EngineProgram:
             self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
     def launch(self) -> tuple[ChildProcess, socket.socket]:
-        """Start a child and return it with our end of its socket.
-
-        Raises:
-            ConfigError: its Python cannot be run.
-        """
+        """A new child and our end of its socket. Raises ConfigError: its Python cannot be run."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -207,23 +203,14 @@ class EnginePlace:
         return None
 
     async def launch(self, program: EngineProgram) -> tuple[ChildProcess, socket.socket]:
-        """Start a child and return it with our end of its socket.
-
-        Raises:
-            ConfigError: its Python cannot be run.
-            NoPlace: there is none for it.
-        """
+        """`EngineProgram.launch` there. Raises NoPlace, too: there is none for it."""
         return program.launch()
 
     @asynccontextmanager
     async def folder(
         self, path: Path, files: Sequence[str] | None = None
     ) -> AsyncGenerator[Path, None]:
-        """A folder's `files` (None: all) where the engine reads them, until it has.
-
-        Raises:
-            NoPlace: the engine is not there.
-        """
+        """A folder's `files` (None: all) where the engine is, until it has them. Raises NoPlace."""
         yield path
 
     @asynccontextmanager

@@ -33,11 +33,10 @@ from langchain_art_server.backends.ipc.chat_codec import unpack_reply
 from langchain_art_server.backends.ipc.child_process import EnginePlace
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.backends.models.adapter_files import (
-    CONFIG_FILE,
-    MANIFEST,
-    WEIGHTS_FILE,
+    SAMPLED_FILES,
     Identity,
     check_files,
+    check_sampled,
     identity,
 )
 from langchain_art_server.config import Settings
@@ -45,8 +44,6 @@ from langchain_art_server.config import Settings
 log = logging.getLogger(__name__)
 #: An engine that does not answer for so long is silent.
 _STATE_SECONDS = 2.0
-#: Files of an adapter that a sampler reads.
-_READ = (CONFIG_FILE, WEIGHTS_FILE)
 #: Deaths of which a request is the only one left, from which on it is refused.
 MAX_DEATHS = 2
 #: Seconds for which a death is remembered: engines also die for reasons of their own.
@@ -214,7 +211,7 @@ class ProcessSampler(Worker):
         path, files = path.resolve(), await asyncio.to_thread(identity, path)
         if name not in self._adapters or self._adapters[name][1] != files:
             place = self.place
-            async with place.folder(path, _READ) as there:
+            async with place.folder(path, SAMPLED_FILES) as there:
                 params = {"name": name, "path": str(there), "probe": probe}
                 # Started again elsewhere, it would look for the files in vain.
                 await self.call("load_adapter", params, resend=place.same_disk)
@@ -242,7 +239,7 @@ class ProcessSampler(Worker):
         """Load an adapter that was damaged, if it was put back. Raises Damaged."""
         path = self._damaged[name]
         try:
-            await asyncio.to_thread(check_files, path, _READ)
+            await asyncio.to_thread(check_files, path, SAMPLED_FILES)
         except Damaged as error:
             raise Damaged(f"{error} Put it back from a backup, or roll back.") from error
         await self.load_adapter(name, path)
@@ -250,9 +247,8 @@ class ProcessSampler(Worker):
     async def _reload(self, name: str) -> None:
         while (adapter := self._adapters.get(name)) is not None:
             try:
-                if (adapter[0] / MANIFEST).exists():  # a version that is being made has none yet
-                    await asyncio.to_thread(check_files, adapter[0], _READ)
-                async with self.place.folder(adapter[0], _READ) as there:
+                await check_sampled(adapter[0])
+                async with self.place.folder(adapter[0], SAMPLED_FILES) as there:
                     params = {"name": name, "path": str(there), "probe": True}
                     await self.call("load_adapter", params, early=True)
             except (ConfigError, Damaged) as error:

@@ -54,11 +54,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read what `write_rows` wrote.
-
-    Raises:
-        InvalidRequest: the file is missing or is not one of ours.
-    """
+    """Read what `write_rows` wrote. Raises InvalidRequest: it is missing, or not one of ours."""
     columns: dict[str, list[Any]] = {}
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import Collection
@@ -17,6 +18,8 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST = "manifest.json"
+#: What a sampler reads.
+SAMPLED_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 #: Layers of latent attention that vLLM merges into their neighbours: LoRA on them has no effect.
 ABSORBED = frozenset({"kv_b_proj"})
 
@@ -77,6 +80,12 @@ def check_files(folder: Path, names: Collection[str] | None = None) -> dict[str,
     except OSError as error:
         raise Damaged(f"{where}: {error}.") from error
     return manifest
+
+
+async def check_sampled(folder: Path) -> None:
+    """Check what a sampler reads of a version. One that is being made has no manifest yet."""
+    if (folder / MANIFEST).exists():
+        await asyncio.to_thread(check_files, folder, SAMPLED_FILES)
 
 
 def manifest_bytes(manifest: dict[str, Any]) -> bytes:

@@ -304,11 +304,7 @@ ROUNDING = 16
 
 
 def in_four_bits(config: Any, name: str) -> bool:
-    """True if a checkpoint's linear layers are in NF4, by its config.
-
-    Raises:
-        ConfigError: they are bitsandbytes' in another format.
-    """
+    """True if a config says NF4. Raises ConfigError: another of bitsandbytes' formats."""
     found: Any = getattr(config, "quantization_config", None) or {}
     about: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
     if about.get("quant_method") != "bitsandbytes":

@@ -20,11 +20,7 @@ def set_threads(threads: int | None) -> None:
 
 
 def torch_device(name: str | None) -> torch.device:
-    """The device of that name; None: cuda, mps or cpu, whichever torch finds.
-
-    Raises:
-        ConfigError: torch cannot use it here.
-    """
+    """The device of that name (None: cuda, mps or cpu). Raises ConfigError: torch cannot use it."""
     if name is None:
         mps = "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cuda" if torch.cuda.is_available() else mps

@@ -163,10 +163,7 @@ class PeftLearner(Worker):
         return [one if isinstance(one, str) else TokenTurn(**one) for one in found]
 
     async def _with_files(self, what: str, do: Callable[[AsyncExitStack, int], Awaitable[T]]) -> T:
-        """Do it with files where the child is. If that dies, it starts again with its files.
-
-        Raises as `step`.
-        """
+        """Do it with files where the child is, again if that dies. Raises as `step`."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             await self._arrive()
             try:

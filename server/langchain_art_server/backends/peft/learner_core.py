@@ -139,11 +139,7 @@ class LearnerCore(HeldAdapter):
         }
 
     def init_adapter(self, out: Path, lora: LoraConfig) -> None:
-        """Write a new adapter, equal to the base, into the folder `out`.
-
-        Raises:
-            ConfigError: a target is not the name of a linear layer.
-        """
+        """Write a new adapter, equal to the base, into a folder. Raises as `peft_config`."""
         config = adapter_io.peft_config(lora, self.base, self._linears)
         config.base_model_name_or_path = self.name
         self._put_on(adapter_io.config_bytes(config))
@@ -215,10 +211,7 @@ class LearnerCore(HeldAdapter):
     def batch(
         self, rows: Sequence[Row], config: StepConfig, reference: Path | None = None
     ) -> TrainingBatch:
-        """Rows, each with a trained token, as micro-batches with their loss.
-
-        `reference` is that of `LearnerStep`.
-        """
+        """Rows, each with a trained token, as micro-batches; for `reference`, see `LearnerStep`."""
         counted = CountedTokens.of(rows)
         packing = self.packer.pack_to_learn(rows, counted, config.tokens_per_microbatch)
         loss = StepLoss(step_tokens(rows, counted, self.base), config, self._losses)

@@ -101,10 +101,7 @@ class CountedTokens:
 
 
 class MicroBatches:
-    """Groups of rows, one after the other, each a `Packing` of its own.
-
-    Of a group without numbers of terms, nothing is visited.
-    """
+    """Groups of rows, one after the other; of one without numbers of terms, nothing is visited."""
 
     def __init__(self, groups: Sequence[tuple[Packing, Ints]], device: torch.device) -> None:
         self._groups = [(packing, torch.from_numpy(terms).to(device)) for packing, terms in groups]

@@ -262,11 +262,7 @@ class RayPlace(EnginePlace):
 
 
 def ray_sampler(settings: Settings) -> ReplicatedSampler:
-    """The sampler, of ``sampler.replicas`` engines; joins the cluster.
-
-    Raises:
-        ConfigError: the cluster cannot be joined.
-    """
+    """The sampler, of ``sampler.replicas`` engines. Raises ConfigError: no cluster is joined."""
     assert settings.ray is not None
     placed_actors.connect(settings.ray.address)
     chosen, needs = settings.sampler, replica_needs(settings)

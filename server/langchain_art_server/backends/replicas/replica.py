@@ -13,12 +13,7 @@ from pathlib import Path
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable
 from langchain_art.wire import ReplicaStatus
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo, Sampler
-from langchain_art_server.backends.models.adapter_files import (
-    CONFIG_FILE,
-    MANIFEST,
-    WEIGHTS_FILE,
-    check_files,
-)
+from langchain_art_server.backends.models.adapter_files import check_sampled
 
 log = logging.getLogger(__name__)
 #: Seconds after which an adapter that a replica refused when it caught up is tried again.
@@ -182,8 +177,7 @@ class Replica:
         if (wanted := self._wanted.get(name)) is None:
             return
         try:
-            if (wanted.path / MANIFEST).exists():
-                await asyncio.to_thread(check_files, wanted.path, (CONFIG_FILE, WEIGHTS_FILE))
+            await check_sampled(wanted.path)
             await self._load(name, wanted, probe=True)
         except (ConfigError, Damaged):
             now = self._wanted.get(name)

@@ -314,18 +314,14 @@ class StickyRuns:
         self._last: Counter[int] = Counter()
 
     def choose(self, run: str, calls: Mapping[int, int]) -> int:
-        """The replica for a call of `run` (``""``: of none).
+        """The replica for a call of `run` (``""``: of none); `calls` are the open ones of each.
 
-        Args:
-            run: the run's id.
-            calls: the open calls of each replica that can answer; at least one.
-
-        Returns:
-            The run's replica, if it is among them and not far more loaded than the least loaded
-            one; else the latter. Of equally loaded ones, that which was given a run longest ago.
+        It is the run's, if it is among them and not far more loaded than the least loaded one; else
+        the latter. Of equally loaded ones, that which was given a run longest ago.
         """
         home = self._homes.get(run) if run else None
-        if home is None or home not in calls or calls[home] > _bound(min(calls.values())):
+        most = SPREAD_FACTOR * min(calls.values()) + SPREAD_CALLS
+        if home is None or home not in calls or calls[home] > most:
             home = min(calls, key=lambda one: (calls[one], self._last[one]))
             self._last[home] = next(self._turns)
         if run:
@@ -334,7 +330,3 @@ class StickyRuns:
             if len(self._homes) > self._most_runs:
                 self._homes.popitem(last=False)
         return home
-
-
-def _bound(least: int) -> int:
-    return SPREAD_FACTOR * least + SPREAD_CALLS

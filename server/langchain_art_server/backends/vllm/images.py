@@ -53,11 +53,7 @@ class SentImage(Image):
 
 
 class SentImages(Images):
-    """Reader of images for a model that vLLM runs; `model` is its outline.
-
-    Attributes:
-        mark: the placeholder's token.
-    """
+    """Reader of images for a model that vLLM runs; `mark` is the placeholder's token."""
 
     def __init__(self, name: str, model: PreTrainedModel) -> None:
         super().__init__(name, model)

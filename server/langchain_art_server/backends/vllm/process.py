@@ -7,7 +7,6 @@ The socket is in a folder that only this user can enter; there is no port. The g
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import re
@@ -344,8 +343,8 @@ def fill_in(settings: Settings, outline: LoadedModel, cards: Cards) -> tuple[Set
         log.warning("vLLM gets %.1f %% of the GPU's memory.", 100 * found.gpu_memory)
         sampler = chosen.model_copy(update={"gpu_memory": found.gpu_memory})
         settings = settings.model_copy(update={"sampler": sampler})
-    info = dataclasses.replace(info, max_model_len=found.context)
-    return settings, dataclasses.replace(outline, info=info)
+    info = replace(info, max_model_len=found.context)
+    return settings, replace(outline, info=info)
 
 
 def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> VllmShare | None:
@@ -357,7 +356,8 @@ def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> Vl
         log.warning("The driver's tool lists %d GPUs: their memory is unknown.", len(cards))
         return None
     placement: Placement = "in turns" if settings.take_turns else "together"
-    if _first_card(settings.device) >= serving:
+    number = (settings.device or "").partition(":")[2]  # of the learner's GPU, or its first rank's
+    if number.isdigit() and int(number) >= serving:
         placement = "separate"
     try:
         shape = Shape.of_config(config.to_dict())
@@ -391,9 +391,3 @@ def _share(settings: Settings, info: ModelInfo, config: Any, cards: Cards) -> Vl
             *(settings.model, placement, tokens, settings.model),
         )
     return found
-
-
-def _first_card(device: str | None) -> int:
-    """The number of the GPU on which the learner is, or its first rank."""
-    number = (device or "").partition(":")[2]
-    return int(number) if number.isdigit() else 0

@@ -76,11 +76,7 @@ def gpus_of_replica(args: tuple[str, ...]) -> int:
 
 
 def parallel_sizes(args: tuple[str, ...]) -> tuple[int, int]:
-    """Number of GPUs over which such a vLLM spreads the model, and how often it holds it.
-
-    Raises:
-        ConfigError: a number of them is none.
-    """
+    """Number of GPUs over which vLLM spreads the model, and of its copies. Raises ConfigError."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for short, kind in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data")):
         names = (f"--{kind}-parallel-size", f"--{kind}_parallel_size", f"-{short}")

@@ -80,12 +80,7 @@ def _closed(schema: Any, depth: int = 0) -> Any:
 def call_rules(
     request: ChatRequest, form: ToolFormat | None, token: Callable[[str], str]
 ) -> list[str]:
-    """The rule ``calls`` and those that it needs.
-
-    Args:
-        request: asks for a call.
-        form: of the model's calls.
-        token: Lark's notation of one text that may be a special token.
+    """The rule ``calls`` and those that it needs; `token` writes a text, or a special token.
 
     Raises:
         InvalidRequest: there is no tool to call, or its schema has what cannot be enforced.

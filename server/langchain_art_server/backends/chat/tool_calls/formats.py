@@ -248,26 +248,16 @@ FORMATS = {
 
 
 def format_of_call(text: str, name: str, arguments: dict[str, str]) -> ToolFormat | None:
-    """The first of `FORMATS` that reads one call from `text`, which a template wrote.
-
-    Args:
-        text: the reply with the call, without the token that ends it.
-        name: of the function.
-        arguments: of the call.
-    """
+    """The first of `FORMATS` that reads this call alone from `text`, which a template wrote."""
     for form in FORMATS.values():
         parser = ToolCallParser(form)
         parser.feed(text, last=True)
         calls = [call["function"] for call in parser.calls]
         read = [(c["name"], json_calls.arguments_object(c["arguments"])) for c in calls]
         if read == [(name, arguments)]:
-            return _variant(form, text)
+            # Mistral's two forms are read alike, and written differently.
+            return MISTRAL if form is MISTRAL_ARGS and "[ARGS]" not in text else form
     return None
-
-
-def _variant(form: ToolFormat, text: str) -> ToolFormat:
-    """Mistral's two forms are read alike, and written differently."""
-    return MISTRAL if form is MISTRAL_ARGS and "[ARGS]" not in text else form
 
 
 def names_of(forms: Iterable[ToolFormat]) -> str:
