@@ -14,6 +14,7 @@ from langchain_art.errors import ArtError, Conflict, EngineUnavailable
 from langchain_art.wire import TrainJob
 from langchain_art_server.storage.fleet import LeaseLost
 from langchain_art_server.storage.job_store import JobCancelled, JobStore
+from langchain_art_server.storage.rollout_queue import ChangeSignal, wait_for
 from langchain_art_server.telemetry.job_watch import JobWatch
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class JobQueue(ABC):
         #: Whose turn it is among the queues of one learner: each has one job after the other.
         self._turn: asyncio.Lock = beside._turn if beside is not None else asyncio.Lock()
         self._news = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self._changed = ChangeSignal()
         self._task: asyncio.Task[None] | None = None
         self._running: _Running | None = None
         self._choosing = asyncio.Lock()
@@ -106,7 +107,7 @@ class JobQueue(ABC):
             job = await self._jobs.cancel(job_id)
             if job.state == "cancelled" and job.base_version is not None:
                 await self._unpublish(job)  # what a crash left
-        await self._notify()
+        self._changed.notify()
         if job.state != "cancelled":
             raise Conflict(f"Job {job_id!r} has {job.state}; a job that has ended stays as it is.")
         return job
@@ -117,7 +118,7 @@ class JobQueue(ABC):
         if running is not None and (await self._jobs.get(running.id)).state == "cancelled":
             self._lose(running)
         self._news.set()
-        await self._notify()
+        self._changed.notify()
 
     def _lose(self, running: _Running) -> None:
         """Stop a job that is not this server's any more; what it is about to write is refused."""
@@ -127,17 +128,11 @@ class JobQueue(ABC):
 
     async def wait(self, seconds: float) -> None:
         """Return when a job's state or events have changed, or after `seconds`."""
-        async with self._changed:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), seconds)
+        await wait_for(self._changed.next(), seconds)
 
     async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
         await self._jobs.add_event(job.id, message, progress)
-        await self._notify()
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.notify()
 
     async def _loop(self) -> None:
         while True:
@@ -145,7 +140,7 @@ class JobQueue(ABC):
             self._news.clear()
             try:
                 while await self._take_turn():
-                    await self._notify()
+                    self._changed.notify()
             except Exception:  # the disk is full, the database is gone
                 log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -181,19 +176,16 @@ class JobQueue(ABC):
         return True
 
     async def _run_watched(self, job: TrainJob) -> None:
-        with self.watch.running(job):
-            await self._run_safely(job)
-
-    async def _run_safely(self, job: TrainJob) -> None:
         running = self._running
         assert running is not None
-        try:
-            lose = lambda: self._lose(running)  # noqa: E731
-            async with self._jobs.leases.hold_for(job.policy, job.id, lose) as held:
-                if held:
-                    await self._run_held(job)
-        except LeaseLost as error:  # of what it has left on disk, no row speaks
-            log.warning("Job %s is another server's now: %s", job.id, error)
+        with self.watch.running(job):
+            try:
+                lose = lambda: self._lose(running)  # noqa: E731
+                async with self._jobs.leases.hold_for(job.policy, job.id, lose) as held:
+                    if held:
+                        await self._run_held(job)
+            except LeaseLost as error:  # of what it has left on disk, no row speaks
+                log.warning("Job %s is another server's now: %s", job.id, error)
 
     async def _run_held(self, job: TrainJob) -> None:
         try:

@@ -326,7 +326,7 @@ class JobRunner(JobQueue):
             lineage=steps_since(parents, manifest["parent"]),
         )
         await self._router.serve(policy, version)
-        await self._notify()
+        self._changed.notify()
         await self._router.trim()
         other, reference = request.reference
         await self.retention.retain(policy, reference if other == policy else 0)

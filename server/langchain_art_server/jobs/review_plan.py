@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 
 from pydantic_core import to_json
@@ -59,14 +59,9 @@ class ReviewedRun:
         lineage: Mapping[int, int],
         held_out: Collection[str],
     ) -> ReviewedRun:
-        """A stored run, with the records of its calls.
+        """A stored run, with the `records` of its calls, for the `policy` that learns.
 
-        Args:
-            run: as it is stored.
-            records: by call.
-            policy: the one that learns.
-            lineage: `steps_since` of the version that serves.
-            held_out: the scenarios that evaluations ran.
+        `lineage` is `steps_since` of the serving version, `held_out` the evaluations' scenarios.
         """
         calls = check_eligibility(run, records, policy, {})
         lags = [
@@ -198,7 +193,10 @@ def plan_reviews(
     return PlannedSteps(
         plan.model_copy(update={"digest": digest}),
         [one.mark for one in trained],
-        [_marked(mark, pair[1].id) for (mark, *_), pair in zip(corrected, pairs, strict=True)],
+        [
+            replace(mark, taught_by=rejected.id)
+            for (mark, *_), (_, rejected) in zip(corrected, pairs, strict=True)
+        ],
         [run for pair in pairs for run in pair],
     )
 
@@ -206,10 +204,8 @@ def plan_reviews(
 def require_untrained(job: str, marks: Sequence[VerdictMark], lineage: Collection[int]) -> None:
     """Refuse a job whose order was overtaken: its base has been trained on what it is to train.
 
-    Args:
-        job: id of a job that is to begin.
-        marks: of the policy's jobs (`ReviewStore.marks`).
-        lineage: the versions that the job's base descends from, and the base.
+    `marks` are those of the policy's jobs (`ReviewStore.marks`), `lineage` the versions that the
+    job's base descends from, and the base.
 
     Raises:
         Conflict: the base was trained on one of the job's verdicts, with its value.
@@ -374,10 +370,6 @@ def _planned(
         fate=fate,
         trained=tuple(dict.fromkeys(f"{asked.policy}@{one.version}" for one in done)),
     )
-
-
-def _marked(mark: VerdictMark, taught_by: str) -> VerdictMark:
-    return VerdictMark(*mark.subject, mark.said, taught_by, mark.reviews)
 
 
 def _pair(run: Trajectory, at: int, reply: Message) -> tuple[Trajectory, Trajectory]:

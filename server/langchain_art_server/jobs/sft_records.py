@@ -174,13 +174,8 @@ def share_prompts(
     """The records, with the tokens that were sampled from in place of what is rendered again.
 
     A reply that was written by hand answers the very prompt of the call that it stands beside: if
-    messages and tools are equal, it gets that call's prompt tokens.
-
-    Args:
-        runs: of one pair.
-        records: of the turns of both, as `demonstrations` gives them.
-        sampled: those of them that the server recorded.
-        max_len: of `demonstrations`; it holds for the prompt that is shared.
+    messages and tools are equal, it gets that call's prompt tokens. `runs` are one pair, `records`
+    and `max_len` those of `demonstrations`; of `records`, the server recorded `sampled`.
     """
     prompts = {
         _asked(run, index): sampled[turn.call_id].prompt_token_ids

@@ -50,7 +50,8 @@ def assemble(trajectory_id: str, calls: Iterable[CallRecord]) -> Trajectory:
     Raises:
         InvalidRequest: more calls than a trajectory may have turns.
     """
-    ordered = _in_order(calls)
+    # Choices of one completion stand together, in their order.
+    ordered = sorted(calls, key=lambda call: (call.began, *_completion(call)))
     if len(ordered) > MAX_TURNS:
         raise InvalidRequest(
             f"got {len(ordered)} calls tagged with trajectory {trajectory_id!r}, expected at most "
@@ -93,11 +94,6 @@ def _completion(call: CallRecord) -> tuple[str, int]:
     """The id of a call's completion, and which choice of it the call is: ``chatcmpl-x:2``."""
     name, _, choice = call.id.partition(":")
     return name, int(choice or 0)
-
-
-def _in_order(calls: Iterable[CallRecord]) -> list[CallRecord]:
-    """Calls by start; choices of one completion together, in their order."""
-    return sorted(calls, key=lambda call: (call.began, *_completion(call)))
 
 
 # --- which call continues which -------------------------------------------------------------------
