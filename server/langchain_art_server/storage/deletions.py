@@ -141,11 +141,7 @@ def set_pinned(connection: sa.Connection, policy: str, version: int, pinned: boo
 
 
 def delete_version(connection: sa.Connection, policy: str, version: int) -> None:
-    """Delete a version's row.
-
-    Raises:
-        Conflict: it serves, is pinned, or a job that has not ended needs it.
-    """
+    """Delete a version's row. Raises Conflict: it serves, is pinned, or an open job needs it."""
     pinned, serving = _pinned_and_serving(connection, policy)
     why = "serves" if version == serving else "is pinned" if version in pinned else None
     if (job := versions_of_jobs(connection, policy).get(version)) is not None:

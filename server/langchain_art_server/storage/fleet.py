@@ -183,11 +183,7 @@ class PolicyLeases:
         return row is not None and intact(POLICY_LEASES, row).token == self._tokens.get(policy)
 
     def require(self, connection: sa.Connection, policy: str) -> None:
-        """Refuse to write about a policy whose lease this server has not, or not any more.
-
-        Raises:
-            LeaseLost: another server has the policy now.
-        """
+        """Raises LeaseLost if this server has not the policy's lease, or not any more."""
         if not self.holds(connection, policy):
             raise LeaseLost(
                 f"Another server has taken over policy {policy!r}, since this one did not renew "
@@ -206,18 +202,11 @@ def raise_above(engine: sa.Engine, floor: int) -> None:
 async def begin_call(
     database: Database, run: str | None, known: Collection[str]
 ) -> tuple[int, Sequence[CallRecord]]:
-    """A call begins.
+    """A call of a run begins (None: of none): its number, and the run's others, the oldest first.
 
-    Its number, of PostgreSQL's sequence, is above those of all calls that were answered before
-    then, whichever server answered them: no clock is asked.
-
-    Args:
-        database: of the fleet.
-        run: the id of the trajectory that it is a call of; None: of none.
-        known: the ids of that run's calls whose tokens this server's sampler knows.
-
-    Returns:
-        Its number, and the other calls of the run so far, in the order in which they began.
+    The number, of PostgreSQL's sequence, is above those of all calls that were answered before
+    then, whichever server answered them: no clock is asked. `known` are the ids of the run's calls
+    whose tokens this server's sampler knows; they are left out.
     """
 
     def read(connection: sa.Connection) -> tuple[int, Sequence[CallRecord]]:

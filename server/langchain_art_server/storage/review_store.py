@@ -140,15 +140,10 @@ class ReviewStore(Tables):
         source: str | None = None,
         after: int = 0,
     ) -> Page[bytes]:
-        """Some reviews as JSON, in the order in which they first came.
+        """At most `limit` reviews as JSON, in the order in which they first came.
 
-        Args:
-            connection: to read by (`reads`).
-            limit: the most that are wanted.
-            policy: only those of runs that have a call of this policy.
-            trajectory: only those of this run and its calls.
-            source: only those of this source.
-            after: the number (`Page.last_id`) of the last one that is not wanted.
+        Only those of runs that have a call of `policy`, of this `trajectory` and its calls, and of
+        this `source`, where they are given; and `after` this number (`Page.last_id`).
         """
         query = sa.select(REVIEWS).where(REVIEWS.c.number > after)
         query = query.order_by(REVIEWS.c.number).limit(limit + 1)
@@ -182,14 +177,10 @@ class ReviewStore(Tables):
         rows = select_among(connection, sa.select(REVIEWS), REVIEWS.c.trajectory_id, runs)
         return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
 
-    async def _reviews(self, which: sa.ColumnElement[bool]) -> list[Review]:
-        query = sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number)
-
-        def read(connection: sa.Connection) -> list[Review]:
-            rows = connection.execute(query)
-            return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
-
-        return await self.read(read)
+    @reads
+    def _reviews(self, connection: sa.Connection, which: sa.ColumnElement[bool]) -> list[Review]:
+        rows = connection.execute(sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number))
+        return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
 
     async def marks(self, policy: str) -> list[VerdictMark]:
         """See `read_marks`."""

@@ -65,11 +65,7 @@ def fail_attempt(
 
 
 def sweep(connection: sa.Connection, now: float) -> int:
-    """End the leases that were not renewed, and delete what is no longer asked for.
-
-    Returns:
-        How many leases ended.
-    """
+    """End leases that were not renewed (how many), and delete what is no longer asked for."""
     ended = locked(connection, _LEASED & (ROLLOUTS.c.expires_at < now))
     for row in ended:
         late = now - row.expires_at
@@ -80,8 +76,8 @@ def sweep(connection: sa.Connection, now: float) -> int:
             f"{row.attempt}, which ended {late:.0f} s before this was seen. It was stopped, or "
             "its event loop did not turn.",
         )
-        _count(connection, BATCHES, row.batch, "expired")
-        _count(connection, WORKERS, row.worker, "expired")
+        count(connection, BATCHES, row.batch, "expired")
+        count(connection, WORKERS, row.worker, "expired")
     silent = sa.select(BATCHES.c.id).where(BATCHES.c.asked_at < now - BATCH_SECONDS)
     for batch in connection.scalars(silent).all():
         delete_batch(connection, batch)
@@ -114,10 +110,10 @@ def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
         _renew(connection, row, now, asked.seconds)
     lost = [one for one in asked.holds if one not in kept]
     waits = _QUEUED & (ROLLOUTS.c.rollout == asked.rollout)
-    count = connection.execute(
+    waiting: int = connection.execute(
         sa.select(sa.func.count()).select_from(ROLLOUTS).where(waits)
     ).scalar_one()
-    share = min(count, asked.free, _share(connection, asked, count, now))
+    share = min(waiting, asked.free, _share(connection, asked, waiting, now))
     found: list[RolloutLease] = []
     for row in locked(connection, waits, share) if share else ():
         id_ = uuid.uuid4().hex
@@ -203,19 +199,8 @@ def held_by(connection: sa.Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query.group_by(ROLLOUTS.c.worker))}
 
 
-def count_outcome(connection: sa.Connection, worker: str, *, failed: bool, ended: bool) -> None:
-    """Count what a worker completed."""
-    for name, counts in (("failed", failed), ("finished", ended)):
-        if counts:
-            _count(connection, WORKERS, worker, name)
-
-
-def count_late(connection: sa.Connection, batch: str) -> None:
-    """Count an attempt that was completed after its lease had gone."""
-    _count(connection, BATCHES, batch, "late")
-
-
-def _count(connection: sa.Connection, table: sa.Table, id_: str | None, name: str) -> None:
+def count(connection: sa.Connection, table: sa.Table, id_: str | None, name: str) -> None:
+    """Add one to a number of a batch or a worker, if it is known."""
     row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
     if row is not None:
         update(connection, table, table.c.id == id_, {name: getattr(row, name) + 1})

@@ -124,7 +124,7 @@ class RolloutQueue(Tables):
             if mine and row.state == "finished" and (row.trajectory is None) == (sent is None):
                 return None  # the same again
             if not mine or row.state == "finished":
-                leases.count_late(connection, row.batch)
+                leases.count(connection, BATCHES, row.batch, "late")
                 return Conflict(
                     f"got the end of attempt {outcome.trajectory_id!r} of rollout {rollout_id!r}, "
                     f"whose lease has ended: the rollout is {row.state}, at attempt {row.attempt}. "
@@ -132,7 +132,10 @@ class RolloutQueue(Tables):
                     param="trajectory_id",
                 )
             failed = outcome.error is not None or (sent is not None and sent.status == "failed")
-            leases.count_outcome(connection, row.worker, failed=failed, ended=sent is not None)
+            if failed:
+                leases.count(connection, WORKERS, row.worker, "failed")
+            if sent is not None:
+                leases.count(connection, WORKERS, row.worker, "finished")
             if outcome.error is not None:
                 leases.fail_attempt(connection, row, outcome.error, fatal=outcome.fatal)
             else:

@@ -7,7 +7,7 @@ list needs no body of a run, and none is behind.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,6 @@ RUN_FACTS = sealed_table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("body", Blob, nullable=False),
     kind="summary of trajectory",
-    named_by=("id",),
 )
 #: The kind of the mark of an evaluation's runs.
 HELD_OUT = "held_out"
@@ -161,20 +160,12 @@ def write_index(connection: sa.Connection, found: Iterable[RunIndex]) -> None:
         for one in by_id.values()
         if any(mark["kind"] == HELD_OUT for mark in one.marks)
     }
-    hold_out(connection, evaluated - {None})
+    column = HELD_OUT_SCENARIOS.c.scenario
+    known = select_among(connection, sa.select(column), column, evaluated - {None})
+    new = evaluated - {None} - {row.scenario for row in known}
+    insert(connection, HELD_OUT_SCENARIOS, [{"scenario": one} for one in sorted(new)])
     if texts := [{"number": row["number"], "words": by_id[row["id"]].words} for row in stored]:
         connection.execute(statement, texts)
-
-
-def hold_out(connection: sa.Connection, scenarios: Collection[str]) -> None:
-    """Mark scenarios as held out for good."""
-    if scenarios:
-        column = HELD_OUT_SCENARIOS.c.scenario
-        known = {
-            row.scenario for row in select_among(connection, sa.select(column), column, scenarios)
-        }
-        new = [{"scenario": one} for one in sorted(set(scenarios) - known)]
-        insert(connection, HELD_OUT_SCENARIOS, new)
 
 
 def forget_runs(connection: sa.Connection, ids: Iterable[str]) -> None:

@@ -70,10 +70,7 @@ def _search_path(url: sa.URL) -> str | None:
 def own(engine: sa.Engine, *, shared: bool = False, alike: str = "") -> sa.Connection | IO[str]:
     """Lock a database, so that no second server uses it; if `shared`, none but of the same fleet.
 
-    Args:
-        engine: of the database.
-        shared: other servers may use it, too.
-        alike: what all of a fleet have the same, in words.
+    `alike` is what all of a fleet have the same, in words.
 
     Returns:
         What holds the lock until it is closed: a connection to PostgreSQL, or the file beside a

@@ -287,12 +287,17 @@ class Store(Database):
 
     @writes
     def roll_back(self, connection: sa.Connection, name: str, version: int, why: str) -> None:
-        """Route the bare name to `version`, and write down what that discards, and why.
-
-        Raises LeaseLost.
-        """
+        """Let `version` serve, and write down in place of which and why. Raises LeaseLost."""
         self.leases.require(connection, name)
-        _roll_back(connection, name, version, why)
+        mine = POLICIES.c.name == name
+        known = connection.execute(sa.select(POLICIES).where(mine)).first()
+        if known is not None and (former := intact(POLICIES, known).version) != version:
+            update(connection, POLICIES, mine, {"version": version})
+            row = {"policy": name, "former": former, "version": version, "why": why}
+            # Of the rollbacks between two versions the last one is kept: no other is read.
+            same = (ROLLBACKS.c.former == former) & (ROLLBACKS.c.version == version)
+            connection.execute(sa.delete(ROLLBACKS).where((ROLLBACKS.c.policy == name) & same))
+            insert(connection, ROLLBACKS, [row | {"at": time.time()}])
 
     async def checkpoints(self, policy: str) -> list[Checkpoint]:
         """The versions of a policy that are kept, oldest first."""
@@ -360,19 +365,6 @@ def _refuse_late_calls(connection: sa.Connection, known: Trajectory, calls: int)
         )
 
 
-def _roll_back(connection: sa.Connection, policy: str, version: int, why: str) -> None:
-    """Let `version` serve, and write down in place of which, if it is another."""
-    mine = POLICIES.c.name == policy
-    known = connection.execute(sa.select(POLICIES).where(mine)).first()
-    if known is not None and (former := intact(POLICIES, known).version) != version:
-        update(connection, POLICIES, mine, {"version": version})
-        row = {"policy": policy, "former": former, "version": version, "why": why}
-        # Of the rollbacks between two versions the last one is kept: no other is read.
-        same = (ROLLBACKS.c.former == former) & (ROLLBACKS.c.version == version)
-        connection.execute(sa.delete(ROLLBACKS).where((ROLLBACKS.c.policy == policy) & same))
-        insert(connection, ROLLBACKS, [row | {"at": time.time()}])
-
-
 def _rolled_back(
     connection: sa.Connection, policy: str, serving: int, parents: Mapping[int, int]
 ) -> dict[int, RolledBack]:
@@ -380,15 +372,7 @@ def _rolled_back(
 
     These are the version that served and those that it was made from, as far as the version that
     serves since then was not made from them. What is on the way to `serving` is in service again.
-
-    Args:
-        connection: to the database.
-        policy: its name.
-        serving: the version that serves now.
-        parents: of each version that a job made, the one that it started from.
-
-    Raises:
-        Damaged: a row is not what was written.
+    `parents` has, for each version that a job made, the one that it started from. Raises Damaged.
     """
     found: dict[int, RolledBack] = {}
     query = sa.select(ROLLBACKS).where(ROLLBACKS.c.policy == policy).order_by(ROLLBACKS.c.number)

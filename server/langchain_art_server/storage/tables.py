@@ -43,7 +43,7 @@ SCHEMA = sa.Table(
 
 
 def sealed_table(
-    name: str, *columns: sa.Column[Any], kind: str, named_by: tuple[str, ...]
+    name: str, *columns: sa.Column[Any], kind: str, named_by: tuple[str, ...] = ("id",)
 ) -> sa.Table:
     """A table whose rows have a seal; messages name one by its `kind` and `named_by`."""
     sealed = sa.Column(SEAL, Blob, nullable=False)
@@ -73,7 +73,6 @@ CALLS = sealed_table(
     sa.Column("latency", sa.Float, nullable=False),
     sa.Column("retry", sa.Integer, nullable=False),
     kind="call",
-    named_by=("id",),
 )
 #: Images that calls were shown, each once; one is deleted with the last of its calls.
 IMAGES = sealed_table(
@@ -102,7 +101,6 @@ TRAJECTORIES = sealed_table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("assembled", sa.Boolean, nullable=False),
     kind="trajectory",
-    named_by=("id",),
 )
 #: The calls of each trajectory: a call is deleted with the last of them.
 RUN_CALLS = sealed_table(
@@ -169,7 +167,6 @@ JOBS = sealed_table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("finished_at", sa.Float),
     kind="job",
-    named_by=("id",),
 )
 EVENTS = sealed_table(
     "job_events",
@@ -191,7 +188,6 @@ REVIEWS = sealed_table(
     sa.Column("at", sa.Float, nullable=False),
     sa.Column("body", Blob, nullable=False),
     kind="review",
-    named_by=("id",),
 )
 sa.Index("ix_reviews_source_id", REVIEWS.c.source, REVIEWS.c.id, unique=True)
 #: The verdicts that jobs train: written with the job, and deleted when it has ended without having
@@ -244,7 +240,6 @@ API_KEYS = sealed_table(
     sa.Column("expires_at", sa.Float),
     sa.Column("revoked_at", sa.Float),
     kind="API key",
-    named_by=("id",),
 )
 #: Who trained, rolled back, deleted, reviewed, made and revoked keys; of all tenants, as the keys.
 ACTIONS = sealed_table(
@@ -268,7 +263,6 @@ BATCHES = sealed_table(
     sa.Column("expired", sa.Integer, nullable=False),
     sa.Column("late", sa.Integer, nullable=False),
     kind="batch of rollouts",
-    named_by=("id",),
 )
 ROLLOUTS = sealed_table(
     "rollouts",
@@ -289,7 +283,6 @@ ROLLOUTS = sealed_table(
     sa.Column("error", sa.Text),
     sa.Column("fatal", sa.Boolean, nullable=False),
     kind="rollout",
-    named_by=("id",),
 )
 sa.Index("ix_rollouts_rollout_state", ROLLOUTS.c.rollout, ROLLOUTS.c.state)
 WORKERS = sealed_table(
@@ -303,7 +296,6 @@ WORKERS = sealed_table(
     sa.Column("expired", sa.Integer, nullable=False),
     sa.Column("heard_at", sa.Float, nullable=False),
     kind="worker",
-    named_by=("id",),
 )
 #: Who changes a policy now (`storage.fleet`); a deleted policy's row stays.
 POLICY_LEASES = sealed_table(

@@ -30,21 +30,22 @@ async def test_the_last_rollback_between_two_versions_is_enough(store: Store) ->
     for version in range(1, versions):
         parents[version] = rng.randrange(version)
     await store.add_policy("p", LoraConfig())
-    with store.engine.begin() as connection:
-        said, serving = list[tuple[int, int, str]](), 0
-        for number in range(200):
-            version = rng.randrange(versions)
-            stored._roll_back(connection, "p", version, f"why {number}")
-            if version != serving:
-                said.append((serving, version, f"why {number}"))
-            serving = version
-            expected = dict[int, str]()
-            for former, to, why in said:
-                out = _above(former, parents) - _above(to, parents)
-                expected |= dict.fromkeys(out, why)
-            for one in _above(serving, parents):
-                expected.pop(one, None)
+    said, serving = list[tuple[int, int, str]](), 0
+    for number in range(200):
+        version = rng.randrange(versions)
+        await store.roll_back("p", version, f"why {number}")
+        if version != serving:
+            said.append((serving, version, f"why {number}"))
+        serving = version
+        expected = dict[int, str]()
+        for former, to, why in said:
+            out = _above(former, parents) - _above(to, parents)
+            expected |= dict.fromkeys(out, why)
+        for one in _above(serving, parents):
+            expected.pop(one, None)
+        with store.engine.connect() as connection:
             found = stored._rolled_back(connection, "p", serving, parents)
-            assert {one: back.why for one, back in found.items()} == expected
+        assert {one: back.why for one, back in found.items()} == expected
+    with store.engine.connect() as connection:
         kept = connection.scalar(sa.select(sa.func.count()).select_from(ROLLBACKS))
     assert kept == len({(former, to) for former, to, _ in said}) < len(said)
