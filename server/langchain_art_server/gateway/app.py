@@ -207,12 +207,6 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
         return Response(data, media_type="application/x-tar")
 
 
-def _queued(job: wire.TrainJob) -> None:
-    """The log knows which request has queued a job."""
-    if (context := current()) is not None:
-        context.policy, context.job_id = job.policy, job.id
-
-
 def job_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of training jobs."""
     looks = look_turns()
@@ -241,7 +235,8 @@ def job_routes(app: FastAPI, service: Service) -> None:
         """
         key = checked_key(idempotency_key, 128)
         job = await service.train(await model_of(request, wire.TrainRequest), key)
-        _queued(job)
+        if (context := current()) is not None:
+            context.policy, context.job_id = job.policy, job.id
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job
 

@@ -59,11 +59,7 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def begin_call(self, run: str | None) -> tuple[int, Sequence[EarlierCall]]:
-        """A call of a run begins (None: of none).
-
-        Returns:
-            Its number, and the calls of the run that other servers have answered.
-        """
+        """`storage.fleet.begin_call`, with the calls that other servers have answered."""
         known = self._known.get(run, set()) if run is not None else set()
         began, others = await begin_call(self._store, run, known)
         if run is not None and others:
@@ -135,10 +131,9 @@ class Fleet:
     # --- calls ----------------------------------------------------------------------------------
 
     async def _before_use(self, model: str) -> bool:
-        """Wait until a model's name is routed as the database says; whether there is such a name.
+        """Wait until a name is routed as the database says; whether there is one.
 
-        Raises:
-            EngineUnavailable: that takes too long.
+        Raises EngineUnavailable: that takes too long.
         """
         policy, at, number = model.partition("@")
         begun = time.monotonic()

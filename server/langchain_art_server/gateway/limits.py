@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Self
 
 from langchain_art.errors import Overloaded, QuotaExceeded, RateLimitExceeded
@@ -59,7 +60,7 @@ class Meter:
         self._tokens = _Bucket(tokens, clock) if tokens else None
         self._running = 0
 
-    def begin(self, calls: int) -> CallsOfKey:
+    def begin(self, calls: int) -> ExitStack:
         """Count calls that begin; the context ends them. Raises RateLimitExceeded."""
         most = self._limits.concurrent_calls
         if most is not None and self._running + calls > most:
@@ -70,10 +71,7 @@ class Meter:
             )
         # More calls than a minute has are let in when all of that is left.
         wanted = min(calls, self._calls.limit) if self._calls else 0
-        for bucket, level, what in (
-            (self._calls, wanted, "calls"),
-            (self._tokens, 1, "tokens"),
-        ):
+        for bucket, level, what in ((self._calls, wanted, "calls"), (self._tokens, 1, "tokens")):
             if bucket is not None and (wait := bucket.seconds_until(level)) > 0:
                 raise RateLimitExceeded(
                     f"This key may take {bucket.limit} {what} a minute ({what}_per_minute), and "
@@ -83,10 +81,11 @@ class Meter:
         if self._calls is not None:
             self._calls.take(calls)
         self._running += calls
-        return CallsOfKey(self, calls)
+        context = ExitStack()
+        context.callback(self._end, calls)
+        return context
 
-    def end(self, calls: int) -> None:
-        """End a call of `CallsOfKey`."""
+    def _end(self, calls: int) -> None:
         self._running -= calls
 
     def count_tokens(self, tokens: int) -> None:
@@ -105,10 +104,7 @@ class Meter:
             )
 
     def state(self, stored_bytes: int) -> list[tuple[str, float, float]]:
-        """Each limit's name, how much it is, and how much of that is left.
-
-        `stored_bytes` are those of the key's tenant.
-        """
+        """Each limit's name, its size, and what is left; `stored_bytes` are the tenant's."""
         found: list[tuple[str, float, float]] = []
         for name, bucket in (
             ("calls_per_minute", self._calls),
@@ -134,21 +130,6 @@ class Meter:
                 values = (b"%d" % bucket.limit, b"%d" % max(0, math.floor(level)), reset.encode())
                 found += zip(names, values, strict=True)
         return found
-
-
-class CallsOfKey:
-    """The calls of one request, as a context."""
-
-    __slots__ = ("_calls", "_meter")
-
-    def __init__(self, meter: Meter, calls: int) -> None:
-        self._meter, self._calls = meter, calls
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self._meter.end(self._calls)
 
 
 def duration(seconds: float) -> str:

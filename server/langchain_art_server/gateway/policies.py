@@ -254,15 +254,8 @@ class Policies:
 def require_memory(policy: str, adapter: Path, free: float | None) -> None:
     """Refuse a policy for whose versions the sampler's device has no room.
 
-    That is the first one, the next one beside it, and those that stay loaded for a while.
-
-    Args:
-        policy: its name.
-        adapter: folder of its first version.
-        free: bytes; None: unknown, or set aside already.
-
-    Raises:
-        QuotaExceeded: there is less.
+    That is the first one, whose folder is `adapter`, the next one beside it, and those that stay
+    loaded for a while. Raises QuotaExceeded if less bytes are `free` (None: unknown, or set aside).
     """
     size = sum(file.stat().st_size for file in adapter.iterdir())
     versions = 2 + MAX_PINNED_LOADED

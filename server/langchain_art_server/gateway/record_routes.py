@@ -230,11 +230,7 @@ async def _take(
 async def _assembled(
     service: Service, rollout_id: str, outcome: wire.AttemptOutcome
 ) -> wire.Trajectory:
-    """The trajectory of the calls that an attempt has tagged.
-
-    Raises:
-        InvalidRequest: there are none.
-    """
+    """The trajectory of the calls that an attempt has tagged. Raises InvalidRequest: no call."""
     calls = await service.store.tagged_calls(outcome.trajectory_id)
     if not calls:
         raise InvalidRequest(

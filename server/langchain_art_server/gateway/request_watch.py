@@ -49,13 +49,7 @@ _LEAVE_SECONDS = 1.0
 
 
 class RequestWatch:
-    """ASGI middleware around all others.
-
-    Args:
-        app: what answers.
-        metrics: counts requests.
-        log_requests: whether each request is a record of the log.
-    """
+    """ASGI middleware around all others; with `log_requests`, each is a record of the log."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, log_requests: bool = False) -> None:
         self._app, self._metrics = app, metrics
@@ -148,12 +142,7 @@ class DrainingServer(uvicorn.Server):
     From the signal on, the server is not ready, and new requests get 503 with Retry-After. When the
     requests and the job that run have ended, or `drain_seconds` later, it ends. Calls that run
     then are ended with an error that says so; a job that runs is done again, from its beginning, by
-    the next start. A second SIGINT is the deadline at once.
-
-    Args:
-        config: uvicorn's.
-        service: the default tenant's.
-        watch: counts the requests.
+    the next start. A second SIGINT is the deadline at once. `service` is the default tenant's.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service, watch: RequestWatch) -> None:

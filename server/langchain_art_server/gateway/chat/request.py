@@ -219,11 +219,7 @@ def _is_longer(value: Any, most: int) -> bool:
 
 
 def refuse_overflow(raw: dict[str, Any]) -> None:
-    """Refuse a parsed body with a number like ``1e400``, which is infinity by now.
-
-    Raises:
-        InvalidRequest: with the name of the field.
-    """
+    """Raises InvalidRequest for a body with a number like ``1e400``, which is infinity by now."""
     for field, value in raw.items():
         found = [value]
         for one in found:  # which grows meanwhile
