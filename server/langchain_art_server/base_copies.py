@@ -18,11 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def chosen_dtype(dtype: str | None, device: torch.device, about: str) -> str:
-    """The name of `dtype`, or of `default_dtype`.
-
-    Raises:
-        ConfigError: it is none of `DTYPES`; says `about`.
-    """
+    """`dtype`, or `default_dtype`. Raises ConfigError if it is none of `DTYPES`; says `about`."""
     chosen = dtype or default_dtype(device)
     if chosen not in DTYPES:
         raise ConfigError(f"got dtype={dtype!r} with {about}, expected one of {sorted(DTYPES)}")

@@ -85,9 +85,7 @@ class Absent(Damaged):
 class AdapterStore:
     """The directories of versions. Which version serves is in the database and in `Router`.
 
-    Args:
-        root: holds them.
-        shared: servers of a fleet may use it at the same time.
+    They are below `root`; if it is `shared`, servers of a fleet use it at the same time.
     """
 
     def __init__(self, root: Path, *, shared: bool = False) -> None:
@@ -249,10 +247,6 @@ class AdapterStore:
     def exists(self, policy: str, version: int) -> bool:
         """True if a version is there, damaged or not."""
         return self.path(policy, version).exists()
-
-    def may_have(self, policy: str, version: int) -> bool:
-        """True if it is worth looking for a version; answered at once."""
-        return self.path(policy, version).is_dir()
 
     def manifest(self, policy: str, version: int) -> dict[str, Any] | None:
         """The manifest of a version; None if it is absent. Raises Damaged."""

@@ -53,11 +53,7 @@ class Router:
         self.before_use: Callable[[str], Awaitable[bool]] | None = None
 
     async def serve(self, policy: str, version: int) -> None:
-        """Load `version`, then route the bare name to it. Unloads nothing; see `trim`.
-
-        Raises:
-            Damaged: its files are not what was published.
-        """
+        """`load` a version, then route the bare name to it. Unloads nothing; see `trim`."""
         await self.load(policy, version)
         self.serving[policy] = version
 
@@ -107,11 +103,9 @@ class Router:
     async def keep(
         self, versions: Collection[tuple[str, int]], is_changing: Callable[[str], bool]
     ) -> None:
-        """Unload versions that were deleted by another server, and answer no calls.
+        """Unload all but `versions`: another server deleted them. Not while they answer calls.
 
-        Args:
-            versions: those that are not deleted.
-            is_changing: whether a policy's versions are made or deleted by this server now.
+        `is_changing` says whether this server makes or deletes versions of a policy now.
         """
         kept = {f"{policy}@{version}" for policy, version in versions}
         kept |= {f"{policy}@{version}" for policy, version in self.serving.items()}
@@ -162,7 +156,7 @@ class Router:
             name = f"{policy}@{version}"
             if not at:
                 return RoutedModel(name, policy, version, name)
-            if name in self._loaded or self._store.may_have(policy, version):
+            if name in self._loaded or self._store.exists(policy, version):
                 try:
                     await self.load(policy, version)
                 except Absent:  # deleted meanwhile

@@ -20,13 +20,9 @@ _GIVEN = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
 _KEY = re.compile(
     r"(?<![\w-])(?=[\w-]{43}(?![\w-]))(?=[\w-]*[A-Z])(?=[\w-]*[a-z])(?=[\w-]*\d)[\w-]{43}", re.ASCII
 )
-#: Parameters of paths, by the names that records have for them.
-_OF_PATHS = {
-    "trajectory_id": "run_id",
-    "call_id": "call_id",
-    "job_id": "job_id",
-    "name": "policy",
-}
+#: Fields of records, and those that parameters of paths are.
+_FIELDS = ("request_id", "tenant", "key", "policy", "run_id", "call_id", "job_id")
+_OF_PATHS = {"trajectory_id": "run_id", "call_id": "call_id", "job_id": "job_id", "name": "policy"}
 
 
 @dataclass(slots=True)
@@ -56,15 +52,7 @@ class LogContext:
 
     def fields(self) -> dict[str, str]:
         """Known fields, for a record; without a key that stood in a wrong place."""
-        known = {
-            "request_id": self.request_id,
-            "tenant": self.tenant,
-            "key": self.key,
-            "policy": self.policy,
-            "run_id": self.run_id,
-            "call_id": self.call_id,
-            "job_id": self.job_id,
-        }
+        known: dict[str, str | None] = {name: getattr(self, name) for name in _FIELDS}
         found = {name: value for name, value in known.items() if value is not None}
         for given, value in (self.path_params or {}).items():
             if (name := _OF_PATHS.get(given)) is not None:

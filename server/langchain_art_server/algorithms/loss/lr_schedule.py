@@ -36,15 +36,7 @@ def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
 
 
 def rate_of_step(config: StepConfig, step: int) -> float:
-    """The learning rate of a fit's step.
-
-    Args:
-        config: with a rate.
-        step: of the fit, from 1.
-
-    Raises:
-        ConfigError: `config` has no rate.
-    """
+    """The learning rate of a fit's step, from 1 on. Raises ConfigError: `config` has none."""
     if config.learning_rate is None:
         raise ConfigError(
             "got a step without a learning rate, expected the one that was chosen for the "
