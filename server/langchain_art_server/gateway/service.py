@@ -20,11 +20,7 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.keys.keyring import Access, Keyring
-from langchain_art_server.gateway.keys.tenants import (
-    Tenants,
-    require_servers_key,
-    tenant_of,
-)
+from langchain_art_server.gateway.keys.tenants import Tenants, require_servers_key, tenant_of
 from langchain_art_server.gateway.limits import CallSlots
 from langchain_art_server.gateway.policies import Policies
 from langchain_art_server.gateway.sessions import Sessions

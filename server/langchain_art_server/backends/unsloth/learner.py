@@ -31,7 +31,4 @@ class UnslothLearner(PeftLearner):
         the current folder and imports it from there.
         """
         written = settings.data_dir.absolute() / "unsloth"
-        return {
-            "UNSLOTH_DISABLE_STATISTICS": "1",
-            "UNSLOTH_COMPILE_LOCATION": str(written),
-        }
+        return {"UNSLOTH_DISABLE_STATISTICS": "1", "UNSLOTH_COMPILE_LOCATION": str(written)}
