@@ -24,7 +24,7 @@ from langchain_art.call_seeds import RunSeed, run_seed
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout, RolloutWorker, RunSource
-from langchain_art.rollout.scenarios import check_scenarios, group_ids, portable
+from langchain_art.rollout.scenarios import check_count, check_scenarios, group_ids, portable
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import scenario_id
 
@@ -198,8 +198,8 @@ async def gather(
         ConfigError: `rollout` is not a `Rollout` or returned something that a `Rollout` may not,
             `scenarios` are a text, or one is not an input for the graph.
     """
-    if group_size < 1 or concurrency < 1:
-        raise ConfigError(f"got {group_size=} and {concurrency=}, expected both to be at least 1")
+    check_count(group_size, "group_size", 1)
+    check_count(concurrency, "concurrency", 1)
     check_scenarios(scenarios, "scenarios")
     check_inputs(rollout, scenarios)
     worker = RolloutWorker(

@@ -10,9 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import index
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -46,6 +47,12 @@ def check_scenarios(scenarios: object, name: str) -> None:
             f"{name}: got {type(scenarios).__name__} ({scenarios!r:.100}), expected a list of "
             "scenarios; write list(…) around it"
         )
+
+
+def check_count(value: object, name: str, least: int) -> None:
+    """Raise ConfigError if `value`, the option `name`, is no integer of at least `least`."""
+    if not isinstance(value, SupportsIndex) or index(value) < least:
+        raise ConfigError(f"got {name}={value!r:.100}, expected an integer of at least {least}")
 
 
 def portable(scenario: Any) -> dict[str, Any]:

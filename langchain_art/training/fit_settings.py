@@ -17,7 +17,7 @@ from langchain_art.export.exporter import Exporter
 from langchain_art.ray import RayWorkers
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import check_portable, check_scenarios, rollout_name
+from langchain_art.rollout.scenarios import check_count, check_portable, check_scenarios, rollout_name
 from langchain_art.training.advantages import AdvantageHook
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
@@ -54,12 +54,11 @@ class FitSettings:
     workers: Workers | None = None
 
     def __post_init__(self) -> None:
-        least = {one.name: one.metadata["least"] for one in fields(self) if "least" in one.metadata}
-        sizes = {name: getattr(self, name) for name in least}
-        if wrong := [name for name, size in sizes.items() if size < least[name]]:
-            expected = ", ".join(f"{name} of at least {least[name]}" for name in wrong)
-            got = ", ".join(f"{name}={sizes[name]!r}" for name in wrong)
-            raise ConfigError(f"got {got}, expected {expected}")
+        for one in fields(self):
+            if "least" in one.metadata:
+                check_count(getattr(self, one.name), one.name, one.metadata["least"])
+        if not 0 <= self.max_failed <= 1:
+            raise ConfigError(f"got max_failed={self.max_failed}, expected a fraction from 0 to 1")
         if self.on_collapse not in get_args(OnCollapse):
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
@@ -216,9 +215,10 @@ class Schedule:
     stop_early: int | None = None
 
     def __post_init__(self) -> None:
-        steps, eval_every, eval_samples = self.steps, self.eval_every, self.eval_samples
-        if steps < 0 or (eval_every is not None and eval_every < 1) or eval_samples < 1:
-            raise ConfigError(f"got {steps=}, {eval_every=}, {eval_samples=}, expected counts")
+        check_count(self.steps, "steps", 0)
+        check_count(self.eval_samples, "eval_samples", 1)
+        if self.eval_every is not None:
+            check_count(self.eval_every, "eval_every", 1)
         stop_early, held_out = self.stop_early, len(self.eval_scenarios)
         if stop_early is not None and (stop_early < 1 or held_out < 2):
             raise ConfigError(

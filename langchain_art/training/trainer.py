@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
+from langchain_art.rollout.scenarios import check_count
 from langchain_art.rollout.worker import MAX_CONCURRENCY
 from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.trackers.tracker_thread import Tracker
@@ -141,9 +143,7 @@ class Trainer:
             evaluator=evaluator,
             group_size=group_size,
             groups_per_step=groups_per_step,
-            concurrency=min(MAX_CONCURRENCY, max(64, group_size * groups_per_step))
-            if concurrency is None
-            else concurrency,
+            concurrency=64 if concurrency is None else concurrency,
             configs=configs,
             seed=seed,
             lora=lora,
@@ -155,6 +155,9 @@ class Trainer:
             export=fit_settings.check_export(export),
             workers=workers,
         )
+        if concurrency is None:
+            most = min(MAX_CONCURRENCY, max(64, group_size * groups_per_step))
+            self._plan = replace(self._plan, concurrency=most)
         self._trackers = chosen_trackers(trackers)
         self._display = Display(console)
 
@@ -332,6 +335,7 @@ class Trainer:
         """
         fit_settings.check_reward(rollout, self._plan.evaluator)
         fit_settings.check_workers(self._plan, rollout, scenarios=scenarios)
+        check_count(samples, "samples", 1)
         async with self._setup(rollout) as setup:
             await setup.client.ready()
             async with setup.workers():

@@ -15,6 +15,7 @@ from pydantic import Field
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, read_conversations, to_post
 from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.rollout.scenarios import check_count
 from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
@@ -86,8 +87,8 @@ class WarmStartRun:
         seed: int,
         fresh: bool,
     ) -> None:
-        if epochs < 1 or batch_size < 1:
-            raise ConfigError(f"got {epochs=} and {batch_size=}, expected both to be at least 1")
+        check_count(epochs, "epochs", 1)
+        check_count(batch_size, "batch_size", 1)
         read = read_conversations(conversations)
         ids = [one if isinstance(one, str) else one.id for one in read]
         self._new = to_post(read)

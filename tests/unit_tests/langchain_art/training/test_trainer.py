@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
+from langchain_art.rollout.gather import gather_sync
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import SFTConfig, TrainConfig
 from tests.support.leased_agent import NAME, rollout
@@ -38,6 +39,37 @@ def test_what_is_no_list_of_scenarios_is_refused(tmp_path: Path, scenarios: Any)
 
 def test_no_scenarios_are_refused(tmp_path: Path) -> None:
     assert "train_scenarios: got none" in str(refused(tmp_path, []).value)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "4", None])
+@pytest.mark.parametrize("name", ["group_size", "groups_per_step", "max_steps_ahead", "concurrency"])
+def test_a_number_of_runs_is_an_integer_in_range(name: str, wrong: Any) -> None:
+    if (name, wrong) in {("max_steps_ahead", 0), ("concurrency", None)}:
+        return
+    with pytest.raises(ConfigError, match=f"got {name}={wrong!r}, expected an integer of at least"):
+        Trainer("p", **{name: wrong})
+
+
+@pytest.mark.parametrize("name", ["steps", "eval_every", "eval_samples"])
+def test_a_number_of_steps_is_an_integer_in_range(tmp_path: Path, name: str) -> None:
+    for wrong in (-1, 1.5, "3"):
+        found = refused(tmp_path, ["a"], eval_scenarios=["b"], **{name: wrong})
+        assert f"got {name}={wrong!r}, expected an integer of at least" in str(found.value)
+
+
+def test_numbers_of_evaluations_and_of_gathers_are_checked(tmp_path: Path) -> None:
+    for wrong in (0, 1.5):
+        with pytest.raises(ConfigError, match=f"got samples={wrong}, expected an integer"):
+            Trainer("p", out_dir=tmp_path).evaluate_sync(lambda _: 1.0, ["a"], samples=wrong)  # pyright: ignore[reportArgumentType]
+        for name in ("group_size", "concurrency"):
+            with pytest.raises(ConfigError, match=f"got {name}={wrong}, expected an integer"):
+                gather_sync(lambda _: 1.0, ["a"], **{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [-0.5, 50, float("nan")])
+def test_the_part_that_may_fail_is_a_fraction(wrong: float) -> None:
+    with pytest.raises(ConfigError, match=f"got max_failed={wrong}, expected a fraction"):
+        Trainer("p", max_failed=wrong)
 
 
 def test_the_text_is_shown_as_it_should_be_written(tmp_path: Path) -> None:
