@@ -13,6 +13,7 @@ from langchain_art.call_seeds import run_seed
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError, ConfigError, NotFound
 from langchain_art.rollout.runner import RunSource
+from langchain_art.rollout.scenarios import shown
 from langchain_art.wire import BatchStatus, FinishedRollout, QueuedRollout, Trajectory
 
 #: Rollouts that are put up at once.
@@ -94,7 +95,7 @@ class QueuedRuns(RunSource):
         self.retried += finished.attempt - 1
         found = _trajectory(finished, name)
         if found.status == "failed":
-            self.count_failure(found.error or "no reason was given", name)
+            self.count_failure(found.error or "no reason was given", shown(scenario, name))
         if self._on_done is not None:
             self._on_done(found)
         return found

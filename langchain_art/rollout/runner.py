@@ -19,6 +19,7 @@ from langchain_art import errors
 from langchain_art._callables import call, let_all_nodes_run
 from langchain_art.call_seeds import run_seed
 from langchain_art.rollout.graph_rollout import Graph, as_function, is_graph
+from langchain_art.rollout.scenarios import shown
 from langchain_art.wire import Trajectory
 from langchain_art.wire.base_urls import DEFAULT_BASE_URL
 from langchain_art.wire.identifiers import escaped
@@ -56,10 +57,10 @@ class RunSource(ABC):
         self._failed, self.first_error = 0, None
         self._allowed_failures = self._max_failed * runs
 
-    def count_failure(self, words: str, name: str, cause: BaseException | None = None) -> None:
-        """Count a failed run of scenario `name`. Raises RolloutFailed if there are too many."""
+    def count_failure(self, words: str, which: str, cause: BaseException | None = None) -> None:
+        """Count a failed run of scenario `which`. Raises RolloutFailed if there are too many."""
         self._failed += 1
-        self.first_error = self.first_error or f"{words} (scenario {name!r})"
+        self.first_error = self.first_error or f"{words} (scenario {which})"
         if self._failed > self._allowed_failures:
             raise errors.RolloutFailed(
                 f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "
@@ -134,7 +135,7 @@ class RolloutWorker(RunSource):
             if self._repeating == 0 and self._say is not None:
                 self._say(
                     "The server did not serve a call, so runs that failed by it are repeated; the "
-                    f"first: {words_of(error)} (scenario {name!r})"
+                    f"first: {words_of(error)} (scenario {shown(scenario, name)})"
                 )
             self._repeating += 1
             try:
@@ -146,9 +147,9 @@ class RolloutWorker(RunSource):
                 self._repeating -= 1
         trajectory = storable(made)
         if error is not None:
-            self.count_failure(words_of(error), name, error)
+            self.count_failure(words_of(error), shown(scenario, name), error)
         elif trajectory is not made:
-            self.count_failure(str(trajectory.error), name)
+            self.count_failure(str(trajectory.error), shown(scenario, name))
         for recorded in within.runs:
             if self.on_run is not None and recorded.id == trajectory.id:
                 self.on_run(recorded)
@@ -182,7 +183,8 @@ class RolloutWorker(RunSource):
         with tracing_context(enabled=False):
             async with capture(scenario=name) as run:
                 try:
-                    return within, _trajectory(await self._outcome(scenario, name, run), name), None
+                    outcome = await self._outcome(scenario, name, run)
+                    return within, _trajectory(outcome, scenario, name), None
                 except StopsAll as error:
                     raise errors.ConfigError(str(error)) from None
                 except Exception as error:  # noqa: BLE001 - user code may raise anything
@@ -214,16 +216,16 @@ def words_of(error: BaseException) -> str:
     return escaped(f"{type(error).__name__}: {words}"[:2000]).replace("\0", "")
 
 
-def _trajectory(outcome: object, name: str) -> Trajectory:
+def _trajectory(outcome: object, scenario: Any, name: str) -> Trajectory:
     if isinstance(outcome, Trajectory):
         found = outcome
     elif callable(method := getattr(outcome, "trajectory", None)):
         found = cast(Trajectory, method())
     else:
         raise StopsAll(
-            f"The rollout returned {outcome!r:.200} for the scenario {name!r}, expected the run "
-            "that capture() gives, a Trajectory, or a number as its reward. End each way through "
-            "it with `return run`, or with the number."
+            f"The rollout returned {outcome!r:.200} for the scenario {shown(scenario, name)}, "
+            "expected the run that capture() gives, a Trajectory, or a number as its reward. End "
+            "each way through it with `return run`, or with the number."
         )
     return found if found.scenario is not None else found.model_copy(update={"scenario": name})
 

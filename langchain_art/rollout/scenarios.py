@@ -25,6 +25,7 @@ S = TypeVar("S")
 
 #: Bytes of JSON above which a scenario is left out of its group's metadata.
 MAX_SCENARIO = 64_000
+_HASH = re.compile("[0-9a-f]{16}")
 
 
 def check_scenarios(scenarios: object, name: str) -> None:
@@ -47,6 +48,11 @@ def check_scenarios(scenarios: object, name: str) -> None:
             f"{name}: got {type(scenarios).__name__} ({scenarios!r:.100}), expected a list of "
             "scenarios; write list(…) around it"
         )
+
+
+def shown(scenario: Any, name: str) -> str:
+    """A scenario in an error: its `name`, and its beginning where that name is a hash of it."""
+    return f"{name!r}: {scenario!r:.100}" if _HASH.fullmatch(name) else repr(name)
 
 
 def check_count(value: object, name: str, least: int) -> None:

@@ -577,6 +577,14 @@ def test_a_rollout_without_a_reward_is_named_with_its_scenario() -> None:
         gather_sync(lambda scenario: None, [{"id": "q"}], group_size=1)
 
 
+def test_errors_show_a_scenario_that_has_no_id_of_its_own() -> None:
+    shown = rf"scenario '{scenario_id('Who writes?')}': 'Who writes\?'"
+    with pytest.raises(ConfigError, match=shown):
+        gather_sync(lambda scenario: None, ["Who writes?"], group_size=1)
+    with pytest.raises(RolloutFailed, match=rf"\({shown}\)"):
+        gather_sync(lambda scenario: 1 / 0, ["Who writes?"], group_size=1)
+
+
 @pytest.mark.parametrize(
     ("given", "reward"),
     [(True, 1.0), (np.bool_(True), 1.0), (Decimal("0.5"), 0.5), (np.float32(0.5), 0.5)],
