@@ -59,6 +59,14 @@ class FitSettings:
                 check_count(getattr(self, one.name), one.name, one.metadata["least"])
         if not 0 <= self.max_failed <= 1:
             raise ConfigError(f"got max_failed={self.max_failed}, expected a fraction from 0 to 1")
+        if self.lora is not None and not isinstance(self.lora, LoraConfig):
+            raise ConfigError(f"got lora={self.lora!r:.200}, expected a LoraConfig")
+        judges = callable(self.evaluator) or hasattr(self.evaluator, "ainvoke")
+        if self.evaluator is not None and (isinstance(self.evaluator, type) or not judges):
+            raise ConfigError(
+                f"got evaluator={self.evaluator!r:.200}, expected a function of a group of runs, "
+                "or an evaluator such as RulerEvaluator(…)"
+            )
         if self.on_collapse not in get_args(OnCollapse):
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
@@ -220,6 +228,11 @@ class Schedule:
         if self.eval_every is not None:
             check_count(self.eval_every, "eval_every", 1)
         stop_early, held_out = self.stop_early, len(self.eval_scenarios)
+        if not held_out and (self.eval_every is not None or self.eval_samples != 1):
+            raise ConfigError(
+                f"got eval_every={self.eval_every}, eval_samples={self.eval_samples} and no "
+                "eval_scenarios, of whose evaluations they are"
+            )
         if stop_early is not None and (stop_early < 1 or held_out < 2):
             raise ConfigError(
                 f"got {stop_early=} with {held_out} eval_scenarios, expected a positive number of "

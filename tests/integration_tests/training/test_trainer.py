@@ -190,6 +190,15 @@ def test_a_broken_line_is_said(tmp_path: Path) -> None:
         History(tmp_path, identity())
 
 
+def test_another_fit_without_a_step_is_named_with_the_version_that_it_began_with(
+    tmp_path: Path,
+) -> None:
+    History(tmp_path, identity()).save(began_with={"p": 3})
+    other = identity().model_copy(update={"seed": 1})
+    with pytest.raises(ConfigError, match=r"0 steps, p@3\)"):
+        History(tmp_path, other)
+
+
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
     state = History(tmp_path / "my fit", identity()).state
     assert state.key("p", 3) == f"my-fit-{state.fit_id}:p:step:3"

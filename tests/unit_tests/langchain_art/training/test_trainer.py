@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
+from langchain_art.evaluators import RulerEvaluator
 from langchain_art.rollout.gather import gather_sync
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import SFTConfig, TrainConfig
@@ -64,6 +65,24 @@ def test_numbers_of_evaluations_and_of_gathers_are_checked(tmp_path: Path) -> No
         for name in ("group_size", "concurrency"):
             with pytest.raises(ConfigError, match=f"got {name}={wrong}, expected an integer"):
                 gather_sync(lambda _: 1.0, ["a"], **{name: wrong})
+
+
+@pytest.mark.parametrize("alone", [{"eval_every": 5}, {"eval_samples": 3}])
+def test_options_of_evaluations_need_held_out_scenarios(
+    tmp_path: Path, alone: dict[str, int]
+) -> None:
+    assert "and no eval_scenarios" in str(refused(tmp_path, ["a"], **alone).value)
+
+
+@pytest.mark.parametrize("wrong", ["openai/o3", RulerEvaluator, 0.5])
+def test_what_is_no_evaluator_is_refused_before_any_run(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="got evaluator=.*expected a function of a group"):
+        Trainer("p", evaluator=wrong)
+
+
+def test_the_shape_of_an_adapter_is_a_lora_config() -> None:
+    with pytest.raises(ConfigError, match=r"got lora=\{'rank': 4\}, expected a LoraConfig"):
+        Trainer("p", lora={"rank": 4})  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("wrong", [-0.5, 50, float("nan")])
