@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_art._callables import only_errors
 from langchain_art.errors import ConfigError, JudgeError
-from langchain_art.evaluators.scoring import Evaluator, score_group
+from langchain_art.evaluators.scoring import Evaluator, check_evaluator, score_group
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import MAX_REWARD
 
@@ -202,7 +202,12 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
             return [None if score is None else replace(score, value=mean) for score in scores]
         return scores
 
-    async def _judged(self, group: TrajectoryGroup) -> TrajectoryGroup:
+    async def _judged(self, group: object) -> TrajectoryGroup:
+        if not isinstance(group, TrajectoryGroup):
+            raise ConfigError(
+                f"{self.key}: got {group!r:.100}, expected a TrajectoryGroup; `as_group` makes one "
+                "of outputs"
+            )
         runs = tuple(run for run in group.trajectories if run.status != "failed")
         if not runs:
             return group
@@ -270,6 +275,7 @@ def as_evaluator(evaluator: Evaluator) -> GroupEvaluator:
     """A `GroupEvaluator` unchanged; a function as a `FunctionEvaluator` of its name."""
     if isinstance(evaluator, GroupEvaluator):
         return evaluator
+    check_evaluator(evaluator)
     name = getattr(evaluator, "__name__", type(evaluator).__name__)
     return FunctionEvaluator(evaluator, name)
 

@@ -36,13 +36,17 @@ class SumEvaluator(GroupEvaluator):
         key: the score's name.
 
     Raises:
-        ConfigError: no part, two parts of one name, or a weight that is not finite.
+        ConfigError: no part, one that is no pair, two of one name, or a weight that is not finite.
     """
 
     def __init__(self, parts: Sequence[tuple[Evaluator, float]], key: str = "sum") -> None:
         super().__init__(key)
-        self.parts = _named([part for part, _ in parts])
-        self.weights = dict(zip(self.parts, (weight for _, weight in parts), strict=True))
+        try:
+            pairs = [(part, float(weight)) for part, weight in parts]
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"got {parts!r:.200}, expected pairs (evaluator, weight)") from error
+        self.parts = _named([part for part, _ in pairs])
+        self.weights = dict(zip(self.parts, (weight for _, weight in pairs), strict=True))
         if not all(math.isfinite(weight) for weight in self.weights.values()):
             raise ConfigError(f"got weights {self.weights}, expected finite numbers")
 

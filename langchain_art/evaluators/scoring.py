@@ -82,6 +82,16 @@ async def score_groups(
     return ScoredGroups(judged, len(errors), first)
 
 
+def check_evaluator(evaluator: object) -> Evaluator:
+    """`evaluator` as it is; ConfigError of a name, or of a class that was not called."""
+    if isinstance(evaluator, type) or not (callable(evaluator) or hasattr(evaluator, "ainvoke")):
+        raise ConfigError(
+            f"got {evaluator!r:.200} as an evaluator, expected a function of a group of runs, or "
+            "an object such as RulerEvaluator(…)"
+        )
+    return cast("Evaluator", evaluator)
+
+
 def cost_of(evaluator: object) -> float | None:
     """US dollars that an evaluator has spent so far; None if it does not know.
 

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from operator import index
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, SupportsIndex, TypeVar
@@ -57,7 +56,7 @@ def shown(scenario: Any, name: str) -> str:
 
 def check_count(value: object, name: str, least: int) -> None:
     """Raise ConfigError if `value`, the option `name`, is no integer of at least `least`."""
-    if not isinstance(value, SupportsIndex) or index(value) < least:
+    if not isinstance(value, SupportsIndex) or value.__index__() < least:
         raise ConfigError(f"got {name}={value!r:.100}, expected an integer of at least {least}")
 
 

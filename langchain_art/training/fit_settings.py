@@ -17,7 +17,12 @@ from langchain_art.export.exporter import Exporter
 from langchain_art.ray import RayWorkers
 from langchain_art.rollout.graph_rollout import is_graph
 from langchain_art.rollout.runner import Rollout
-from langchain_art.rollout.scenarios import check_count, check_portable, check_scenarios, rollout_name
+from langchain_art.rollout.scenarios import (
+    check_count,
+    check_portable,
+    check_scenarios,
+    rollout_name,
+)
 from langchain_art.training.advantages import AdvantageHook
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
@@ -59,14 +64,6 @@ class FitSettings:
                 check_count(getattr(self, one.name), one.name, one.metadata["least"])
         if not 0 <= self.max_failed <= 1:
             raise ConfigError(f"got max_failed={self.max_failed}, expected a fraction from 0 to 1")
-        if self.lora is not None and not isinstance(self.lora, LoraConfig):
-            raise ConfigError(f"got lora={self.lora!r:.200}, expected a LoraConfig")
-        judges = callable(self.evaluator) or hasattr(self.evaluator, "ainvoke")
-        if self.evaluator is not None and (isinstance(self.evaluator, type) or not judges):
-            raise ConfigError(
-                f"got evaluator={self.evaluator!r:.200}, expected a function of a group of runs, "
-                "or an evaluator such as RulerEvaluator(…)"
-            )
         if self.on_collapse not in get_args(OnCollapse):
             raise ConfigError(
                 f"got on_collapse={self.on_collapse!r}, expected one of {get_args(OnCollapse)}"
@@ -184,6 +181,13 @@ def check_workers(plan: FitSettings, rollout: Rollout | str, **scenarios: Sequen
             f"got the rollout {rollout!r}, a name, which workers run; expected the function, or "
             'Trainer(workers="server")'
         )
+
+
+def check_lora(lora: object) -> LoraConfig | None:
+    """`lora` as it is, or ConfigError."""
+    if lora is None or isinstance(lora, LoraConfig):
+        return lora
+    raise ConfigError(f"got lora={lora!r:.200}, expected a LoraConfig")
 
 
 def check_export(export: object) -> Exporter | None:

@@ -16,7 +16,7 @@ from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.conversations import Conversations, sft_config
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, RolloutFailed
-from langchain_art.evaluators.scoring import Evaluator
+from langchain_art.evaluators.scoring import Evaluator, check_evaluator
 from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
@@ -140,13 +140,13 @@ class Trainer:
         self._plan = fit_settings.FitSettings(
             policies=self.policies,
             trainable=fit_settings.check_trainable(trainable),
-            evaluator=evaluator,
+            evaluator=None if evaluator is None else check_evaluator(evaluator),
             group_size=group_size,
             groups_per_step=groups_per_step,
             concurrency=64 if concurrency is None else concurrency,
             configs=configs,
             seed=seed,
-            lora=lora,
+            lora=fit_settings.check_lora(lora),
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,

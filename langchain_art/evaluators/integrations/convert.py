@@ -44,6 +44,8 @@ def as_group(
     """
     if isinstance(runs, TrajectoryGroup):
         return runs
+    if isinstance(runs, str | bytes | Mapping):
+        raise ConfigError(f"got {runs!r:.100}, expected a list with an output for each run")
     if not runs:
         raise ConfigError("got no outputs, expected at least one run to score")
     names = run_ids or [f"run-{number}" for number in range(1, len(runs) + 1)]

@@ -241,11 +241,12 @@ class RulerEvaluator(GroupEvaluator):
                 elif attempt + 1 < self._attempts:
                     await asyncio.sleep(_PAUSE * 2**attempt)
             self._count(Spent(unusable=1))
+        advice = " Try a stronger judge, smaller groups, or more attempts"
         raise JudgeError(
             f"{self.key}: no usable verdict on group {group!r} from {self.judge} in "
             f"{self._attempts} attempts, expected one score in [0, 1] for each of {len(ids)} runs. "
-            f"The last: {type(problem).__name__}: {problem}. Try a stronger judge, smaller groups, "
-            "or more attempts"
+            f"The last: {type(problem).__name__}: {problem}."
+            + (advice if isinstance(problem, UnusableReply) else "")
         ) from problem
 
     def _question(self, case: Case, names: Names, order: list[int]) -> list[BaseMessage]:

@@ -127,12 +127,17 @@ def test_a_reply_that_cannot_be_used_is_asked_for_again_with_what_was_wrong() ->
     assert (evaluator.spent.calls, evaluator.spent.unusable, evaluator.spent.groups) == (3, 2, 1)
 
 
-@pytest.mark.parametrize("answer", [lambda _: "no", lambda _: ValueError("rate limit")])
-async def test_what_cannot_be_judged_raises_and_is_counted(answer: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "advised"), [(lambda _: "no", True), (lambda _: ValueError("rate limit"), False)]
+)
+async def test_what_cannot_be_judged_raises_and_is_counted(
+    answer: Any, advised: bool, monkeypatch: Any
+) -> None:
     monkeypatch.setattr("langchain_art.evaluators.ruler.evaluator._PAUSE", 0.0)
     evaluator = RulerEvaluator(ScriptedJudge(answer=answer), passes=1, attempts=2)
-    with pytest.raises(JudgeError, match="2 attempts"):
+    with pytest.raises(JudgeError, match="2 attempts") as caught:
         await evaluator.ainvoke(RUNS)
+    assert ("a stronger judge" in str(caught.value)) is advised
     assert (evaluator.spent.unjudged, evaluator.spent.calls, evaluator.spent.groups) == (1, 2, 0)
     fine = RulerEvaluator(ScriptedJudge())
 

@@ -179,6 +179,11 @@ async def test_a_vote_needs_its_quorum() -> None:
         (lambda: SumEvaluator([]), "at least one"),
         (lambda: SumEvaluator([(turns, 1.0), (turns, 1.0)]), r"\['turns', 'turns'\]"),
         (lambda: SumEvaluator([(turns, float("nan"))]), "nan"),
+        (lambda: SumEvaluator([turns]), r"expected pairs \(evaluator, weight\)"),  # type: ignore[list-item]
+        (lambda: SumEvaluator([(turns, "half")]), r"expected pairs"),  # type: ignore[list-item]
+        (lambda: SumEvaluator([("openai/o3", 1.0)]), "'openai/o3' as an evaluator, expected"),  # type: ignore[list-item]
+        (lambda: GateEvaluator(turns, VoteEvaluator), "as an evaluator, expected"),  # type: ignore[arg-type]
+        (lambda: VoteEvaluator([turns, aturns]).invoke(["a"]), r"got \['a'\], expected a Traj"),  # type: ignore[arg-type]
         (lambda: GateEvaluator(turns, turns), "no name twice"),
         (lambda: GateEvaluator(turns, aturns, at_least=float("inf")), "at_least=inf"),
         (lambda: VoteEvaluator([turns]), "at least two judges"),

@@ -42,13 +42,13 @@ def test_no_scenarios_are_refused(tmp_path: Path) -> None:
     assert "train_scenarios: got none" in str(refused(tmp_path, []).value)
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 1.5, "4", None])
-@pytest.mark.parametrize("name", ["group_size", "groups_per_step", "max_steps_ahead", "concurrency"])
-def test_a_number_of_runs_is_an_integer_in_range(name: str, wrong: Any) -> None:
-    if (name, wrong) in {("max_steps_ahead", 0), ("concurrency", None)}:
-        return
-    with pytest.raises(ConfigError, match=f"got {name}={wrong!r}, expected an integer of at least"):
-        Trainer("p", **{name: wrong})
+@pytest.mark.parametrize(
+    "name", ["group_size", "groups_per_step", "max_steps_ahead", "concurrency"]
+)
+def test_a_number_of_runs_is_an_integer_in_range(name: str) -> None:
+    for wrong in (-1, 1.5, "4"):
+        with pytest.raises(ConfigError, match=f"got {name}={wrong!r}, expected an integer of at l"):
+            Trainer("p", **{name: wrong})
 
 
 @pytest.mark.parametrize("name", ["steps", "eval_every", "eval_samples"])
@@ -76,7 +76,7 @@ def test_options_of_evaluations_need_held_out_scenarios(
 
 @pytest.mark.parametrize("wrong", ["openai/o3", RulerEvaluator, 0.5])
 def test_what_is_no_evaluator_is_refused_before_any_run(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="got evaluator=.*expected a function of a group"):
+    with pytest.raises(ConfigError, match="as an evaluator, expected a function of a group"):
         Trainer("p", evaluator=wrong)
 
 

@@ -139,3 +139,9 @@ def test_nothing_and_nonsense_are_refused() -> None:
         as_group([])
     with pytest.raises(ConfigError, match="messages that LangChain cannot read"):
         as_trajectory([{"role": "nobody", "content": "x"}], "r")
+
+
+@pytest.mark.parametrize("one", ["14 March", b"x", {"messages": []}])
+def test_a_single_output_is_no_list_of_runs(one: Any) -> None:
+    with pytest.raises(ConfigError, match="expected a list with an output for each run"):
+        as_group(one)
