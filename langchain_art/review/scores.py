@@ -158,10 +158,9 @@ def _correction(text: str, about: Trace, said: dict[str, Any]) -> Review:
             raise LeftOut("correction_of_run")
         [said["call_id"]] = about.calls.values()
     try:
-        reply = reply_of(text)
+        return Review(kind="correction", correction=reply_of(text), **said)
     except (ValueError, KeyError, TypeError) as error:
         raise LeftOut("not_a_reply") from error
-    return Review(kind="correction", correction=reply, **said)
 
 
 def _value(score: ScoreV3, values: Mapping[str, float]) -> float:

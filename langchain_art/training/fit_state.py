@@ -246,7 +246,7 @@ class History(FitRecords):
 
     def _another(self, differences: Sequence[str]) -> str:
         policies = self.state.identity.policies
-        serving = self.versions or self.state.began_with
+        serving = self.state.began_with | self.versions
         trained = " and ".join(f"{name}@{serving.get(name, 0)}" for name in policies)
         return (
             f"{self.directory} holds another fit ({self.state.fit_id}, {self.done} steps, "

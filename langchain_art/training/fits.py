@@ -77,8 +77,8 @@ class Fit(fit_state.FitRecords):
         """Versions to use: the best, or where it was not evaluated the newest."""
         if self.best is not None and self.held_out:
             return next(e.version for e in self.evals if (e.step or 0, e.mean) == self.best)
-        policies = self.state.identity.policies
-        return " + ".join(f"{name}@{self.versions.get(name, 0)}" for name in policies)
+        serving, policies = self.state.began_with | self.versions, self.state.identity.policies
+        return " + ".join(f"{name}@{serving.get(name, 0)}" for name in policies)
 
 
 def stored_view(fit: Fit) -> Group:

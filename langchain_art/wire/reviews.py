@@ -7,9 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import pstdev
-from typing import Literal, Protocol, TypeVar
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import from_json
 
 from langchain_art.wire.field_hints import Options
 from langchain_art.wire.identifiers import Finite, Id, Message, Name, RewardValue, Several, Wire
@@ -112,6 +113,22 @@ HUMAN_REWARD = "human_reward"
 ReviewKind = Literal["reward", "score", "correction"]
 
 
+def _is_reply(message: Message) -> bool:
+    """True if a text or calls of it can be shown to a model, and so be trained."""
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    try:
+        functions = [dict(call["function"]) for call in calls]
+        given = [one.get("arguments") or "{}" for one in functions]
+        objects = [from_json(one) if isinstance(one, str) else one for one in given]
+        parts = [{"text": content}] if isinstance(content, str) else list(content or [])
+        texts = [part["text"] for part in parts]
+    except (KeyError, TypeError, ValueError):
+        return False
+    named = all(isinstance(one.get("name"), str) for one in functions)
+    said = all(isinstance(one, str) for one in texts) and bool(texts or calls)
+    return said and named and all(isinstance(one, dict) for one in objects)
+
+
 class Review(Wire):
     """One verdict of one reviewer on a run, or on one of its calls.
 
@@ -141,8 +158,9 @@ class Review(Wire):
     """An assistant message in OpenAI's shape."""
     comment: str | None = Field(default=None, max_length=65_536)
     reviewer: str | None = Field(default=None, max_length=256)
-    at: Finite
-    """Time when it was given or last changed: seconds since the epoch, by the source's clock."""
+    at: Annotated[Finite, Field(lt=1e11)]
+    """Time when it was given or last changed: seconds since the epoch, by the source's clock.
+    Milliseconds are refused: no later revision in seconds could ever replace such a review."""
     deleted: bool = False
     """True if its source has it no more: it counts as taken back, and has no value and no
     correction."""
@@ -168,6 +186,11 @@ class Review(Wire):
         if self.correction is not None and self.correction.get("role") != "assistant":
             raise ValueError(
                 f"got a correction with role={self.correction.get('role')!r}, expected 'assistant'"
+            )
+        if self.correction is not None and not _is_reply(self.correction):
+            raise ValueError(
+                f"got the correction {self.correction!r:.200}, expected a text as its content, or "
+                "tool_calls whose arguments are JSON objects: no other can be trained"
             )
         return self
 

@@ -79,6 +79,7 @@ def test_a_correction_is_the_reply_that_the_call_should_have_given() -> None:
         (score("x", "CORRECTION"), "correction_of_run"),
         (score(" ", "CORRECTION", about="o-1"), "empty_correction"),
         (score('{"role": "user", "content": "x"}', "CORRECTION", about="o-1"), "not_a_reply"),
+        (score('{"content": null, "tool_calls": [7]}', "CORRECTION", about="o-1"), "not_a_reply"),
     ],
 )
 def test_what_is_no_review_is_left_out_for_its_reason(given: Any, reason: str) -> None:

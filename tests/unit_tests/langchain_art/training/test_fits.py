@@ -27,6 +27,11 @@ def test_fits_are_read_from_their_folders(tmp_path: Path) -> None:
     assert latest_of(tmp_path, "q") is None
 
 
+def test_a_fit_without_a_step_has_the_version_that_it_began_with(tmp_path: Path) -> None:
+    History(tmp_path / "a", identity()).save(began_with={"p": 3})
+    assert [fit.use for fit in read_fits(tmp_path)] == ["p@3"]
+
+
 def test_what_a_fresh_fit_moved_aside_is_found_by_its_name_alone(tmp_path: Path) -> None:
     old = write_fit(tmp_path / "a", [0.1])
     History(tmp_path / "a", identity(), fresh=True)

@@ -12,6 +12,10 @@ from langchain_art.wire.reviews import ranked
 
 SAID = {"id": "r-1", "source": "api", "trajectory": "t-1", "name": "human_reward", "at": 1.0}
 ANSWER = {"role": "assistant", "content": "In May."}
+CALLS = {"role": "assistant", "content": None}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+BROKEN = CALL | {"function": {"name": "f", "arguments": "a: 1"}}
+CORRECTS = {"kind": "correction", "call_id": "c"}
 
 
 def review(**values: Any) -> Review:
@@ -27,6 +31,11 @@ def review(**values: Any) -> Review:
         ({"kind": "correction", "correction": ANSWER, "call_id": "c", "value": 1.0}, "no value"),
         ({"kind": "score"}, "without a value"),
         ({"kind": "correction", "call_id": "c", "correction": {"role": "user"}}, "'assistant'"),
+        (CORRECTS | {"correction": {"role": "assistant"}}, "expected a text"),
+        (CORRECTS | {"correction": ANSWER | {"content": [{"type": "image"}]}}, "expected a text"),
+        (CORRECTS | {"correction": CALLS | {"tool_calls": 7}}, "expected a text"),
+        (CORRECTS | {"correction": CALLS | {"tool_calls": [BROKEN]}}, "arguments are JSON objects"),
+        ({"kind": "reward", "value": 1.0, "at": 1_790_000_000_000}, "less than 1000"),
         ({"kind": "reward", "value": float("nan")}, "finite"),
         ({"kind": "reward", "value": True}, "expected a number"),
     ],
@@ -36,6 +45,12 @@ def test_a_review_that_does_not_say_what_its_kind_says_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=words):
         review(**values)
+
+
+def test_a_correction_is_a_text_or_calls() -> None:
+    parts = ANSWER | {"content": [{"type": "text", "text": "In May."}]}
+    for reply in (ANSWER, parts, CALLS | {"tool_calls": [CALL]}):
+        assert review(**CORRECTS, correction=reply).correction == reply
 
 
 def test_a_reward_without_a_value_takes_the_reviewers_word_back() -> None:
