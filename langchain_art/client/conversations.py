@@ -149,7 +149,13 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
     if isinstance(messages, str) or not messages:
         raise ValueError(f"got the messages {messages!r:.100}, expected a list of at least one")
     if all(isinstance(message, Mapping) for message in messages):
-        return [dict(cast("Mapping[str, Any]", message)) for message in messages]
+        plain = [dict(cast("Mapping[str, Any]", message)) for message in messages]
+        for index, message in enumerate(plain):
+            if message.get("content") is None and not message.get("tool_calls"):
+                raise ValueError(
+                    f"messages[{index}] has neither content nor tool_calls, but {sorted(message)}"
+                )
+        return plain
     # langchain-core, on first use
     from langchain_core.messages import convert_to_openai_messages  # noqa: PLC0415
 

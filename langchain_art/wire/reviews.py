@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import pstdev
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import from_json
@@ -113,6 +113,12 @@ HUMAN_REWARD = "human_reward"
 ReviewKind = Literal["reward", "score", "correction"]
 
 
+def _text(part: Any) -> str:
+    if part["type"] != "text" or not isinstance(part["text"], str):
+        raise ValueError("no part of a text")
+    return part["text"]
+
+
 def _is_reply(message: Message) -> bool:
     """True if a text or calls of it can be shown to a model, and so be trained."""
     content, calls = message.get("content"), message.get("tool_calls") or []
@@ -120,13 +126,11 @@ def _is_reply(message: Message) -> bool:
         functions = [dict(call["function"]) for call in calls]
         given = [one.get("arguments") or "{}" for one in functions]
         objects = [from_json(one) if isinstance(one, str) else one for one in given]
-        parts = [{"text": content}] if isinstance(content, str) else list(content or [])
-        texts = [part["text"] for part in parts]
+        texts = [content] if isinstance(content, str) else [_text(part) for part in content or []]
     except (KeyError, TypeError, ValueError):
         return False
     named = all(isinstance(one.get("name"), str) for one in functions)
-    said = all(isinstance(one, str) for one in texts) and bool(texts or calls)
-    return said and named and all(isinstance(one, dict) for one in objects)
+    return bool(texts or calls) and named and all(isinstance(one, dict) for one in objects)
 
 
 class Review(Wire):

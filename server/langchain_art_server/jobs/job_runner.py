@@ -72,7 +72,8 @@ class JobRunner(JobQueue):
         if (await self._store.jobs.get(job.id)).state == "succeeded":
             return
         if retryable:
-            why = f"{why} Send the request again with the same Idempotency-Key to try again."
+            why = why.removesuffix(".")
+            why = f"{why}. Send the request again with the same Idempotency-Key to try again."
         finish = self._store.jobs.finish(job.id, None, why, retryable=retryable)
         if self._store.shared:  # first: another server may have taken over what this one made
             await finish

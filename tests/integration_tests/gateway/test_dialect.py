@@ -333,6 +333,8 @@ def test_messages_mean_the_same_in_all_their_spellings(
     [
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "text"),
         ({"role": "user", "content": 5}, "content"),
+        ({"role": "user", "text": "Why?"}, "messages.1.content: got none"),
+        ({"role": "tool", "tool_call_id": "c", "content": None}, "messages.1.content: got none"),
         ({"role": "function", "name": "f", "content": "x"}, "function"),
         ({"role": "assistant", "audio": {"id": "a"}}, "audio"),
         ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "tool_calls"),

@@ -146,6 +146,8 @@ def test_conversations_may_come_in_any_shape(
         ("shown.jsonl", "Path of a JSONL file"),
         ([[user("Only me.")]], "conversation 1 has no message of the assistant"),
         ([plain, [said("x", weight=0.5)]], "conversation 2 .* weight=0.5"),
+        ([[user("Who?"), {"role": "assistant", "text": "I."}]], r"messages\[1\] has neither conte"),
+        ([[{"role": "user"}, said("I.")]], r"messages\[0\] has neither content nor tool_calls"),
         ([{"messages": plain, "reward": 1.0}], r"the fields \['reward'\]"),
         ([{"tools": []}], "messages"),
         (tmp_path / "none.jsonl", "cannot be read"),

@@ -352,6 +352,12 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
             f"messages.{index}.role: got {shown(role)}, expected one of {sorted(ROLES)}",
             param="messages",
         )
+    if role != "assistant" and message.get("content") is None:
+        raise InvalidRequest(
+            f"messages.{index}.content: got none, expected a text or a list of parts; an empty "
+            "message has an empty text",
+            param="messages",
+        )
     for name in ("audio", "function_call"):
         if message.get(name):
             raise InvalidRequest(
