@@ -105,6 +105,8 @@ def reason(failure: BaseException) -> str:
         return "no answer, though it takes connections"
     found = [failure]
     for one in found:  # grows by their causes while it is read
+        if isinstance(one, ssl.SSLError):  # its number is none of the system's
+            return f"no TLS connection: {one.strerror or one}"
         if isinstance(one, OSError) and one.errno is not None:
             # Numbers below 0 are those of a name that could not be looked up.
             return (os.strerror(one.errno) if one.errno > 0 else str(one.strerror)).lower()

@@ -26,6 +26,7 @@ from langchain_art.training.run_setup import Setup
 from langchain_art.training.step_batch import StepBatchBuilder
 from langchain_art.training.tracking import FitTracking
 from langchain_art.wire import StepSeconds, TrainResult
+from langchain_art.wire.identifiers import scenario_id
 
 OnStep: TypeAlias = "Callable[[records.StepRecord], object]"
 """A hook of `Trainer.fit`, plain or async."""
@@ -53,6 +54,12 @@ class FitLoop:
             self.export.begin(self.history.state.fit_id)
         await self.client.ready()
         self._tracking = FitTracking(self.trackers, self.history, self.display)
+        held_out = {scenario_id(one) for one in self.schedule.eval_scenarios}
+        if seen := held_out & {scenario_id(one) for one in scenarios}:
+            self.display.warn(
+                f"{len(seen)} of {len(held_out)} eval_scenarios are training scenarios too, so "
+                'that "held out" says nothing of what is new to the policy.'
+            )
         try:
             self._recovery = Recovery(self.setup, self.history, self._tracking.record)
             await self._recovery.complete()

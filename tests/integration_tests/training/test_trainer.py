@@ -448,8 +448,11 @@ async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
     assert list((tmp_path / "earlier").iterdir())
 
     elsewhere = trainer_of(art_server, tmp_path / "new", first.policy, console=console)
-    await elsewhere.fit(program(better), SCENARIOS, steps=0)
+    assert "are training scenarios too" not in shown
+    held_out = [*SCENARIOS[:1], "Is it new?"]
+    await elsewhere.fit(program(better), SCENARIOS, steps=0, eval_scenarios=held_out)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "1 of 2 eval_scenarios are training scenarios too" in " ".join(shown.split())
     assert f"{first.policy} is at @3: this fit goes on from what it has learned." in shown
 
 

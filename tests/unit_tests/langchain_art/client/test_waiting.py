@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 
 import httpx
 import pytest
@@ -36,6 +37,9 @@ def refused() -> httpx.ConnectError:
 
 def test_a_reason_is_a_few_words() -> None:
     assert reason(refused()) == "connection refused"
+    tls = httpx.ConnectError("failed")
+    tls.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    assert reason(tls) == "no TLS connection: certificate verify failed"
     assert reason(httpx.ConnectTimeout("")) == "no connection: the machine does not answer"
     assert reason(httpx.ReadTimeout("")) == "no answer, though it takes connections"
     assert reason(EngineUnavailable("The sampler is starting.")) == "The sampler is starting."
