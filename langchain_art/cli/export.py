@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from langchain_art.client.endpoints import folder_beside
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.training.fits import read_fits
@@ -81,8 +81,7 @@ def export_merged(
             f"The base model is the folder {model}, which is not on this machine, and merging "
             "needs its weights. Copy it here and name it, or its name on the Hub: --base MODEL"
         )
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".merge-") as temporary:
+    with folder_beside(directory) as temporary:
         adapter, whole = Path(temporary) / "adapter", Path(temporary) / "merged"
         export_adapter(client, policy, version, adapter, base, root=root, merged=True)
         merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]

@@ -154,6 +154,8 @@ def report(
 
     with client_of(base_url) as client:
         found = review_report(client, policy, name=name, min_agreement=min_agreement)
+        if policy is not None and not found.reviews:
+            client.policy(policy)  # raises NotFound of a misspelled name
     said = found.verdicts
     several = sum(one.reviewers > 1 for one in said.all)
     alpha = "undefined" if said.alpha is None else f"{said.alpha:.3f}"

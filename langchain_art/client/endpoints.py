@@ -333,8 +333,7 @@ def downloading(path: str, dest: Path) -> Flow[Path]:
     """Download the archive at `path` into `dest`, which is made complete or not at all."""
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"{dest} exists and is not empty; choose another directory")
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}-") as temporary:
+    with folder_beside(dest) as temporary:
         archive = Path(temporary) / "adapter.tar"
         yield Request("GET", path, lambda _: None, save=archive)
         unpacked = Path(temporary) / "adapter"
@@ -344,6 +343,15 @@ def downloading(path: str, dest: Path) -> Flow[Path]:
             dest.rmdir()
         unpacked.rename(dest)
     return dest
+
+
+def folder_beside(dest: Path) -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder on the disk of `dest`, which is to come there. Raises ConfigError."""
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}-")
+    except OSError as error:
+        raise ConfigError(f"{dest} cannot be written: {error}") from error
 
 
 def unpack(archive: Path, directory: Path) -> None:

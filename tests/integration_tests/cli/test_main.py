@@ -50,6 +50,12 @@ def text(command: list[str]) -> str:
     return done.stdout
 
 
+def refusal(command: list[str]) -> str:
+    with pytest.raises((ConfigError, NotFound)) as refused:
+        CliRunner().invoke(main.app, command, catch_exceptions=False)
+    return str(refused.value)
+
+
 @pytest.fixture
 def become(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Keeps the test's process from turning into another; collects what it would have become."""
@@ -321,6 +327,12 @@ def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) 
     with pytest.raises(SystemExit):
         main.main(["export", f"{here.policy}@999", str(tmp_path / "none")])
     assert not (tmp_path / "none").exists()
+    for more in ([], ["--merge", "--base", str(BASE_MODEL)]):
+        assert "cannot be written" in refusal(["export", here.policy, "/proc/none", *more])
+
+
+def test_a_report_on_a_policy_that_is_not_there_says_so(here: LiveServer) -> None:
+    assert "No policy 'nobody'" in refusal(["review", "report", "nobody"])
 
 
 def test_merged_weights_load_as_any_model(
