@@ -23,6 +23,7 @@ from langchain_art.rollout.scenarios import (
     check_scenarios,
     rollout_name,
 )
+from langchain_art.rollout.worker import MAX_CONCURRENCY
 from langchain_art.training.advantages import AdvantageHook
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
@@ -45,7 +46,8 @@ class FitSettings:
     evaluator: Evaluator | None
     group_size: int = field(metadata={"least": 2} | _LEARNS)
     groups_per_step: int = field(metadata={"least": 1} | _LEARNS)
-    concurrency: int = field(metadata={"least": 1})
+    concurrency: int | None
+    """Most rollouts at once, as given; see `at_once`."""
     configs: dict[str, TrainConfig]
     """policy -> how it learns; one without plays and does not learn."""
     seed: int
@@ -62,6 +64,8 @@ class FitSettings:
         for one in fields(self):
             if "least" in one.metadata:
                 check_count(getattr(self, one.name), one.name, one.metadata["least"])
+        if self.concurrency is not None:
+            check_count(self.concurrency, "concurrency", 1)
         if not 0 <= self.max_failed <= 1:
             raise ConfigError(f"got max_failed={self.max_failed}, expected a fraction from 0 to 1")
         if self.on_collapse not in get_args(OnCollapse):
@@ -81,6 +85,13 @@ class FitSettings:
         return {
             one.name: getattr(self, one.name) for one in fields(self) if "learns" in one.metadata
         }
+
+    @property
+    def at_once(self) -> int:
+        """Most rollouts at once: by default all of a step, and at least 64."""
+        if self.concurrency is not None:
+            return self.concurrency
+        return min(MAX_CONCURRENCY, max(64, self.group_size * self.groups_per_step))
 
     @property
     def learning(self) -> tuple[str, ...]:

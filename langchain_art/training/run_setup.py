@@ -56,7 +56,7 @@ class Setup:
 
         chosen = RayWorkers() if plan.workers == "ray" else plan.workers
         where = (rollout_name(self.rollout), client.base_url, client.api_key)
-        async with worker_pool(chosen, *where, plan.concurrency, self.display.warn):
+        async with worker_pool(chosen, *where, plan.at_once, self.display.warn):
             yield
 
     async def try_out(self, scenarios: Sequence[Any]) -> None:
@@ -105,7 +105,7 @@ class Setup:
             raise ConfigError(f"got the rollout {rollout!r}, expected a function")
         return RolloutWorker(
             rollout,
-            plan.concurrency,
+            plan.at_once,
             on_done=on_done,
             ready=client.ready,
             max_failed=plan.max_failed,

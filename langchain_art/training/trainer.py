@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from langchain_art.export.exporter import Exporter
 from langchain_art.rollout.graph_rollout import check_inputs
 from langchain_art.rollout.runner import Rollout
 from langchain_art.rollout.scenarios import check_count
-from langchain_art.rollout.worker import MAX_CONCURRENCY
 from langchain_art.trackers.choice import chosen_trackers
 from langchain_art.trackers.tracker_thread import Tracker
 from langchain_art.training import addresses, fit_settings
@@ -143,7 +141,7 @@ class Trainer:
             evaluator=None if evaluator is None else check_evaluator(evaluator),
             group_size=group_size,
             groups_per_step=groups_per_step,
-            concurrency=64 if concurrency is None else concurrency,
+            concurrency=concurrency,
             configs=configs,
             seed=seed,
             lora=fit_settings.check_lora(lora),
@@ -155,9 +153,6 @@ class Trainer:
             export=fit_settings.check_export(export),
             workers=workers,
         )
-        if concurrency is None:
-            most = min(MAX_CONCURRENCY, max(64, group_size * groups_per_step))
-            self._plan = replace(self._plan, concurrency=most)
         self._trackers = chosen_trackers(trackers)
         self._display = Display(console)
 
