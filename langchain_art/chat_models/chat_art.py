@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -15,7 +16,6 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from langchain_core.utils import from_env, secret_from_env
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from langchain_art._version import __version__
@@ -74,11 +74,11 @@ class ChatART(FastChatOpenAI):
 
     model_name: str = Field(alias="model")
     openai_api_key: SecretStr | Callable[[], str] | Callable[[], Any] | None = Field(
-        alias="api_key", default_factory=secret_from_env("ART_API_KEY", default="EMPTY")
+        alias="api_key", default_factory=lambda: SecretStr(os.environ.get("ART_API_KEY") or "EMPTY")
     )
     openai_api_base: Annotated[str | None, AfterValidator(with_v1)] = Field(
         alias="base_url",
-        default_factory=from_env("ART_BASE_URL", default=DEFAULT_BASE_URL),
+        default_factory=lambda: os.environ.get("ART_BASE_URL") or DEFAULT_BASE_URL,
         validate_default=True,
     )
     openai_proxy: str | None = None  # OPENAI_PROXY is not meant for this server

@@ -9,8 +9,10 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load import dumps, loads
 from langchain_tests.unit_tests import ChatModelUnitTests
+from pydantic import SecretStr
 
-from langchain_art import ChatART
+from langchain_art import ArtClient, ChatART
+from langchain_art.wire.base_urls import DEFAULT_BASE_URL
 
 
 class TestChatART(ChatModelUnitTests):
@@ -37,6 +39,16 @@ class TestChatART(ChatModelUnitTests):
     @pytest.mark.xfail(reason="'all' allows LangChain's own packages alone; see the test below")
     def test_serdes(self, model: BaseChatModel, snapshot: Any) -> None:
         super().test_serdes(model, snapshot)
+
+
+def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a compose file's `ART_API_KEY: ${ART_API_KEY}` makes them.
+    for name in ("ART_API_KEY", "ART_BASE_URL"):
+        monkeypatch.setenv(name, "")
+    model, client = ChatART(model="p"), ArtClient()
+    assert isinstance(model.openai_api_key, SecretStr)
+    assert model.openai_api_key.get_secret_value() == "EMPTY"
+    assert model.openai_api_base == client.base_url == DEFAULT_BASE_URL
 
 
 def test_dumps_writes_the_settings_and_loads_reads_them() -> None:
