@@ -61,6 +61,7 @@ check: install node_modules/.installed  ## lint, formatting, types of Python and
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright -p benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/node node_modules/typescript/bin/tsc
 

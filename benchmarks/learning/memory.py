@@ -65,7 +65,7 @@ def dense(core: LearnerCore) -> int:
     first = np.cumsum([0, *(len(row.token_ids) - 1 for row in rows)])
     before = np.concatenate(trie.rows)[first[counted.row_T] + counted.at_T - 1]
     targets = counted.column([row.token_ids for row in rows]).astype(np.int64)
-    edges, edge = Predictions.merged(before, targets, np.ones(len(targets)), core.base)
+    edges, edge = Predictions.merged(before, targets, np.ones(len(targets)), None, core.base)
     inputs = {
         "input_ids": torch.from_numpy(trie.token_ids_N)[None],
         "position_ids": torch.from_numpy(trie.depth_N)[None],
