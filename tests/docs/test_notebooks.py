@@ -1,4 +1,7 @@
-"""The notebooks run whole, on a small model; what is stored of them is shown, of no machine."""
+"""The notebooks run, on a small model; what is stored of them is shown, of no machine.
+
+``make test`` makes two steps of each fit, ``make soak`` all.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,14 @@ from langchain_art.wire.policies import FLOAT16_PRECISION
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import BASE_MODEL
 from tests.support.pages import REPO
+from tests.support.soak import count
 
 BOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
 #: Stored without outputs, since no such card was at hand.
 NOT_RUN = "free_gpu"
 #: Ways of a machine, which no output shows.
 _PLACES = re.compile(r"/(?:work|tmp|root|home|usr|opt|var)/|ipykernel_\d|127\.0\.0\.1")
+STEPS = re.compile(r"\bsteps=(\d+)")
 
 
 def name(book: Path) -> str:
@@ -34,9 +39,12 @@ def code_cells(book: Any) -> list[Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("path", BOOKS, ids=name)
 def test_every_cell_runs(path: Path, tmp_path: Path) -> None:
     book = nbformat.read(path, as_version=4)
+    for cell in code_cells(book):
+        cell.source = STEPS.sub(lambda said: f"steps={count(2, int(said[1]))}", cell.source)
     resources = {"metadata": {"path": str(tmp_path)}}
     client = NotebookClient(book, timeout=600, kernel_name="python3", resources=resources)
     env = os.environ | {"NOTEBOOK_MODEL": str(BASE_MODEL)}
