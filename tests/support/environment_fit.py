@@ -3,7 +3,7 @@
     python -m tests.support.environment_fit BASE_URL POLICY STEPS < code
 
 The code makes `env`, and `train` that trains `model` on it. Here the model says a whole number, and
-few scenarios are held out. What the fit came to is printed.
+few scenarios are held out. What the fit came to is printed, with what the code calls `beside`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ async def fit(names: dict[str, Any], policy: str, steps: int) -> dict[str, Any]:
     found: FitResult = await names["train"](few, steps=steps)
     return {
         "parts": [len(env.train), len(env.held_out)],
+        "beside": names.get("beside"),
         "after": found.after.mean if found.after else None,
         "steps": [
             {

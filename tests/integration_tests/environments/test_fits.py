@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import random
 import subprocess
@@ -10,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -66,18 +66,72 @@ def score(name: str, run: Trajectory) -> float:
     return float(replies[0] == str(word.count("e")))
 
 
+#: Run in the process of a library's fit, before it: refused actions and tasks, a graph that fails.
+BESIDE = {
+    "openenv": """
+import asyncio
+from langchain_core.messages import AIMessage
+leaves = StateGraph(MessagesState).add_node("say", lambda _: {"messages": [AIMessage("left")]})
+leaves = leaves.add_edge(START, "say").compile()
+left = from_openenv("http://127.0.0.1:8765", leaves, resets=[{"seed": 0}], held_out=0)
+run = asyncio.run(left.rollout(left.train[0]))
+beside = [run.reward, run.scores]
+""",
+    "verifiers": """
+import asyncio
+class Greet(vf.Task[vf.TaskData]): ...
+class Stopped(Greet):
+    @vf.stop
+    async def at_once(self, trace: vf.Trace) -> bool:
+        return True
+class Endless(vf.Taskset[Greet]):
+    INFINITE, kind = True, Greet
+    def load(self):
+        yield self.kind(vf.TaskData(prompt="Hello", system_prompt="Be brief."), self.config.task)
+class Stopping(Endless):
+    kind = Stopped
+async def fail(state: MessagesState):
+    raise KeyError(*[message.text for message in state["messages"]])
+fails = StateGraph(MessagesState).add_node(fail).add_edge(START, "fail").compile()
+def error_of(tasks):
+    try:
+        wrong = from_verifiers(tasks, fails, held_out=0)
+        return asyncio.run(wrong.rollout(wrong.train[0]))
+    except Exception as error:
+        return f"{type(error).__name__} {error}"
+config = vf.TasksetConfig()
+tasks = Endless(config), Stopping(config).take(1), Endless(config).take(1)
+beside = [error_of(one) for one in tasks]
+""",
+}
+
+
+def check_beside(name: str, found: Any) -> None:
+    if name == "openenv":  # an action that it refuses ends the run
+        assert found == [0.0, {"refused_action": 1.0}]
+    else:
+        endless, stopped, failed = found
+        assert endless == (
+            "ConfigError got a taskset without an end, expected a finite one; use .take(n)"
+        )
+        assert stopped.startswith("ConfigError got the task Stopped with @stop or @intercept")
+        assert failed.splitlines()[0] == "KeyError ('Be brief.', 'Hello')"  # the graph's own
+
+
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("name", list(CODE))
 async def test_a_fit_learns_from_the_environments_reward(
     name: str, server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    code, policy, steps = f"{SHARED}\n{CODE[name]}", f"{name}-{uuid.uuid4().hex[:8]}", count(1, 10)
+    code = f"{SHARED}\n{CODE[name]}{BESIDE.get(name, '')}"
+    policy, steps = f"{name}-{uuid.uuid4().hex[:8]}", count(1, 10)
     if name == "openenv":
         code = code.replace("http://127.0.0.1:8765", request.getfixturevalue("openenv_url"))
     if name in APART:
         argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
         found = json.loads(told(name, tmp_path, *argv, code=code))
+        check_beside(name, found["beside"])
     else:
         request.getfixturevalue("monkeypatch").chdir(tmp_path)
         found = await fit(names_of(code, server.base_url, policy), policy, steps)
@@ -95,65 +149,3 @@ async def test_a_fit_learns_from_the_environments_reward(
     for run in runs:
         assert run.reward == pytest.approx(score(name, run)), run
         assert [turn.extends for turn in run.turns] == [None, *range(len(run.turns) - 1)]
-
-
-REFUSED = """
-import asyncio, sys
-from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
-from langchain_art.environments import from_openenv
-graph = StateGraph(MessagesState).add_node("say", lambda _: {"messages": [AIMessage("left")]})
-graph = graph.add_edge(START, "say").compile()
-env = from_openenv(sys.argv[1], graph, resets=[{"seed": 0}], held_out=0)
-run = asyncio.run(env.rollout(env.train[0]))
-print(run.reward, run.scores)
-"""
-
-
-def test_an_action_that_openenv_refuses_ends_the_run(openenv_url: str, tmp_path: Path) -> None:
-    said = told("openenv", tmp_path, "-c", REFUSED, openenv_url)
-    assert said == "0.0 {'refused_action': 1.0}"
-
-
-TASKS = """
-import asyncio
-import verifiers.v1 as vf
-from langgraph.graph import START, MessagesState, StateGraph
-from langchain_art.environments import from_verifiers
-class Greet(vf.Task[vf.TaskData]): ...
-class Stopped(Greet):
-    @vf.stop
-    async def at_once(self, trace: vf.Trace) -> bool:
-        return True
-class Endless(vf.Taskset[Greet]):
-    INFINITE, kind = True, Greet
-    def load(self):
-        yield self.kind(vf.TaskData(prompt="Hello", system_prompt="Be brief."), self.config.task)
-class Stopping(Endless):
-    kind = Stopped
-async def fail(state: MessagesState):
-    raise KeyError(*[message.text for message in state["messages"]])
-graph = StateGraph(MessagesState).add_node(fail).add_edge(START, "fail").compile()
-def play(tasks):
-    env = from_verifiers(tasks, graph, held_out=0)
-    return asyncio.run(env.rollout(env.train[0]))
-def error_of(tasks):
-    try:
-        return play(tasks)
-    except Exception as error:
-        return f"{type(error).__name__} {error}"
-config = vf.TasksetConfig()
-tasks = Endless(config), Stopping(config).take(1), Endless(config).take(1)
-print([error_of(one) for one in tasks])
-"""
-
-
-def test_what_verifiers_cannot_run_is_refused_and_a_graphs_error_stays_its_own(
-    tmp_path: Path,
-) -> None:
-    said = ast.literal_eval(told("verifiers", tmp_path, "-c", TASKS))
-    assert (
-        said[0] == "ConfigError got a taskset without an end, expected a finite one; use .take(n)"
-    )
-    assert said[1].startswith("ConfigError got the task Stopped with @stop or @intercept")
-    assert said[2].splitlines()[0] == "KeyError ('Be brief.', 'Hello')"

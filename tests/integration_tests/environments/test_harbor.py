@@ -5,9 +5,9 @@ Harbor is unmodified; its runtime is `tests.support.harbor_local`, without conta
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import shutil
 import subprocess
 import uuid
 from pathlib import Path
@@ -77,6 +77,38 @@ def write_tasks(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+#: Run in the process of the graph's fit, before it, on the tasks of `failing`.
+FAILING = """
+from langchain_core.messages import AIMessage
+def fail(state: MessagesState):
+    if "moon" in state["messages"][0].text:
+        raise KeyError("mine")
+    return {"messages": [AIMessage("done")]}
+failing = StateGraph(MessagesState).add_node(fail).add_edge(START, "fail").compile()
+without = asyncio.run(harbor.DatasetConfig(path="failing").get_task_configs())
+wrong = from_harbor(without, failing, held_out=0, trial=sandbox)
+beside = {}
+for scenario in wrong.train:
+    try:
+        asyncio.run(wrong.rollout(scenario))
+    except Exception as error:
+        beside[scenario["id"]] = f"{type(error).__name__} {error}"
+"""
+
+
+def write_failing(folder: Path) -> None:
+    """Tasks without a reward, with several rewards, and one on which the graph fails."""
+    for word, test in (
+        ("sky", "true\n"),
+        ("sea", 'echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n'),
+        ("moon", None),
+        ("tree", None),
+    ):
+        shutil.copytree(folder / "tasks" / word, folder / "failing" / word)
+        if test is not None:
+            (folder / "failing" / word / "tests/test.sh").write_text(test)
+
+
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("who", ["graph", "agent"])
@@ -84,14 +116,25 @@ def test_a_fit_learns_from_the_verifiers_reward(
     who: str, server: LiveServer, tmp_path: Path
 ) -> None:
     write_tasks(tmp_path)
+    if who == "graph":
+        write_failing(tmp_path)
     policy, steps = f"harbor-{uuid.uuid4().hex[:8]}", count(1, 10)
     code = CODE[who].replace('"type": "docker"', f'"import_path": "{RUNTIME}"')
     code = code.replace('"project_path": "agent"', '"project_path": "agent", "skip_install": True')
     # Each of the agent's runs is two processes that import LangChain, and samples without a seed.
-    code = code.replace("evaluator=", "group_size=4, groups_per_step=2, evaluator=")
-    groups, size = (2, 4) if who == "agent" else (4, 8)
+    code = code.replace(
+        "evaluator=", f"group_size=4, groups_per_step={(few := count(1, 2))}, evaluator="
+    )
+    groups, size = (few, 4) if who == "agent" else (4, 8)
+    code += FAILING if who == "graph" else ""
     argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
     found = json.loads(told("harbor", tmp_path, *argv, code=code))
+    if who == "graph":
+        said = found["beside"]
+        assert said.keys() == {"moon", "sky", "sea"}
+        assert said["moon"].partition(chr(10))[0] == "KeyError 'mine'"
+        assert "gave no reward: ['RewardFileNotFoundError" in said["sky"]
+        assert said["sea"].startswith("ArtError got the rewards {'a': 1, 'b': 0}")
     assert found["parts"] == [6, 2]
     assert len(found["steps"]) == steps
     for step in found["steps"]:
@@ -127,41 +170,3 @@ def test_the_server_is_the_model_of_harbor_run(server: LiveServer, tmp_path: Pat
         rewards = result["verifier_result"]["rewards"]
         [turn] = client.reward(run, rewards["reward"]).turns
     assert rewards["reward"] == float((turn.reply or {})["content"] == "2")
-
-
-FAILING = f"""
-import asyncio, harbor
-from langchain_core.messages import AIMessage
-from langgraph.graph import START, MessagesState, StateGraph
-from langchain_art.harbor import from_harbor
-def work(state: MessagesState):
-    if "moon" in state["messages"][0].text:
-        raise KeyError("mine")
-    return {{"messages": [AIMessage("done")]}}
-graph = StateGraph(MessagesState).add_node(work).add_edge(START, "work").compile()
-tasks = asyncio.run(harbor.DatasetConfig(path="tasks").get_task_configs())
-sandbox = {{"environment": {{"import_path": "{RUNTIME}"}}}}
-env = from_harbor(tasks, graph, held_out=0, trial=sandbox)
-errors = {{}}
-for scenario in env.train:
-    try:
-        asyncio.run(env.rollout(scenario))
-    except Exception as error:
-        errors[scenario["id"]] = f"{{type(error).__name__}} {{error}}"
-print(errors)
-"""
-
-
-def test_a_trial_without_a_reward_is_said_and_a_graphs_error_stays_its_own(tmp_path: Path) -> None:
-    write_tasks(tmp_path)
-    for word in WORDS:
-        script = tmp_path / "tasks" / word / "tests/test.sh"
-        if word == "sky":
-            script.write_text("true\n")
-        elif word == "sea":
-            script.write_text('echo \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n')
-    said = ast.literal_eval(told("harbor", tmp_path, "-c", FAILING))
-    assert said.keys() == {"moon", "sky", "sea"}
-    assert said["moon"].partition(chr(10))[0] == "KeyError 'mine'"
-    assert "gave no reward: ['RewardFileNotFoundError" in said["sky"]
-    assert said["sea"].startswith("ArtError got the rewards {'a': 1, 'b': 0}")
