@@ -146,7 +146,44 @@ def ask(http: httpx.Client, number: int, tokens: int) -> httpx.Response:
     return http.post("/v1/chat/completions", json=body)
 
 
-def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
+def until_it_trains(server: LiveServer) -> None:
+    deadline = time.monotonic() + 60
+    with server.http() as http:
+        while time.monotonic() < deadline:
+            for job in http.get("/v1/jobs").json()["data"]:
+                events = http.get(f"/v1/jobs/{job['id']}/events").json()["data"]
+                trains = any(event["message"].startswith("training ") for event in events)
+                if trains and job["state"] == "running":
+                    return
+            time.sleep(0.05)
+    raise AssertionError("no job has come to its step")
+
+
+def train_without(
+    cluster: LocalCluster,
+    server: LiveServer,
+    http: httpx.Client,
+    node: int,
+    process: int,
+    number: int = 0,
+) -> None:
+    """A step that one of the learner's processes gets and does not end, and whose node is lost."""
+    os.kill(process, signal.SIGSTOP)
+
+    def kill() -> None:
+        until_it_trains(server)
+        time.sleep(1.0)
+        cluster.kill(node)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    train_once(http, number)
+    killer.join()
+    with contextlib.suppress(ProcessLookupError):  # Ray may have ended it
+        os.kill(process, signal.SIGKILL)  # on a machine that is lost it would be, too
+
+
+def test_a_lost_nodes_replica_and_step_come_back_on_another(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     config = tmp_path / "server.toml"
@@ -199,59 +236,15 @@ def test_a_lost_nodes_replica_comes_back_on_another_with_all_versions(
             until(http, lambda found: not any(one["problem"] for one in found))
             models = [ask(http, 100 + number, 4).json()["model"] for number in range(4)]
             assert models == ["tiny@2"] * 4
-    finally:
-        server.stop()
-
-
-def until_it_trains(server: LiveServer) -> None:
-    deadline = time.monotonic() + 60
-    with server.http() as http:
-        while time.monotonic() < deadline:
-            for job in http.get("/v1/jobs").json()["data"]:
-                events = http.get(f"/v1/jobs/{job['id']}/events").json()["data"]
-                if any(event["message"].startswith("training ") for event in events):
-                    return
-            time.sleep(0.05)
-    raise AssertionError("no job has come to its step")
-
-
-def train_without(
-    cluster: LocalCluster, server: LiveServer, http: httpx.Client, node: int, process: int
-) -> None:
-    """A step that one of the learner's processes gets and does not end, and whose node is lost."""
-    os.kill(process, signal.SIGSTOP)
-
-    def kill() -> None:
-        until_it_trains(server)
-        time.sleep(1.0)
-        cluster.kill(node)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    train_once(http, 0)
-    killer.join()
-    with contextlib.suppress(ProcessLookupError):  # Ray may have ended it
-        os.kill(process, signal.SIGKILL)  # on a machine that is lost it would be, too
-
-
-def test_a_step_begins_again_on_another_node_when_the_learners_is_lost(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text(CONFIG.replace("replicas = 2", "replicas = 1"))
-    server = LiveServer(
-        tmp_path / "data", "--config", str(config), "--ray", cluster.address
-    ).start()
-    try:
-        with server.http() as http:
-            node, learner = cluster.learner()
-            train_without(cluster, server, http, node, learner)
+            # The step of a learner whose node is lost begins again on another node.
+            train_without(cluster, server, http, *cluster.learner(), number=2)
             jobs = http.get("/v1/jobs").json()["data"]
-            assert [(job["state"], job["result"]["version"]) for job in jobs] == [("succeeded", 1)]
-            assert ask(http, 100, 4).json()["model"] == "tiny@1"
+            found = sorted((job["result"]["version"], job["state"]) for job in jobs)
+            assert found == [(version, "succeeded") for version in (1, 2, 3)]
+            assert ask(http, 200, 4).json()["model"] == "tiny@3"
     finally:
         server.stop()
-    assert "died in step 1, which starts again" in server.log.read_text()
+    assert "died in step 3, which starts again" in server.log.read_text()
 
 
 @in_soak
