@@ -54,6 +54,13 @@ class StandardSuite(ChatModelIntegrationTests):
 
 
 class FunctionCallingSuite(StandardSuite):
+    """Of the suite, what the way of structured output changes."""
+
     @property
     def structured_output_kwargs(self) -> dict[str, Any]:
         return {"method": "function_calling"}
+
+
+for _name in dir(FunctionCallingSuite):
+    if _name.startswith("test_") and "structured_output" not in _name:
+        setattr(FunctionCallingSuite, _name, None)
