@@ -35,7 +35,8 @@ from langchain_art.wire import LoraConfig, TrainResult
 from langchain_art_server.backends.base import ChatReply
 from tests.support.engines import engines, part_of
 from tests.support.environments import unsloth_python
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer
+from tests.support.soak import share
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
 from tests.support.vllm_engine import children, command, gone, vllm_table, wide_model
 
@@ -67,7 +68,7 @@ def learner_table(learner: str) -> dict[str, Any]:
     return {"threads": 1, "ranks": 2 if learner == "ranks" else 1}
 
 
-class Pair(LiveServer):
+class Pair(ForkedServer):
     """The server with one sampler and one learner, as a user starts it; `changes` go over that."""
 
     def __init__(
@@ -242,7 +243,7 @@ def test_two_steps_in_a_row_are_served_exactly(
         )
 
 
-def test_a_former_version_serves_again_and_one_is_deleted(
+def a_former_version_serves_again_and_one_is_deleted(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
     client.create_policy("back")
@@ -270,7 +271,7 @@ def test_a_former_version_serves_again_and_one_is_deleted(
     assert [one.version for one in client.checkpoints("back")] == [0, 1]
 
 
-def test_the_learner_is_killed_in_a_step_which_is_begun_again(
+def the_learner_is_killed_in_a_step_which_is_begun_again(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
     client.create_policy("killed")
@@ -300,7 +301,7 @@ def test_the_learner_is_killed_in_a_step_which_is_begun_again(
     assert distance(with_adapter(pair.model, folder), said) <= EXACT
 
 
-def test_a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name(
+def a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
     """The learner knows no such layers, or vLLM has no room for such a rank."""
@@ -315,6 +316,22 @@ def test_a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name(
     assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
     said = asked(pair, client, ["shaped"])["shaped"]
     assert distance(with_adapter(pair.model, folder), said) <= EXACT
+
+
+#: By learner, the part of the story that ``make test`` has with the embedded sampler.
+PARTS = {
+    "peft": a_former_version_serves_again_and_one_is_deleted,
+    "ranks": the_learner_is_killed_in_a_step_which_is_begun_again,
+    "unsloth": a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name,
+}
+
+
+@pytest.mark.soak
+def test_the_rest_of_the_story(pair: Pair, client: ArtClient, tmp_path: Path) -> None:
+    whole = share() or pair.sampler == "vllm"
+    for part in PARTS.values() if whole else [PARTS[pair.learner]]:
+        (folder := tmp_path / part.__name__).mkdir()
+        part(pair, client, folder)
 
 
 @pytest.mark.parametrize("names", list(pairs()))
