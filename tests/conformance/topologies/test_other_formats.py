@@ -16,7 +16,7 @@ from tests.conformance.suite.harness import Kit
 from tests.conformance.suite.performance import Performance, perform
 from tests.conformance.topologies.journal import JournalWitness, served_by
 from tests.conformance.topologies.rows import each_token_once
-from tests.conformance.topologies.test_topologies import LAST, PART, client, witness
+from tests.conformance.topologies.test_topologies import ALL, LAST, PART, client, witness
 from tests.support.live_server import RuleServer
 from tests.support.soak import count, share
 
@@ -94,7 +94,7 @@ NOT_SAID: dict[Callable[..., Any], set[str]] = {
         "create_react_agent with a response format",
     },
 }
-CASES = [(case, mode) for case, mode in PART if case.name not in EXCEPT]
+CASES = [(case, mode) for case, mode in ALL if case.name not in EXCEPT]
 
 
 @pytest.mark.parametrize("form", [completions, responses, messages])
@@ -110,9 +110,8 @@ def test_topologies_in_another_format(
     assert {case.name for case, _ in PART} >= EXCEPT.keys() | NOT_SAID[form]
     monkeypatch.setattr(Kit, "chat", form)
     served, wrong = served_by(rule_server), list[str]()
-    every = 1 if share() == 1 else 16
-    for case, mode in CASES[::every]:
-        if case.name in NOT_SAID[form]:
+    for case, mode in CASES if share() == 1 else PART[::13]:
+        if case.name in EXCEPT.keys() | NOT_SAID[form]:
             continue
         try:
             seen = perform(case, mode, served, witness, client, number=1)

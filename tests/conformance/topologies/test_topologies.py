@@ -1,7 +1,7 @@
 """Every topology in every mode keeps the five promises (`checks`), and the docs say so.
 
-``make test`` runs two modes of each, a synchronous and an asynchronous one, one of them streamed;
-``make soak`` and ``python -m tests.conformance.topologies`` run all.
+``make test`` runs each in one mode, the next one in the next; ``make soak`` and
+``python -m tests.conformance.topologies`` run all.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ load_cases()
 importlib.import_module(f"{__package__}.cases_remote")
 
 ALL = [(case, mode) for case in TOPOLOGIES.values() for mode in case.modes]
-#: Two modes of each topology; of one with four, by its number.
-HALVES: tuple[tuple[Mode, Mode], ...] = (("ainvoke", "stream"), ("invoke", "astream"))
+#: Each topology in one of its modes, by its number.
 PART = [
-    (case, mode)
-    for number, case in enumerate(TOPOLOGIES.values())
-    for mode in (HALVES[number % 2] if len(case.modes) == 4 else case.modes)
+    (case, case.modes[number % len(case.modes)]) for number, case in enumerate(TOPOLOGIES.values())
 ]
 REST = [pair for pair in ALL if pair not in PART]
 LAST = {case.name: mode for case, mode in PART}
