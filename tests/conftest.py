@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import seeds
-from tests.support.live_server import FaultyServer, LiveServer, RuleServer
+from tests.support.live_server import FaultyServer, ForkedServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
 
 # Processes run side by side, so an example may be slow for reasons that are not its own. The same
@@ -94,7 +94,7 @@ def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
     folder = tmp_path_factory.mktemp("server")
     known = f'[page]\ngpu_rate = 3.6\nlangfuse_project = "{LANGFUSE_PROJECT}"\n'
     (folder / "server.toml").write_text(f"max_policies = 10000\n{known}")  # each test makes its own
-    server = LiveServer(folder / "data", "--config", str(folder / "server.toml")).start()
+    server = ForkedServer(folder / "data", "--config", str(folder / "server.toml")).start()
     yield server
     server.stop()
 
