@@ -33,6 +33,7 @@ from langchain_art.training.recovery import MOST_ROLLBACKS, SLOWER
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig
 from tests.support.live_server import LiveServer
+from tests.support.soak import in_soak
 
 SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(16)]
 RATE = 3e-4
@@ -361,6 +362,8 @@ async def fit_of_the_demo(
     return found, told.getvalue()
 
 
+@in_soak
+@pytest.mark.soak
 @pytest.mark.slow
 async def test_a_real_collapse_of_the_demo_is_undone(
     art_server: LiveServer, tmp_path: Path
