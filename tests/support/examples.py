@@ -33,7 +33,7 @@ def short_fit(
     demo: Demo, base_url: str, out: Path, steps: int = 2, *, more: Any = None, **sizes: Any
 ) -> dict[str, Any]:
     """The demo in small; what its ``summary.json`` holds, having checked the files beside it."""
-    small = {"groups_per_step": 4, "group_size": 4, "held_out": 16} | sizes
+    small = {"groups_per_step": 4, "group_size": 4, "held_out": 4} | sizes
     found = run(replace(demo, **small), out=out, steps=steps, base_url=base_url, more=more)
     assert json.loads((out / "summary.json").read_text()) == found
     assert found["steps"] == steps

@@ -24,7 +24,7 @@ def test_a_short_fit_trains_each_role_on_its_own_calls(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:
         found = short_fit(DEMO, server.base_url, tmp_path / "out")
         assert found["adapter"] == "spymaster@2 + guesser@2"
-        assert found["measures"]["legal_clues"]["after"]["n"] == 16
+        assert found["measures"]["legal_clues"]["after"]["n"] == 4
         lines = (tmp_path / "out" / "history.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         for role, other in (("spymaster", "guesser"), ("guesser", "spymaster")):

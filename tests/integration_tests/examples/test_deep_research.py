@@ -18,7 +18,7 @@ def test_all_three_nodes_are_trained_and_measured(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:
         found = short_fit(DEMO, server.base_url, tmp_path / "out")
         assert found["measures"].keys() == {"plan", "read", "write"}
-        assert found["measures"]["plan"]["after"]["n"] == 16
+        assert found["measures"]["plan"]["after"]["n"] == 4
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("plan", "search/read", "write"))
         said = evaluation(DEMO, "research-agent@1", "--base-url", server.base_url, "--n", "8")

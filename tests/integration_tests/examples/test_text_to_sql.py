@@ -18,7 +18,7 @@ def test_all_three_nodes_are_trained_and_held_out_runs_have_one_reward(tmp_path:
     with server_of(DEMO, tmp_path) as server:
         found = short_fit(DEMO, server.base_url, tmp_path / "out")
         for when in ("before", "after"):
-            assert found["measures"]["first query right"][when]["n"] == 16
+            assert found["measures"]["first query right"][when]["n"] == 4
             assert 0 <= found[when]["mean"] <= 1  # rewards of calls would come on top
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("write", "check", "rewrite"))
