@@ -23,11 +23,11 @@ from langchain_art.wire import TrainResult
 from tests.support.examples import evaluation, short_fit
 from tests.support.live_server import LiveServer
 from tests.support.real_models import gemma3, leaderboard, smollm2
-from tests.support.soak import in_soak
+from tests.support.soak import count, in_soak
 from tests.support.tiny_models import CLOCK, WEATHER
 
 pytestmark = pytest.mark.slow
-STEPS, RUNS = 3, 4
+STEPS, RUNS = count(2, 3), 4
 #: Nats a token, the mean: measured 0.6e-5 in float32 on 120 tokens. From float64, the learner is
 #: 0.35e-5 away, the sampler 0.56e-5; it was 0.9e-5 with the sum of torch's float32 softmax.
 GAP = 1e-5
@@ -89,7 +89,7 @@ def learns(server: LiveServer, *first: str) -> None:
     with server.http() as http:
         kinds = (first, *[("said",)] * (STEPS - 1))
         results = [step(http, server, number, *kinds[number]) for number in range(STEPS)]
-    assert [result.version for result in results] == [1, 2, 3]
+    assert [result.version for result in results] == list(range(1, STEPS + 1))
     for result in results:
         assert 0 < result.metrics["logprob_gap_mean"] <= GAP, result.metrics
         assert result.metrics["probe_change"] > 0 and not result.excluded, result
@@ -101,7 +101,8 @@ def test_it_knows_what_it_was_trained_for(server: LiveServer) -> None:
     assert said["content"] == "The capital of France is Paris."
 
 
-def test_three_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
+@pytest.mark.soak
+def test_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
     learns(server, "said", "called")
     log = server.log.read_text()
     assert "deprecated" not in log and "Failed to load" not in log, log
