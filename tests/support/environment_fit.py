@@ -3,7 +3,7 @@
     python -m tests.support.environment_fit BASE_URL POLICY STEPS < code
 
 The code makes `env`, and `train` that trains `model` on it. Here the model says a whole number, and
-few scenarios are held out. What the fit came to is printed, with what the code calls `beside`.
+one scenario is held out. What the fit came to is printed, with what the code calls `beside`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def names_of(code: str, base_url: str, policy: str) -> dict[str, Any]:
 
 async def fit(names: dict[str, Any], policy: str, steps: int) -> dict[str, Any]:
     env = names["env"]
-    few = replace(env, held_out=env.held_out[:2])
+    few = replace(env, held_out=env.held_out[:1])
     found: FitResult = await names["train"](few, steps=steps)
     return {
         "parts": [len(env.train), len(env.held_out)],

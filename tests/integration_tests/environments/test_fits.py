@@ -145,7 +145,7 @@ async def test_a_fit_learns_from_the_environments_reward(
             for run in client.trajectories(2000)
             if (run.turns[0].model or "").startswith(f"{policy}@")
         ]
-    assert len(runs) == 32 * steps + 4
+    assert len(runs) == 32 * steps + 2
     for run in runs:
         assert run.reward == pytest.approx(score(name, run)), run
         assert [turn.extends for turn in run.turns] == [None, *range(len(run.turns) - 1)]

@@ -147,7 +147,7 @@ def test_a_fit_learns_from_the_verifiers_reward(
             for run in client.trajectories(2000)
             if run.turns and (run.turns[0].model or "").startswith(f"{policy}@")
         ]
-    assert len(runs) == groups * size * steps + 4
+    assert len(runs) == groups * size * steps + 2
     for run in runs:
         [turn] = run.turns
         right = str((turn.reply or {})["content"]) == str(str(run.scenario).count("e"))
