@@ -69,7 +69,7 @@ def learner_table(learner: str) -> dict[str, Any]:
 
 
 class Pair(ForkedServer):
-    """The server with one sampler and one learner, as a user starts it; `changes` go over that."""
+    """The server with one sampler and one learner; `changes` go over its settings."""
 
     def __init__(
         self, folder: Path, model: Path, names: tuple[str, str], changes: dict[str, Any]
