@@ -244,6 +244,25 @@ def test_what_is_computed_again_is_computed_once(
     assert counts[0]["_rms_norm"] == counts[1]["_rms_norm"] == 2 * (4 * layers + 1) - 1
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen3_next"])
+def test_layers_of_parts_that_others_hang_below_are_computed_again_to_the_bit(
+    name: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    core = LearnerCore(str(models[name]))
+    core._hold(shake(fresh(core, tmp_path)))
+    batch = core.batch(branching_rows(40), TrainConfig(tokens_per_microbatch=64))
+    assert {part.parent for part in batch.packing._batches} > {-1}
+    gradients: list[list[torch.Tensor | None]] = []
+    for way in (packer.Way.PLAIN, packer.Way.CHECKPOINT):
+        core.packer._keep(way)
+        core.accumulate(batch, quiet)
+        gradients.append([parameter.grad for parameter in core.parameters.values()])
+        for parameter in core.parameters.values():
+            parameter.grad = None
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None and other is not None and torch.equal(one, other)
+
+
 def test_of_qwen3s_shape_in_bfloat16_two_fifths_less_is_kept(tmp_path: Path) -> None:
     """A sixteenth of Qwen3-8B's widths, whose heads are as wide; measured as a GPU's would be."""
     shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6}

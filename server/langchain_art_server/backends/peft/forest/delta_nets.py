@@ -244,6 +244,6 @@ def _compute(
         if len(batch.lasting):
             state_SHDD = torch.cat([state_SHDD, end_BHDD[batch.lasting]])
     one.ran[layer] = None
-    if keep is not None and layer not in keep:  # the first time counts
-        keep[layer] = one.mixed[layer], state_SHDD[chains.kept_S][None]
+    if keep is not None:  # the first time counts, and the second must save as many tensors
+        keep.setdefault(layer, (one.mixed[layer], state_SHDD[chains.kept_S][None]))
     return torch.cat(found)[chains.place_P][None], None
