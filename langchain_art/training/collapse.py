@@ -259,13 +259,17 @@ def _flat(history: Sequence[StepRecord], ahead: int) -> Sign | None:
         return _undone("flat", history, words, peak - ahead)
     if _entropy_gone(history) is not None:
         words += " The policy samples nearly the same every time."
-    return Sign(
-        "flat",
-        f"step {step}: {words}",
-        None,
+    advice = (
         "Its scenarios are all too hard or all too easy for it: take others, or "
-        "Trainer(dynamic_sampling_rounds=…). If this is the reward that you want, it is done.",
+        "Trainer(dynamic_sampling_rounds=…). If this is the reward that you want, it is done."
     )
+    if history[-1].reward_std:
+        advice = (
+            "It earns the same in each run of a scenario, in some more than in others: it hardly "
+            "explores. Trainer(dynamic_sampling_rounds=…) looks for scenarios in which runs still "
+            "differ, a larger group_size for seldom replies; a warm start shows it others."
+        )
+    return Sign("flat", f"step {step}: {words}", None, advice)
 
 
 def _entropy(history: Sequence[StepRecord], ahead: int) -> Sign | None:

@@ -107,6 +107,13 @@ def test_two_flat_steps_are_told_once() -> None:
         assert new_signs(made) == []
 
 
+def test_flat_steps_with_rewards_of_several_sizes_are_a_policy_that_explores_nothing() -> None:
+    rewards: list[Step] = [(0.1, 0.3), (0.5, 0.5), (0.25, 0.4)]
+    [sign] = new_signs(records(rewards, flat=[3, 16, 16]))
+    assert sign.kind == "flat" and "hardly explores" in sign.advice
+    assert "too hard" not in sign.advice
+
+
 def test_flat_steps_are_a_collapse_where_the_rewards_were_better() -> None:
     """At 0.5 for all runs it is not below all before, as the first step was at 0.3."""
     rewards: list[Step] = [(0.3, 0.4), *[(0.9, 0.3)] * 5, (0.5, 0.0), (0.5, 0.0)]
