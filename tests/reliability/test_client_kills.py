@@ -19,7 +19,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stub_engines import StubServer
 
-KILLS, ROLLOUTS = count(2, 100), count(96, 1000)
+KILLS, ROLLOUTS = count(4, 100), count(96, 1000)
 STEPS = -(-ROLLOUTS // (fit_child.GROUPS * fit_child.SIZE))
 #: Seconds for which the server is away, once.
 AWAY = count(2, 60)

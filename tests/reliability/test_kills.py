@@ -25,7 +25,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.storms import Killer, Patient, Witness
 
-KILLS, PER_RUN = count(4, 1000), 25
+KILLS, PER_RUN = count(8, 1000), 25
 #: The longest pause between a start and the next kill, in seconds: about that of a step.
 PAUSE = 1.2
 FILES = ("adapter_model.safetensors", "optimizer.safetensors")

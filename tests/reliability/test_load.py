@@ -26,8 +26,7 @@ from tests.support.stub_engines import StubServer
 
 CLIENTS, SECONDS = count(100, 1000), count(4, 600)
 SLOW = count(60, 1000)
-#: A header has ten seconds.
-OVERLOADED, HOSTILE = count(4, 300), count(12, 600)
+OVERLOADED, HOSTILE = count(4, 300), count(30, 600)
 ROLLOUTS, RUNNERS = count(1000, 50_000), count(64, 2048)
 SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
 CHAT = {"path": "/v1/chat/completions", "body": SAY}

@@ -25,7 +25,7 @@ from tests.support.soak import count
 from tests.support.storms import Witness
 
 #: Server and engine in turn, so that each is killed after the other was started again.
-KILLS = count(2, 100)
+KILLS = count(4, 100)
 DATABASES = ["sqlite", "postgresql"][: count(1, 2)]
 
 

@@ -38,10 +38,8 @@ from tests.support.langfuse_server import LangfuseServer
 from tests.support.langfuse_server.spans import Span
 from tests.support.live_server import LiveServer
 from tests.support.mails import mails_of
-from tests.support.soak import count, share
 
-#: A fit of the e-mail agent shows in ``make test`` that rewards are learned from.
-DAYS, SCENARIOS, SIZE, HELD_OUT = 3, count(4, 16), 8, count(8, 200)
+DAYS, SCENARIOS, SIZE, HELD_OUT = 3, 16, 8, 200
 
 
 class Loop:
@@ -122,7 +120,6 @@ class Loop:
         return result
 
 
-@pytest.mark.soak("R3", DAYS * SCENARIOS * SIZE, "runs that a person scored in Langfuse")
 @pytest.mark.slow
 def test_what_a_person_says_of_traces_makes_the_agent_better(
     art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path
@@ -163,7 +160,7 @@ def test_what_a_person_says_of_traces_makes_the_agent_better(
             assert client.trajectory(run.id).reward == run.reward
             client.delete_trajectory(run.id)
     # Of 200 questions each the difference has a standard error of at most 0.05.
-    assert after - before >= 0.1 or not share(), (before, after)
+    assert after - before >= 0.1, (before, after)
 
 
 def send_rest(spool: Path) -> None:
