@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import InvalidRequest
@@ -128,6 +130,27 @@ def test_micro_batches_of_shards_are_rows_with_common_prefixes() -> None:
     assert forest_groups(rows, 7) == [[0, 2, 1]]
     assert forest_groups(rows, 1) == [[0], [2], [1]]  # a row longer than the budget goes alone
     assert forest_groups([], 4) == []
+
+
+def test_a_later_row_fills_what_the_next_one_leaves_of_a_budget() -> None:
+    rows = [[first, *[9] * more] for first, more in enumerate((59, 64, 34, 39))]
+    assert forest_groups(rows, 100) == [[0, 3], [1, 2]]  # 40 of the 40 that are left, not 35
+    # As many groups: the order stays.
+    assert forest_groups(rows[:3], 100) == [[0], [1, 2]]
+    # Its neighbour would be left with a copy of most of it.
+    rows[2:] = [[2, *[9] * 30, last, 9, 9, 9] for last in (1, 2)]
+    assert forest_groups(rows, 100) == [[0], [1, 2], [3]]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=12), st.integers(1))
+def test_groups_hold_each_row_once_and_no_more_than_the_budget(
+    rows: list[list[int]], budget: int
+) -> None:
+    groups = forest_groups(rows, budget)
+    assert sorted(index for group in groups for index in group) == list(range(len(rows)))
+    for group in groups:
+        distinct = {(*rows[i][: n + 1],) for i in group for n in range(len(rows[i]))}
+        assert len(distinct) <= budget or len(group) == 1
 
 
 def test_parts_read_each_distinct_token_once(tiny: str, tmp_path: Path) -> None:

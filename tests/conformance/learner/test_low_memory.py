@@ -12,11 +12,14 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 from torch.autograd.graph import save_on_cpu
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, TrainConfig
 from langchain_art_server.backends.peft import adapter_io, logprob_scoring, packer, recompute
+from langchain_art_server.backends.peft.forest import attention_flex, packing
+from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.peft.recompute import Recompute
 from tests.support.learner_cases import (
@@ -263,10 +266,58 @@ def test_layers_of_parts_that_others_hang_below_are_computed_again_to_the_bit(
         assert one is not None and other is not None and torch.equal(one, other)
 
 
-def test_of_qwen3s_shape_in_bfloat16_two_fifths_less_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
+    padded: bool, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Freed after the forward pass, made again for the layer's backward pass and freed again."""
+    passed: list[torch.UntypedStorage] = []
+    ended: list[StorageWeakRef] = []
+    held: list[tuple[bool, bool]] = []
+
+    class Noted(Tiles):
+        def lay(self, x_1HPD: torch.Tensor) -> torch.Tensor:
+            return attention_flex._whole_blocks(x_1HPD) if padded else x_1HPD
+
+        def attend(self, q: Any, k: Any, v: Any, *options: Any) -> torch.Tensor:
+            passed.extend([q.untyped_storage(), k.untyped_storage()])
+            own, keys = len(self._depth_P), len(self._depth_S)
+            return super().attend(q[:, :, :own], k[:, :, :keys], v, *options)
+
+    def visit(logprobs_T: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        queries, keys = (any(one.nbytes() for one in passed[i::2]) for i in (0, 1))
+        held.append((queries, keys))
+        ended.extend(map(StorageWeakRef, passed))
+        passed.clear()
+        return logprobs_T.sum()
+
+    monkeypatch.setattr(packing, "Tiles", Noted)
+    core = LearnerCore(str(models["qwen3"]))
+    core._hold(shake(fresh(core, tmp_path)))
+    layout = core.batch(branching_rows(40), TrainConfig(tokens_per_microbatch=64)).packing
+    assert isinstance(layout, packing.ForestRows)
+    passed.clear()
+    gradients: list[list[torch.Tensor | None]] = []
+    for core.packer.recompute.on in (False, True):
+        held.clear()
+        layout.sweep(core._scorer, visit)
+        gradients.append([parameter.grad for parameter in core.parameters.values()])
+        for parameter in core.parameters.values():
+            parameter.grad = None
+        lasts, again = [part.last for part in layout._batches], core.packer.recompute.on
+        assert {*lasts} == {True, False}
+        assert held == [(not again, not (again and last)) for last in lasts]
+        assert all(one.expired() for one in ended)
+    for one, other in zip(*gradients, strict=True):
+        assert one is not None and other is not None
+        assert (one - other).norm() < 1e-5 * one.norm()
+
+
+def test_of_qwen3s_shape_in_bfloat16_half_is_kept(tmp_path: Path) -> None:
     """A sixteenth of Qwen3-8B's widths, whose heads are as wide; measured as a GPU's would be."""
     shape = SHAPE | {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128}
+    shape |= {"initializer_range": 0.02}  # with larger weights, bfloat16 allows no forest
     torch.manual_seed(0)
     config = transformers.Qwen3Config(**shape, tie_word_embeddings=True)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
@@ -277,4 +328,4 @@ def test_of_qwen3s_shape_in_bfloat16_two_fifths_less_is_kept(tmp_path: Path) -> 
     for module in core.base.modules():
         vars(module).pop("forward", None)
     whole = core.packer._measure()  # by transformers' own layers
-    assert less <= 0.55 * whole and plain <= 0.87 * whole
+    assert less <= 0.5 * whole and plain <= 0.87 * whole

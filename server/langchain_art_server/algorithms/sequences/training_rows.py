@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire.turn_links import common_prefix_length
@@ -19,6 +19,8 @@ from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 
 #: A logprob may be this far above 0: rounding of a sampler's log-softmax.
 LOGPROB_SLACK = 1e-6
+#: A row may leave its neighbours if no more than one of so many of its tokens is copied.
+ASIDE = 16
 
 
 @dataclass(frozen=True)
@@ -274,18 +276,49 @@ def prefix_order(rows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 def forest_groups(rows: Sequence[Sequence[int]], budget: int) -> list[list[int]]:
     """Group rows (token ids), in the order of their tokens, so that distinct tokens fit a budget.
 
-    A row longer than the budget goes alone. Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and
-    a budget of 4 give ``[[0, 2], [1]]``, indices of rows.
+    If that makes fewer groups, a later row follows where the next one does not fit: the one that
+    leaves least of the budget, and of which few tokens are copied (`ASIDE`). A row longer than the
+    budget goes alone. Example: rows of the tokens 1 2 3, 7 7 7 and 1 2 4 and a budget of 4 give
+    ``[[0, 2], [1]]``, indices of rows.
     """
+    order = prefix_order(rows)
+    return min(
+        _filled(rows, order, budget, aside=False), _filled(rows, order, budget, aside=True), key=len
+    )
+
+
+def _filled(
+    rows: Sequence[Sequence[int]], order: list[tuple[int, int]], budget: int, *, aside: bool
+) -> list[list[int]]:
     groups: list[list[int]] = []
-    filled = 0
-    for index, new in prefix_order(rows):
-        if not groups or filled + new > budget:
-            groups.append([])
-            filled, new = 0, len(rows[index])
-        groups[-1].append(index)
-        filled += new
+    # Each row with the number of tokens that it shares with the one before.
+    rest = [(index, len(rows[index]) - new) for index, new in order]
+    while rest:
+        groups.append([rest[0][0]])
+        room = budget - len(rows[rest.pop(0)[0]])
+        while rest:
+            at, new = 0, len(rows[rest[0][0]]) - rest[0][1]
+            if new > room:
+                others = _others(rows, rest, room) if aside else iter(())
+                at, new = max(others, key=lambda one: one[1], default=(0, 0))
+                if not at:
+                    break
+                rest[at + 1 : at + 2] = [(i, min(n, rest[at][1])) for i, n in rest[at + 1 : at + 2]]
+            groups[-1].append(rest.pop(at)[0])
+            room -= new
     return groups
+
+
+def _others(
+    rows: Sequence[Sequence[int]], rest: Sequence[tuple[int, int]], room: int
+) -> Iterator[tuple[int, int]]:
+    """Places of later rows that fit, and their tokens that the rows before all do not have."""
+    shared = list(accumulate((shared for _, shared in rest), min))
+    for at in range(1, len(rest)):
+        length = len(rows[rest[at][0]])
+        copied = max(one for _, one in rest[at : at + 2]) - shared[at]
+        if length - shared[at] <= room and copied * ASIDE <= length:
+            yield at, length - shared[at]
 
 
 def shares(rows: Sequence[Sequence[int]], count: int, *, merged: bool = True) -> list[list[int]]:

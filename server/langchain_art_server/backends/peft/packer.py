@@ -259,19 +259,21 @@ class Packer:
         length = LEAST if self._device.type == "cuda" else 64
         row = Row([1] * length, [0] * (length - 1) + [1], [0.0] * length, [0.0] * length)
         known = self._weights()
-        found: dict[int, int] = {}
+        found: dict[int, torch.UntypedStorage] = {}
+        held = list[int]()
 
         def note(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in known:
-                found[storage.data_ptr()] = storage.nbytes()
+                found[storage.data_ptr()] = storage
             return tensor
 
-        def visit(_logprobs_T: Tensor, _terms_T: Tensor) -> None: ...
+        def visit(_logprobs_T: Tensor, _terms_T: Tensor) -> None:
+            held.append(sum(storage.nbytes() for storage in found.values()))
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self.pack([row], CountedTokens.of([row]), length).sweep(self._scorer, visit)
-        return max(1.0, sum(found.values()) / length)
+        return max(1.0, *held) / length
 
 
 #: Most difference of the two gradients over their size, in a dtype of 32 bits or more.

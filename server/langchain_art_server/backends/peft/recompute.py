@@ -4,8 +4,8 @@ Norms compute in float32 and keep their input in it; a gated MLP keeps four tens
 width, of which two are products of the others. Both are a small part of a step's time and most of
 its memory. Here a norm keeps its input as it came, attention and an MLP that of the norm before
 them, and an MLP the outputs of its first two projections; the rest is computed again, once, by the
-same functions from the same numbers. Matrix products are kept: unlike gradient checkpointing, no
-layer runs twice.
+same functions from the same numbers. So are queries and keys that have norms of their own, in a
+forest (`Turned`). Matrix products are kept: unlike gradient checkpointing, no layer runs twice.
 
 In 16 bits a norm of Llama's kind (Qwen's, Mistral's) keeps its input as it came in any case, and is
 torch's, a kernel of its own on a GPU: the same numbers, rounded where transformers rounds them.
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable, Generator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -32,6 +32,12 @@ GATED = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
 AGAIN = "_langchain_art_again"
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+#: Lines of an attention of transformers whose queries and keys are a norm's output, turned.
+TURNED = (
+    "query_states = self.q_norm(self.q_proj(hidden_states).view(hidden_shape)).transpose(1, 2)",
+    "key_states = self.k_norm(self.k_proj(hidden_states).view(hidden_shape)).transpose(1, 2)",
+    "query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin)",
+)
 
 
 class Recompute:
@@ -68,6 +74,11 @@ class Recompute:
             if made := getattr(x, AGAIN, None):
                 for name in PROJECTIONS:
                     stack.enter_context(_within(getattr(attention, name), _instead(x, made)))
+            forest, positions = options.get("forest"), options.get("position_embeddings")
+            if self.on and forest and positions and _turns(type(attention)):
+                forest.turned[attention.layer_idx] = turned = Turned(type(attention), positions)
+                for norm in (attention.q_norm, attention.k_norm):
+                    stack.callback(norm.register_forward_hook(turned.note).remove)
             return type(attention).forward(attention, *args, **options)
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
@@ -105,6 +116,50 @@ class _Made:
         inputs, output = self.again()
         self._again = None
         return torch.autograd.grad(output, inputs, grads)
+
+
+class Turned:
+    """Makes an attention's queries and keys again: the outputs of norms, with positions."""
+
+    def __init__(self, kind: type, positions: tuple[Tensor, Tensor]) -> None:
+        self._turn = inspect.unwrap(kind.forward).__globals__["apply_rotary_pos_emb"]
+        self._positions, self._mades = positions, list[_Made | None]()
+
+    def note(self, _norm: Any, _inputs: Any, output: Tensor) -> None:
+        """Hook of both norms."""
+        self._mades.append(getattr(output, AGAIN, None))
+
+    def forget(
+        self,
+        output: Tensor,
+        tensors: Sequence[Tensor],
+        lay: Callable[[Tensor, Tensor], Sequence[Tensor]],
+    ) -> None:
+        """Free the memory of what an output was made from, until that is needed for its gradient.
+
+        The tensors are what `lay` makes of queries and keys, and nobody else's.
+        """
+        mades = [made for made in self._mades if made]
+        kept = [(one, one.untyped_storage().nbytes()) for one in tensors]
+        if len(mades) < 2 or output.grad_fn is None or any(one.nbytes < n for one, n in kept):
+            return
+
+        def fill(_grads: Any) -> None:
+            with torch.no_grad():
+                query, key = (made.again()[1].detach().transpose(1, 2) for made in mades)
+                again = lay(*self._turn(query, key, *self._positions))
+            for (one, size), made in zip(kept, again, strict=False):
+                one.untyped_storage().resize_(size)
+                one.data.copy_(made)  # to autograd, nothing has changed
+            kept.clear()
+
+        for one, _ in kept:
+            one.untyped_storage().resize_(0)
+        output.grad_fn.register_prehook(fill)
+
+
+def _turns(kind: type[nn.Module]) -> bool:
+    return all(line in _body(kind) for line in TURNED)
 
 
 def _instead(tensor: Tensor, made: _Made | None) -> contextlib.AbstractContextManager[Any]:
@@ -153,6 +208,7 @@ def _gated(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
     return act(gate) * up
 
 
+@cache
 def _body(kind: type[nn.Module]) -> str:
     """Source of a forward pass, without its first line; empty if it has none."""
     try:

@@ -103,6 +103,10 @@ class Blocks:
             seq_lengths=(len(self._place), len(self._order)),
         )
 
+    def lay(self, x_1HPD: Tensor) -> Tensor:
+        """Queries or keys as `attend` keeps them."""
+        return _whole_blocks(x_1HPD)
+
     def attend(
         self,
         q_1HPD: Tensor,

@@ -81,6 +81,10 @@ class Tiles:
             for a, b in image_spans(tokens_P, last_N)
         ]
 
+    def lay(self, x_1HPD: Tensor) -> Tensor:
+        """Queries or keys as `attend` keeps them."""
+        return x_1HPD
+
     def attend(
         self,
         q_1HPD: Tensor,

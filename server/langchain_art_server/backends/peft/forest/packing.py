@@ -41,6 +41,7 @@ from langchain_art_server.backends.peft.logprob_scoring import (
     report,
     visit_terms,
 )
+from langchain_art_server.backends.peft.recompute import Turned
 
 #: See `token_cost`; measured on CPU.
 PIECE = 50
@@ -66,6 +67,8 @@ class ForestPass:
         self.kept: dict[int, KeysValues] | None = {} if keep else None
         #: Inputs of the convolutions, for each layer that has one.
         self.mixed: dict[int, Tensor] = {}
+        #: For each layer that computes queries and keys again, what does.
+        self.turned: dict[int, Turned] = {}
         #: The layers that ran so, with the windows to which they attended.
         self.ran: dict[int, int | None] = {}
 
@@ -113,12 +116,23 @@ def forest_attention(
     if forest.kept is not None:
         # Gradient checkpointing computes a layer twice: the first time counts.
         forest.kept.setdefault(layer, (key[0], value[0]))
-    if layer in forest.above:
-        above_k, above_v = forest.above[layer]
-        key, value = torch.cat([above_k[None], key], 2), torch.cat([above_v[None], value], 2)
+    (above_k, above_v), attention = forest.above.get(layer, (None, None)), forest.attention
+
+    def lay(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return attention.lay(query), attention.lay(_below(above_k, key))
+
+    query, key = lay(query, key)
+    value = _below(above_v, value)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = options.get("s_aux")
-    return forest.attention.attend(query, key, value, scale, window, sinks), None
+    out = attention.attend(query, key, value, scale, window, sinks)
+    if turned := forest.turned.pop(layer, None):
+        turned.forget(out, [query, key] if forest.kept is None else [query], lay)
+    return out, None
+
+
+def _below(above: Tensor | None, own_1KPD: Tensor) -> Tensor:
+    return own_1KPD if above is None else torch.cat([above[None], own_1KPD], 2)
 
 
 def windows_of(config: PreTrainedConfig) -> list[int | None]:
