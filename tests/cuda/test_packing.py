@@ -108,7 +108,7 @@ def test_short_rows_are_made_into_small_parts_and_computed_once(
 
 @pytest.mark.parametrize(
     ("launches", "way"),
-    [(0.0, Way.PLAIN), (100.0, Way.PLAIN), (130.0, Way.AGAIN), (1000.0, Way.CHECKPOINT)],
+    [(0.0, Way.PLAIN), (100.0, Way.PLAIN), (200.0, Way.AGAIN), (1000.0, Way.CHECKPOINT)],
 )
 def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
     launches: float, way: Way, core: LearnerCore, monkeypatch: pytest.MonkeyPatch

@@ -266,9 +266,14 @@ def test_layers_of_parts_that_others_hang_below_are_computed_again_to_the_bit(
         assert one is not None and other is not None and torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
-    padded: bool, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    padded: bool,
+    dtype: str,
+    models: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Freed after the forward pass, made again for the layer's backward pass and freed again."""
     passed: list[torch.UntypedStorage] = []
@@ -292,7 +297,7 @@ def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
         return logprobs_T.sum()
 
     monkeypatch.setattr(packing, "Tiles", Noted)
-    core = LearnerCore(str(models["qwen3"]))
+    core = LearnerCore(str(models["qwen3"]), dtype=dtype)
     core._hold(shake(fresh(core, tmp_path)))
     layout = core.batch(branching_rows(40), TrainConfig(tokens_per_microbatch=64)).packing
     assert isinstance(layout, packing.ForestRows)
@@ -310,7 +315,7 @@ def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
         assert all(one.expired() for one in ended)
     for one, other in zip(*gradients, strict=True):
         assert one is not None and other is not None
-        assert (one - other).norm() < 1e-5 * one.norm()
+        assert (one - other).norm() <= (1e-5 if dtype == "float32" else 0) * one.norm()
 
 
 def test_of_qwen3s_shape_in_bfloat16_half_is_kept(tmp_path: Path) -> None:

@@ -23,7 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaRMSNorm,
+    apply_rotary_pos_emb,
+    rotate_half,
+)
 
 #: The gated MLP of transformers: with it, `_mlp` is the same function.
 GATED = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
@@ -76,7 +80,7 @@ class Recompute:
                     stack.enter_context(_within(getattr(attention, name), _instead(x, made)))
             forest, positions = options.get("forest"), options.get("position_embeddings")
             if self.on and forest and positions and _turns(type(attention)):
-                forest.turned[attention.layer_idx] = turned = Turned(type(attention), positions)
+                forest.turned[attention.layer_idx] = turned = Turned(positions)
                 for norm in (attention.q_norm, attention.k_norm):
                     stack.callback(norm.register_forward_hook(turned.note).remove)
             return type(attention).forward(attention, *args, **options)
@@ -119,47 +123,71 @@ class _Made:
 
 
 class Turned:
-    """Makes an attention's queries and keys again: the outputs of norms, with positions."""
+    """Makes an attention's queries and keys again: outputs of norms, turned by their positions."""
 
-    def __init__(self, kind: type, positions: tuple[Tensor, Tensor]) -> None:
-        self._turn = inspect.unwrap(kind.forward).__globals__["apply_rotary_pos_emb"]
+    def __init__(self, positions: tuple[Tensor, Tensor]) -> None:
         self._positions, self._mades = positions, list[_Made | None]()
 
     def note(self, _norm: Any, _inputs: Any, output: Tensor) -> None:
-        """Hook of both norms."""
+        """Hook of the norms of queries and of keys."""
         self._mades.append(getattr(output, AGAIN, None))
 
-    def forget(
-        self,
-        output: Tensor,
-        tensors: Sequence[Tensor],
-        lay: Callable[[Tensor, Tensor], Sequence[Tensor]],
-    ) -> None:
-        """Free the memory of what an output was made from, until that is needed for its gradient.
+    def forget(self, output: Tensor, inputs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+        """Free the memory of an attention's inputs until its backward pass, if they can be made.
 
-        The tensors are what `lay` makes of queries and keys, and nobody else's.
+        Args:
+            output: of the attention.
+            inputs: its queries (1, H, tokens, D) and, unless others need them, its keys, as it
+                keeps them, with the keys (K, above, D) that stand before its own. What stands
+                behind them is zero.
         """
         mades = [made for made in self._mades if made]
-        kept = [(one, one.untyped_storage().nbytes()) for one in tensors]
-        if len(mades) < 2 or output.grad_fn is None or any(one.nbytes < n for one, n in kept):
+        kept = [(*one, one[0].untyped_storage().nbytes()) for one in inputs]
+        whole = all(one.nbytes == size and one.dtype is self._dtype for one, _, size in kept)
+        if len(mades) < 2 or output.grad_fn is None or not whole:
             return
 
+        @torch.no_grad()
         def fill(_grads: Any) -> None:
-            with torch.no_grad():
-                query, key = (made.again()[1].detach().transpose(1, 2) for made in mades)
-                again = lay(*self._turn(query, key, *self._positions))
-            for (one, size), made in zip(kept, again, strict=False):
+            for (one, above_KAD, size), made in zip(kept, mades, strict=False):
                 one.untyped_storage().resize_(size)
-                one.data.copy_(made)  # to autograd, nothing has changed
+                made_1HPD = made.again()[1].detach().transpose(1, 2)
+                start = 0 if above_KAD is None else above_KAD.shape[1]
+                end = start + made_1HPD.shape[2]
+                into = one.data  # to autograd, nothing has changed
+                if above_KAD is not None:
+                    into[0, :, :start] = above_KAD
+                into[:, :, end:] = 0
+                _turn(made_1HPD, *self._positions, into[:, :, start:end])
             kept.clear()
 
-        for one, _ in kept:
+        for one, _, _ in kept:
             one.untyped_storage().resize_(0)
         output.grad_fn.register_prehook(fill)
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self._positions[0].dtype
 
+
+def _turn(x_1HPD: Tensor, cos_1PD: Tensor, sin_1PD: Tensor, into_1HPD: Tensor) -> None:
+    """Transformers' `apply_rotary_pos_emb`, to the bit, with little more than half its traffic."""
+    cos, sin = cos_1PD[:, None], sin_1PD[:, None]
+    half = x_1HPD.shape[-1] // 2
+    torch.mul(x_1HPD, cos, out=into_1HPD)
+    into_1HPD[..., :half] -= x_1HPD[..., half:] * sin[..., :half]
+    into_1HPD[..., half:] += x_1HPD[..., :half] * sin[..., half:]
+
+
+@cache
 def _turns(kind: type[nn.Module]) -> bool:
-    return all(line in _body(kind) for line in TURNED)
+    """True if an attention's queries and keys are made as `Turned` makes them."""
+    if any(line not in _body(kind) for line in TURNED):
+        return False
+    names = inspect.unwrap(kind.forward).__globals__
+    functions = (apply_rotary_pos_emb, rotate_half)
+    found = ((names.get(function.__name__), function) for function in functions)
+    return all(one and inspect.getsource(one) == inspect.getsource(f) for one, f in found)
 
 
 def _instead(tensor: Tensor, made: _Made | None) -> contextlib.AbstractContextManager[Any]:

@@ -116,23 +116,18 @@ def forest_attention(
     if forest.kept is not None:
         # Gradient checkpointing computes a layer twice: the first time counts.
         forest.kept.setdefault(layer, (key[0], value[0]))
-    (above_k, above_v), attention = forest.above.get(layer, (None, None)), forest.attention
-
-    def lay(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return attention.lay(query), attention.lay(_below(above_k, key))
-
-    query, key = lay(query, key)
-    value = _below(above_v, value)
+    above_k, above_v = forest.above.get(layer, (None, None))
+    if above_k is not None and above_v is not None:
+        key, value = torch.cat([above_k[None], key], 2), torch.cat([above_v[None], value], 2)
+    turned = forest.turned.pop(layer, None)
+    if turned is not None:
+        query, key = forest.attention.lay(query), forest.attention.lay(key)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks = options.get("s_aux")
-    out = attention.attend(query, key, value, scale, window, sinks)
-    if turned := forest.turned.pop(layer, None):
-        turned.forget(out, [query, key] if forest.kept is None else [query], lay)
+    out = forest.attention.attend(query, key, value, scale, window, sinks)
+    if turned is not None:
+        turned.forget(out, [(query, None), *([(key, above_k)] if forest.kept is None else [])])
     return out, None
-
-
-def _below(above: Tensor | None, own_1KPD: Tensor) -> Tensor:
-    return own_1KPD if above is None else torch.cat([above[None], own_1KPD], 2)
 
 
 def windows_of(config: PreTrainedConfig) -> list[int | None]:
