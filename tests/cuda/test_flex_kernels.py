@@ -114,7 +114,7 @@ def cuda_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ratio", [1, 2, 4, 5, 7, 8])
 @pytest.mark.usefixtures("as_on_cuda", "cuda_choices")
 def test_every_length_of_a_part_has_a_kernel(ratio: int) -> None:
-    for tokens in (7, 33, 63, 100, 300):
+    for tokens in (7, 33, 63, 100, 300) if ratio in (1, 7) else (33, 100):
         torch._dynamo.reset()
         with pytest.raises(InductorError) as error:
             attend(heads=2 * ratio, keys=2, new=tokens, grad=False)

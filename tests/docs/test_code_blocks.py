@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import tomllib
@@ -122,15 +123,19 @@ def problem_with(words: list[str]) -> str | None:
     return None
 
 
+#: A Typer application's command, made once.
+command_of = functools.cache(typer.main.get_command)
+
+
 def problem_with_ours(arguments: list[str]) -> str | None:
-    command: Any = typer.main.get_command(app)
+    command: Any = command_of(app)
     while hasattr(command, "commands") and arguments and not arguments[0].startswith("-"):
         name, *arguments = arguments
         if name not in command.commands:
             return f"langchain-art has no command {name}"
         command = command.commands[name]
         if name in SERVER_COMMANDS:  # their options are the server's own
-            command = typer.main.get_command(SERVER_COMMANDS[name])
+            command = command_of(SERVER_COMMANDS[name])
             command = getattr(command, "commands", {}).get(name, command)
         if name == "demo" and arguments and not arguments[0].startswith("-"):
             train = import_module(f"examples.{find_example(arguments[0])}.train")
