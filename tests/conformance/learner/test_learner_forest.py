@@ -137,12 +137,22 @@ def test_a_later_row_fills_what_the_next_one_leaves_of_a_budget() -> None:
     assert forest_groups(rows, 100) == [[0, 3], [1, 2]]  # 40 of the 40 that are left, not 35
     # As many groups: the order stays.
     assert forest_groups(rows[:3], 100) == [[0], [1, 2]]
+    # One token too long for the rest.
+    longer = [[first, *[9] * more] for first, more in enumerate((59, 64, 40, 34))]
+    assert forest_groups(longer, 100) == [[0], [1], [2, 3]]
     # Its neighbour would be left with a copy of most of it.
     rows[2:] = [[2, *[9] * 30, last, 9, 9, 9] for last in (1, 2)]
     assert forest_groups(rows, 100) == [[0], [1, 2], [3]]
 
 
-@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), max_size=12), st.integers(1))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 40)).map(lambda row: [row[0]] * (1 + row[1]))
+        | st.lists(st.integers(0, 2), min_size=1, max_size=40),
+        max_size=12,
+    ),
+    st.integers(1, 60),
+)
 def test_groups_hold_each_row_once_and_no_more_than_the_budget(
     rows: list[list[int]], budget: int
 ) -> None:
