@@ -114,11 +114,28 @@ def cuda_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ratio", [1, 2, 4, 5, 7, 8])
 @pytest.mark.usefixtures("as_on_cuda", "cuda_choices")
 def test_every_length_of_a_part_has_a_kernel(ratio: int) -> None:
-    for tokens in (7, 33, 63, 100, 300) if ratio in (1, 7) else (33, 100):
+    for tokens in (7, 33, 63, 100, 300):
         torch._dynamo.reset()
         with pytest.raises(InductorError) as error:
             attend(heads=2 * ratio, keys=2, new=tokens, grad=False)
         assert "Chosen: flex" in str(error.value), f"{tokens} tokens: {error.value}"
+
+
+@pytest.mark.parametrize("new", [300, 384])
+def test_the_kernel_keeps_what_was_laid_and_no_copy(
+    new: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[torch.Tensor] = []
+
+    def kernel(q: torch.Tensor, k: torch.Tensor, *_values: Any, **_options: Any) -> torch.Tensor:
+        given.extend((q, k))
+        return q
+
+    monkeypatch.setattr(attention_flex, "flex_attention", kernel)
+    part = chain(new)
+    laid = [part.lay(torch.zeros(1, new, 2, WIDTH).transpose(1, 2)) for _ in range(2)]
+    part.attend(*laid, torch.zeros(1, 2, new, WIDTH), 0.25)
+    assert [one.data_ptr() for one in given] == [one.data_ptr() for one in laid]
 
 
 #: New tokens, tokens above and whether a backward pass follows, in the order in which a learner

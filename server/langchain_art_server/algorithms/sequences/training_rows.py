@@ -299,7 +299,7 @@ def _filled(
         while rest:
             at, new = 0, len(rows[rest[0][0]]) - rest[0][1]
             if new > room:
-                others = _others(rows, rest, room) if aside else iter(())
+                others = _others(rows, rest, room) if aside else ()
                 at, new = max(others, key=lambda one: one[1], default=(0, 0))
                 if not at:
                     break

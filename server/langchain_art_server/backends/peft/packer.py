@@ -273,7 +273,7 @@ class Packer:
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self.pack([row], CountedTokens.of([row]), length).sweep(self._scorer, visit)
-        return max(1.0, *held) / length
+        return max(1.0, sum(held) / length)
 
 
 #: Most difference of the two gradients over their size, in a dtype of 32 bits or more.

@@ -143,7 +143,8 @@ class Turned:
         """
         mades = [made for made in self._mades if made]
         kept = [(*one, one[0].untyped_storage().nbytes()) for one in inputs]
-        whole = all(one.nbytes == size and one.dtype is self._dtype for one, _, size in kept)
+        dtype = self._positions[0].dtype
+        whole = all(one.nbytes == size and one.dtype is dtype for one, _, size in kept)
         if len(mades) < 2 or output.grad_fn is None or not whole:
             return
 
@@ -164,10 +165,6 @@ class Turned:
         for one, _, _ in kept:
             one.untyped_storage().resize_(0)
         output.grad_fn.register_prehook(fill)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self._positions[0].dtype
 
 
 def _turn(x_1HPD: Tensor, cos_1PD: Tensor, sin_1PD: Tensor, into_1HPD: Tensor) -> None:

@@ -177,12 +177,13 @@ def _padded(values: Ints, filler: int) -> Ints:
 
 
 def _whole_blocks(x_1HPD: Tensor) -> Tensor:
-    """The tensor with zeros behind its tokens, always of one memory layout.
+    """The tensor with zeros behind its tokens, always of one memory layout; itself if it is so.
 
     It is token by token, as projections are, and so is what is attended: no layer keeps a copy.
     """
-    missing = _padded_length(x_1HPD.shape[2]) - x_1HPD.shape[2]
-    whole_1PHD = functional.pad(x_1HPD.transpose(1, 2), (0, 0, 0, 0, 0, missing))
+    whole_1PHD = x_1HPD.transpose(1, 2)
+    if missing := _padded_length(x_1HPD.shape[2]) - x_1HPD.shape[2]:
+        whole_1PHD = functional.pad(whole_1PHD, (0, 0, 0, 0, 0, missing))
     return whole_1PHD.contiguous().transpose(1, 2)
 
 

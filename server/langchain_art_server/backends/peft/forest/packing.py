@@ -116,8 +116,9 @@ def forest_attention(
     if forest.kept is not None:
         # Gradient checkpointing computes a layer twice: the first time counts.
         forest.kept.setdefault(layer, (key[0], value[0]))
-    above_k, above_v = forest.above.get(layer, (None, None))
-    if above_k is not None and above_v is not None:
+    above_k = None
+    if layer in forest.above:
+        above_k, above_v = forest.above[layer]
         key, value = torch.cat([above_k[None], key], 2), torch.cat([above_v[None], value], 2)
     turned = forest.turned.pop(layer, None)
     if turned is not None:
