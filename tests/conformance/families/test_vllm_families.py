@@ -1,9 +1,14 @@
-"""Every family that the docs name, on the real vLLM: sampling, tool calls, training and swaps."""
+"""Every family that the docs name, on the real vLLM: sampling, tool calls, training and swaps.
+
+`make test-vllm` runs one of each kind: plain and latent attention, and what does not run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +27,7 @@ from tests.support.families import (
     save_family,
     vllm_row,
 )
+from tests.support.soak import in_soak
 from tests.support.vllm_engine import vllm_table
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -30,6 +36,8 @@ TRITON = "AttributeError: module 'triton.language' has no attribute 'float32'"
 #: What vLLM says of the families that its build for a CPU does not run.
 REFUSED = {"Qwen3 MoE": TRITON, "DeepSeek V3, Kimi K2": TRITON, "gpt-oss": TRITON}
 RUN = [family for family in ON_VLLM if family not in REFUSED]
+#: Those that `make test-vllm` runs.
+PART = ("Qwen3", "DeepSeek V3, its dense layers", "Qwen3 MoE")
 #: On a CPU with AMX, vLLM's latent attention is a kernel for bfloat16 unless another one is named.
 ANY_DTYPE = {"args": ["--attention-backend=CPU_MLA"]}
 
@@ -40,7 +48,13 @@ def started(family: str, folder: Path) -> AbstractContextManager[VllmSamples]:
     return on_vllm(model, folder / "data", sampler=vllm_table(**latent))
 
 
-@pytest.mark.parametrize("family", RUN)
+def sliced(families: Iterable[str]) -> Iterator[Any]:
+    for family in families:
+        soak = [in_soak, pytest.mark.soak("V1", 1, f"{family} on vLLM")]
+        yield pytest.param(family, marks=[] if family in PART else soak)
+
+
+@pytest.mark.parametrize("family", sliced(RUN))
 def test_what_vllm_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None:
     with started(family, tmp_path) as sampler:
         learner = LearnerCore(str(tmp_path / "model"), "cpu")
@@ -53,7 +67,7 @@ def test_what_vllm_sampled_is_what_is_trained(family: str, tmp_path: Path) -> No
     check_row(vllm_row(family, one), on_vllm=True)
 
 
-@pytest.mark.parametrize("family", REFUSED)
+@pytest.mark.parametrize("family", sliced(REFUSED))
 def test_what_vllm_does_not_run_it_still_does_not_run(family: str, tmp_path: Path) -> None:
     """If it runs now, take it out of `REFUSED`."""
     with pytest.raises(ArtError), started(family, tmp_path):

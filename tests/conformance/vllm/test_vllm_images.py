@@ -22,6 +22,7 @@ from tests.conformance.learner.test_images import (
 )
 from tests.support.families import VllmSamples, on_vllm
 from tests.support.tiny_models import LocalSampler, save_adapter, with_adapter
+from tests.support.soak import in_soak
 from tests.support.vision_models import picture, save_vision_model
 from tests.support.vllm_engine import vllm_table
 
@@ -31,6 +32,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.xdist_group("vllm-images"),
 ]
+SOAK = [in_soak, pytest.mark.soak("V2", 1, "a second family with images on vLLM")]
 #: Noise, which two ways to resize make two images of; and one that is transparent.
 NOISE, GLASS = probe_image(), picture((200, 30, 90, 100))
 SEEN = [(RED,), (BLUE,), (RED, BLUE), (), (RED, RED), (NOISE,), (GLASS,)]
@@ -38,7 +40,7 @@ SEEN = [(RED,), (BLUE,), (RED, BLUE), (), (RED, RED), (NOISE,), (GLASS,)]
 
 # vLLM wants a processor of videos with Qwen's models, and a line break among Gemma's tokens: the
 # small models of these families have neither.
-@pytest.fixture(scope="module", params=["LLaVA", "SmolVLM"])
+@pytest.fixture(scope="module", params=["LLaVA", pytest.param("SmolVLM", marks=SOAK)])
 def seeing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[VllmSamples, Path]]:

@@ -36,7 +36,7 @@ from langchain_art_server.backends.base import ChatReply
 from tests.support.engines import engines, part_of
 from tests.support.environments import unsloth_python
 from tests.support.live_server import ForkedServer
-from tests.support.soak import share
+from tests.support.soak import in_soak, share
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
 from tests.support.vllm_engine import children, command, gone, vllm_table, wide_model
 
@@ -99,6 +99,8 @@ def pairs() -> Iterator[Any]:
         name = f"{sampler}-{learner}"
         if sampler == "vllm":
             marks += [pytest.mark.vllm, pytest.mark.xdist_group(name)]
+        if name == "vllm-ranks":  # each of the two is in another pair
+            marks += [in_soak, pytest.mark.soak("V3", 1, "vLLM with two ranks of the learner")]
         yield pytest.param((sampler, learner), id=name, marks=marks)
 
 
