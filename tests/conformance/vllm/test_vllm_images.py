@@ -21,8 +21,8 @@ from tests.conformance.learner.test_images import (
     rows_of,
 )
 from tests.support.families import VllmSamples, on_vllm
-from tests.support.tiny_models import LocalSampler, save_adapter, with_adapter
 from tests.support.soak import in_soak
+from tests.support.tiny_models import LocalSampler, save_adapter, with_adapter
 from tests.support.vision_models import picture, save_vision_model
 from tests.support.vllm_engine import vllm_table
 
