@@ -49,7 +49,7 @@ test-vllm: install  ## the tests that need vLLM, whose CPU build they install fo
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder -m vllm
 
 test-launch: install  ## the tests that need SkyPilot, which they install for themselves (330 MB)
-	$(BIN)/python -m pytest -m skypilot
+	$(BIN)/python -m pytest -m skypilot tests/integration_tests/launch
 
 soak: install  ## the whole of what the tests of endurance show a part of, reported in docs/soak.md; hours. ART_SOAK=0.1: a tenth of it
 	ART_SOAK=$(or $(ART_SOAK),1) $(BIN)/python -m pytest -p tests.support.soak_report -m soak
@@ -60,8 +60,7 @@ test-fast: install  ## all but the slow tests
 check: install node_modules/.installed  ## lint, formatting, types of Python and of the page, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/pyright -p benchmarks
+	$(BIN)/pyright & first=$$!; $(BIN)/pyright -p benchmarks; second=$$?; wait $$first && exit $$second
 	$(BIN)/lint-imports
 	$(BIN)/node node_modules/typescript/bin/tsc
 
