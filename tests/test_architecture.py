@@ -306,6 +306,14 @@ def test() -> None:
             assert not spans_that_must_be_short(node), (path, node.name)
 
 
+def test_make_finds_every_test_that_needs_skypilot() -> None:
+    mark, makefile = "mark." + "skypilot", (REPO / "Makefile").read_text()
+    marked = [path for path in sources(REPO / "tests") if mark in path.read_text()]
+    assert marked
+    for path in marked:
+        assert f"-m skypilot {path.parent.relative_to(REPO)}\n" in makefile, path
+
+
 def test_a_type_hint_file_ships_with_each_package() -> None:
     assert (CLIENT / "py.typed").exists()
     assert (SERVER / "py.typed").exists()

@@ -93,13 +93,14 @@ class Pair(ForkedServer):
         return found
 
 
-def pairs() -> Iterator[Any]:
+def pairs(*, start: bool) -> Iterator[Any]:
+    """All of them; of those that `start`, one is for ``make soak``."""
     for sampler, learner in BROKEN:
         marks = [pytest.mark.slow, pytest.mark.timeout(900)]
         name = f"{sampler}-{learner}"
         if sampler == "vllm":
             marks += [pytest.mark.vllm, pytest.mark.xdist_group(name)]
-        if name == "vllm-ranks":  # each of the two is in another pair
+        if start and name == "vllm-ranks":  # each of the two is in another pair
             marks += [in_soak, pytest.mark.soak("V3", 1, "vLLM with two ranks of the learner")]
         yield pytest.param((sampler, learner), id=name, marks=marks)
 
@@ -109,7 +110,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wide_model(tmp_path_factory.mktemp("pairs") / "model")
 
 
-@pytest.fixture(scope="module", params=list(pairs()))
+@pytest.fixture(scope="module", params=list(pairs(start=True)))
 def pair(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
@@ -336,7 +337,7 @@ def test_the_rest_of_the_story(pair: Pair, client: ArtClient, tmp_path: Path) ->
         part(pair, client, folder)
 
 
-@pytest.mark.parametrize("names", list(pairs()))
+@pytest.mark.parametrize("names", list(pairs(start=False)))
 def test_a_setting_that_is_wrong_for_the_pair_is_refused_in_words(
     names: tuple[str, str], model: Path, tmp_path: Path
 ) -> None:
