@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Lock, Thread, current_thread
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -48,7 +48,7 @@ class Score:
 
     def __post_init__(self) -> None:
         for name, number in {"value": self.value, **self.parts}.items():
-            if isinstance(number, str | bytes) or not _is_within(number):
+            if not _is_within(number):
                 raise ConfigError(
                     f"got {number!r:.80} for a score's {name}, expected a finite number within "
                     f"±{MAX_REWARD:g}; give None instead of a Score for a run that could not be "
@@ -110,8 +110,11 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
     @property
     def cost(self) -> float | None:
         """US dollars spent so far, by it and its parts; None if none of them knows."""
-        values = [one for value in vars(self).values() for one in _members(value)]
-        known = [one.cost for one in values if one.cost is not None]
+        members: list[object] = []
+        for value in vars(self).values():
+            members += value.values() if isinstance(value, Mapping) else [value]
+        costs = [one.cost for one in members if isinstance(one, GroupEvaluator)]
+        known = [cost for cost in costs if cost is not None]
         return math.fsum(known) if known else None
 
     @abstractmethod
@@ -222,12 +225,6 @@ class GroupEvaluator(Runnable[TrajectoryGroup, TrajectoryGroup], ABC):
         }
         merged = tuple(scored.get(run.id, run) for run in group.trajectories)
         return group.model_copy(update={"trajectories": merged})
-
-
-def _members(value: object) -> list[GroupEvaluator]:
-    """The evaluators in an attribute of an evaluator."""
-    found = cast("Mapping[Any, object]", value).values() if isinstance(value, Mapping) else [value]
-    return [one for one in found if isinstance(one, GroupEvaluator)]
 
 
 def with_score(run: Trajectory, key: str, score: Score | None) -> Trajectory:

@@ -241,7 +241,6 @@ def _human(run: Trajectory, human: Human) -> float | None:
 
 
 def _hidden(group: TrajectoryGroup) -> TrajectoryGroup:
-    """The group without its runs' scores, so that the judge cannot read them."""
     blank = {"reward": None, "scores": {}}
     runs = tuple(run.model_copy(update=blank) for run in group.trajectories)
     return group.model_copy(update={"trajectories": runs})

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators import run_facts
@@ -104,7 +104,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The weighted sum for each run; `Score.parts` has the criteria."""
         scenario: Any = group.metadata.get("scenario")
-        known = cast("Scenario", scenario) if isinstance(scenario, Mapping) else {}
+        known = scenario if isinstance(scenario, Mapping) else {}
         weights = self._weights(known)
         return [self._score(run, known, weights) for run in group.trajectories]
 
@@ -149,7 +149,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         required = self._required
         if required is None:
             required = _required(scenario, "completeness", "required_actions")
-        return completeness(run_facts.actions(run), cast("Sequence[str]", required))
+        return completeness(run_facts.actions(run), required)
 
     def _satisfaction(self, run: Trajectory, scenario: Scenario) -> float:
         seconds = 0.0 if self._seconds is None else self._seconds(run)
@@ -208,14 +208,12 @@ def dict_similarity(answer: Any, expected: Any) -> float:
 
 def _alike(left: Any, right: Any) -> float:
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        a, b = cast("Mapping[Any, Any]", left), cast("Mapping[Any, Any]", right)
-        keys = {**a, **b}
-        alike = [_alike(a[key], b[key]) if key in a and key in b else 0.0 for key in keys]
+        shared = {key for key in left if key in right}
+        alike = [_alike(left[k], right[k]) if k in shared else 0.0 for k in {**left, **right}]
         return sum(alike) / len(alike) if alike else 1.0
     if isinstance(left, list) and isinstance(right, list):
-        c, d = cast("list[Any]", left), cast("list[Any]", right)
-        longest = max(len(c), len(d))
-        return sum(map(_alike, c, d)) / longest if longest else 1.0
+        longest = max(len(left), len(right))
+        return sum(map(_alike, left, right)) / longest if longest else 1.0
     if isinstance(left, str) and isinstance(right, str):
         return string_similarity(left, right)
     # True equals 1 in Python, not in JSON.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any
 
 from langchain_art.evaluators.transcript import text_of, tool_calls
 from langchain_art.wire import Message, Trajectory, Turn
@@ -64,7 +64,7 @@ def answer(run: Trajectory) -> Any:
     """
     output = run.output
     if isinstance(output, Mapping) and "messages" in output:
-        messages = cast("list[Message]", output["messages"])
+        messages = output["messages"]
         return text_of(messages[-1].get("content")) if messages else None
     if output is not None:
         return output
@@ -82,7 +82,7 @@ def _messages(run: Trajectory, turns: list[Turn]) -> Iterator[Message]:
         yield from turn.messages
     output = run.output
     if isinstance(output, Mapping) and "messages" in output:
-        last = reversed(cast("list[Message]", output["messages"]))
+        last: list[Message] = output["messages"][::-1]
         yield from takewhile(lambda message: message.get("role") == "tool", last)
 
 

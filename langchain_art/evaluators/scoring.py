@@ -92,13 +92,13 @@ def check_evaluator(evaluator: object) -> Evaluator:
     return cast("Evaluator", evaluator)
 
 
-def cost_of(evaluator: object) -> float | None:
-    """US dollars that an evaluator has spent so far; None if it does not know.
+def cost_of(evaluator: object, before: float | None = None) -> float | None:
+    """US dollars that an evaluator has spent since it had spent `before`; None: it does not know.
 
     It is asked for its `cost`, which `GroupEvaluator` has.
     """
     found = getattr(evaluator, "cost", None)
-    return float(found) if isinstance(found, int | float) else None
+    return float(found) - (before or 0.0) if isinstance(found, int | float) else None
 
 
 async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> TrajectoryGroup:

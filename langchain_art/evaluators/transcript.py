@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from langchain_art.wire import Message, Trajectory, TrajectoryGroup
+from langchain_art.wire import Message, Trajectory
 
 _ROLES = ("system", "developer", "user", "assistant")
 _ERROR_LENGTH = 300
@@ -72,35 +72,17 @@ def transcripts(runs: Sequence[Trajectory], *, labelled: bool) -> list[tuple[Blo
     ]
 
 
-def has_several_nodes(runs: Sequence[Trajectory]) -> bool:
-    """True if the runs' calls come from more than one node."""
-    return len({turn.label for run in runs for turn in run.turns}) > 1
-
-
-def toolsets(group: TrajectoryGroup) -> list[tuple[list[str], list[dict[str, Any]]]]:
-    """The tools that the runs' calls had: (labels of the calls that had them, tools)."""
-    found: dict[str, tuple[dict[str, None], list[dict[str, Any]]]] = {}
-    for run in group.trajectories:
-        for turn in run.turns:
-            if turn.tools:
-                key = compact(turn.tools)
-                nodes, _ = found.setdefault(key, ({}, list(turn.tools)))
-                nodes[turn.label] = None
-    return [(sorted(nodes), tools) for _, (nodes, tools) in sorted(found.items())]
-
-
 def tool_line(tool: Mapping[str, Any]) -> str:
     """A tool as a signature and its description.
 
     Example: ``search(query: string, limit?: integer): Search the inbox.``
     """
-    function = cast("Mapping[str, Any]", tool.get("function") or tool)
-    schema = cast("Mapping[str, Any]", function.get("parameters") or {})
-    properties = cast("Mapping[str, Any]", schema.get("properties") or {})
+    function = tool.get("function") or tool
+    schema = function.get("parameters") or {}
     required = schema.get("required") or ()
     fields = [
         f"{name}{'' if name in required else '?'}: {_type(field)}"
-        for name, field in properties.items()
+        for name, field in (schema.get("properties") or {}).items()
     ]
     described = function.get("description")
     signature = f"{function.get('name', 'tool')}({', '.join(fields)})"
@@ -108,7 +90,7 @@ def tool_line(tool: Mapping[str, Any]) -> str:
 
 
 def _type(field: Any) -> str:
-    given = cast("Mapping[str, Any]", field) if isinstance(field, Mapping) else {}
+    given = field if isinstance(field, Mapping) else {}
     if "enum" in given:
         return "|".join(map(str, given["enum"]))
     kind = given.get("type")
@@ -126,7 +108,8 @@ def _add(
     again = 0
     ordinals: dict[str, int] = {}
     for message in messages:
-        ordinals = _ordinals(message) or ordinals
+        if len(calls := message.get("tool_calls") or ()) > 1:  # their results have their numbers
+            ordinals = {str(call.get("id")): n for n, call in enumerate(calls, 1)}
         new = _blocks(message, ordinals)
         new = sampled.get(new, new)
         if collapse and new in shown:
@@ -139,12 +122,6 @@ def _add(
         blocks.extend(new)
     if again:
         blocks.append(Block("again", str(again)))
-
-
-def _ordinals(message: Message) -> dict[str, int]:
-    """Numbers of several tool calls in one message by their ids, to match their results."""
-    calls = message.get("tool_calls") or ()
-    return {str(call.get("id")): n for n, call in enumerate(calls, 1)} if len(calls) > 1 else {}
 
 
 def _blocks(message: Message, ordinals: Mapping[str, int]) -> tuple[Block, ...]:
@@ -162,8 +139,7 @@ def _blocks(message: Message, ordinals: Mapping[str, int]) -> tuple[Block, ...]:
 
 def tool_calls(message: Message | None) -> list[tuple[str, Any]]:
     """Name and arguments of each tool call of a reply."""
-    calls: list[dict[str, Any]] = (message or {}).get("tool_calls") or []
-    functions = [cast("dict[str, Any]", call.get("function") or {}) for call in calls]
+    functions = [call.get("function") or {} for call in (message or {}).get("tool_calls") or []]
     return [(str(function.get("name")), function.get("arguments")) for function in functions]
 
 
@@ -176,11 +152,10 @@ def text_of(content: Any) -> str:
     if not isinstance(content, list):
         return compact(content)
     parts: list[str] = []
-    for part in cast("list[Any]", content):
+    for part in content:
         if isinstance(part, Mapping):
-            given = cast("Mapping[str, Any]", part)
-            text = given.get("text")
-            parts.append(text if isinstance(text, str) else f"[{given.get('type', 'part')}]")
+            text = part.get("text")
+            parts.append(text if isinstance(text, str) else f"[{part.get('type', 'part')}]")
         else:
             parts.append(str(part))
     return "\n".join(parts)
@@ -191,9 +166,7 @@ def _ending(run: Trajectory, known: set[str]) -> list[Block]:
     ending: list[Block] = []
     if not run.turns and run.input is not None:
         ending.append(Block("input", as_text(run.input)))
-    for text in _outcomes(run):
-        if text and text not in known:
-            ending.append(Block("output", text))
+    ending += [Block("output", text) for text in _outcomes(run) if text and text not in known]
     if run.status != "completed":
         ending.append(Block("ended", f"{run.status} {(run.error or '')[:_ERROR_LENGTH]}".strip()))
     return ending
@@ -206,15 +179,14 @@ def _outcomes(run: Trajectory) -> list[str]:
         return []
     if not isinstance(output, Mapping):
         return [as_text(output)]
-    state = cast("Mapping[str, Any]", output)
-    before = cast("Mapping[str, Any]", run.input) if isinstance(run.input, Mapping) else {}
-    messages = state.get("messages")
+    before = run.input if isinstance(run.input, Mapping) else {}
+    messages = output.get("messages")
     last: str | None = None
     if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
-        last = text_of(cast("Mapping[str, Any]", messages[-1]).get("content"))
+        last = text_of(messages[-1].get("content"))
     rest = {
         key: value
-        for key, value in state.items()
+        for key, value in output.items()
         if before.get(key) != value and not (key == "messages" and last is not None)
     }
     return [last or "", as_text(rest) if rest else ""]
@@ -224,10 +196,9 @@ def _state(output: Any) -> Any:
     """The output without reasoning; ids of tool calls, which are drawn, as ordinals."""
     if not isinstance(output, Mapping):
         return output
-    state = cast("Mapping[str, Any]", output)
-    messages = state.get("messages")
+    messages = output.get("messages")
     if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
-        return state
+        return output
     ordinals: dict[Any, int] = {}
 
     def told(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +210,7 @@ def _state(output: Any) -> Any:
             left["tool_call_id"] = ordinals[id_]
         return left
 
-    return {**state, "messages": [told(one) for one in cast("list[Message]", messages)]}
+    return {**output, "messages": [told(one) for one in messages]}
 
 
 def as_text(value: Any) -> str:

@@ -50,7 +50,7 @@ def as_group(
         raise ConfigError("got no outputs, expected at least one run to score")
     names = run_ids or [f"run-{number}" for number in range(1, len(runs) + 1)]
     right = reference if isinstance(reference, Mapping) else {"answer": reference}
-    given = {**cast("Mapping[str, Any]", right), "input": inputs}
+    given = {**right, "input": inputs}
     scenario = {key: jsonable(value) for key, value in given.items() if value is not None}
     return TrajectoryGroup(
         id=id,
@@ -69,8 +69,7 @@ def candidates(outputs: Any) -> Sequence[Any] | TrajectoryGroup:
 def is_single(outputs: Any) -> bool:
     """True if it is one run: a list of messages only, or anything that is no list or group."""
     if isinstance(outputs, list | tuple):
-        items = cast("Sequence[Any]", outputs)
-        return bool(items) and all(_is_message(item) for item in items)
+        return bool(outputs) and all(map(_is_message, outputs))
     return not isinstance(outputs, TrajectoryGroup)
 
 
@@ -109,15 +108,14 @@ def as_trajectory(output: Any, id: str) -> Trajectory:
 def _messages(output: Any) -> list[BaseMessage] | None:
     found: Any = [output] if isinstance(output, BaseMessage | Mapping) else output
     if isinstance(output, Mapping) and not _is_message(output):
-        found = cast("Mapping[str, Any]", output).get("messages")
-    items = cast("Sequence[Any]", found) if isinstance(found, list | tuple) else ()
-    if not items or not all(map(_is_message, items)):
+        found = output.get("messages")
+    if not (isinstance(found, list | tuple) and found and all(map(_is_message, found))):
         return None
     try:
-        return convert_to_messages(list(items))
+        return convert_to_messages(list(found))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
         raise ConfigError(
-            f"got messages that LangChain cannot read ({error}): {str(items)[:200]}. Expected "
+            f"got messages that LangChain cannot read ({error}): {str(found)[:200]}. Expected "
             "LangChain's messages, or mappings with role and content as OpenAI writes them."
         ) from error
 
@@ -126,8 +124,7 @@ def _is_message(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "role" in value and ("content" in value or "tool_calls" in value)
     if isinstance(value, tuple):
-        pair = cast("tuple[Any, ...]", value)
-        return len(pair) == 2 and pair[0] in ("user", "human", "ai", "assistant", "system")
+        return len(value) == 2 and value[0] in ("user", "human", "ai", "assistant", "system")
     return isinstance(value, BaseMessage)
 
 

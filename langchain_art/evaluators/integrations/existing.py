@@ -8,10 +8,10 @@ Each scores one run at a time, by its output alone. Formats:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from langchain_art._callables import call
@@ -87,7 +87,7 @@ def from_langsmith(
             found: Any = await call(evaluate, run, example)
         results = found["results"] if isinstance(found, Mapping) else [found]
         return [(one.key, one.score if one.score is not None else one.value, one.comment or "")
-                for one in cast("Sequence[Any]", results)]  # fmt: skip
+                for one in results]  # fmt: skip
 
     return _EachRun(ask, _name_of(evaluator, key), key, outputs)
 
@@ -117,7 +117,7 @@ def from_langfuse(
     async def ask(inputs: Any, output: Any, reference: Any) -> _Results:
         given = {"input": inputs, "output": output, "expected_output": reference, "metadata": {}}
         found: Any = await call(partial(judge, **given))
-        results = cast("Sequence[Any]", found) if isinstance(found, list | tuple) else [found]
+        results = found if isinstance(found, list | tuple) else [found]
         return [(one.name, one.value, one.comment or "") for one in results]
 
     return _EachRun(ask, _name_of(evaluator, key), key, outputs)
@@ -151,20 +151,14 @@ def scenarios_of(examples: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 class _EachRun(GroupEvaluator):
-    """Asks for each run of a group by itself."""
-
     def __init__(self, ask: _Ask, name: str, wanted: str | None, outputs: Outputs | None) -> None:
         super().__init__(name)
         self._ask, self._wanted, self._outputs = ask, wanted, outputs
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
-        """The evaluator's score of each run."""
         inputs, reference = _scenario(group)
-        return list(
-            await asyncio.gather(
-                *(self._score(inputs, run, reference) for run in group.trajectories)
-            )
-        )
+        runs = (self._score(inputs, run, reference) for run in group.trajectories)
+        return list(await asyncio.gather(*runs))
 
     async def _score(self, inputs: Any, run: Trajectory, reference: Any) -> Score | None:
         output = run.output if self._outputs is None else self._outputs(run)
@@ -188,16 +182,15 @@ def _scenario(group: TrajectoryGroup) -> tuple[Any, Any]:
     scenario = group.metadata.get("scenario")
     if not isinstance(scenario, Mapping):
         return scenario, None
-    fields = cast("Mapping[str, Any]", scenario)
-    rest = {name: value for name, value in fields.items() if name not in ("id", "input")}
-    return fields.get("input", scenario), rest.get("reference", rest or None)
+    rest = {name: value for name, value in scenario.items() if name not in ("id", "input")}
+    return scenario.get("input", scenario), rest.get("reference", rest or None)
 
 
 def _mapping(value: Any, name: str) -> dict[str, Any] | None:
     """LangSmith's inputs and outputs are mappings: it puts others under one name."""
     if value is None:
         return None
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {name: value}
+    return dict(value) if isinstance(value, Mapping) else {name: value}
 
 
 def _number(value: Any, name: str) -> float | None:

@@ -120,9 +120,7 @@ def _by_input(item_results: Sequence[Any]) -> list[list[Any]]:
 
 def _of(item: Any, field: str) -> Any:
     """A field of a local item (a mapping) or of a data set's item (an object)."""
-    if isinstance(item, Mapping):
-        return cast("Mapping[str, Any]", item).get(field)
-    return getattr(item, field, None)
+    return item.get(field) if isinstance(item, Mapping) else getattr(item, field, None)
 
 
 def _keep(result: Any, evaluations: Sequence[Evaluation], client: Langfuse | None) -> None:

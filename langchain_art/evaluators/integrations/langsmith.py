@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.base import Score, as_evaluator
@@ -115,8 +115,7 @@ def _feedback(key: str, score: Score | None) -> list[dict[str, Any]]:
 
 def _unwrapped(value: Any) -> Any:
     """The value in LangSmith's ``{"output": value}`` or ``{"input": value}``, else as given."""
-    if isinstance(value, Mapping):
-        mapping = cast("Mapping[str, Any]", value)
-        if len(mapping) == 1 and (only := next(iter(mapping))) in ("output", "input"):
-            return mapping[only]
+    if isinstance(value, Mapping) and len(value) == 1:
+        only = next(iter(value))
+        return value[only] if only in ("output", "input") else value
     return value

@@ -162,7 +162,7 @@ class RulerEvaluator(GroupEvaluator):
                 )
             self._count(Spent(decided=1))
             return [None if value is None else Score(value, _KNOWN) for value in known]
-        labelled = transcript.has_several_nodes(runs)
+        labelled = len({turn.label for run in runs for turn in run.turns}) > 1
         told = transcript.transcripts(runs, labelled=labelled)
         distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])
         if len(distinct) < 2 <= len(runs):
@@ -178,7 +178,6 @@ class RulerEvaluator(GroupEvaluator):
         return [by_transcript[blocks] for blocks in told]
 
     async def _compared(self, case: Case, group: str) -> list[Score]:
-        """The scores of a case's runs, the mean of all passes."""
         names = prompt.draw_names(case)
         found = await asyncio.gather(
             *(self._verdict(case, names, order, group) for order in self._orders(case)),
@@ -206,7 +205,6 @@ class RulerEvaluator(GroupEvaluator):
         return orders[:passes]
 
     async def _verdict(self, case: Case, names: Names, order: list[int], group: str) -> list[Score]:
-        """The scores of the case's runs, in the case's order, when shown in `order`."""
         if self._cache is None:
             return await self._asked(self._question(case, names, order), names.ids, group)
         key = self._key(case, order)
@@ -220,7 +218,6 @@ class RulerEvaluator(GroupEvaluator):
     async def _asked(
         self, question: list[BaseMessage], ids: Sequence[str], group: str
     ) -> list[Score]:
-        """Ask until a reply can be used."""
         again: list[BaseMessage] = []
         problem: Exception | None = None
         for attempt in range(self._attempts):
@@ -300,12 +297,15 @@ async def ruler_score_group(
 
 
 def _tools(group: TrajectoryGroup, labelled: bool) -> list[str]:
-    sets = transcript.toolsets(group)
+    """Each set of tools that calls had; of several, with the labels of these calls."""
+    sets: dict[str, tuple[set[str], Sequence[dict[str, Any]]]] = {}
+    for turn in (turn for run in group.trajectories for turn in run.turns if turn.tools):
+        sets.setdefault(transcript.compact(turn.tools), (set(), turn.tools))[0].add(turn.label)
     named = labelled and len(sets) > 1
     return [
-        (f"for {', '.join(nodes)}:\n" if named else "")
+        (f"for {', '.join(sorted(nodes))}:\n" if named else "")
         + "\n".join(map(transcript.tool_line, tools))
-        for nodes, tools in sets
+        for _, (nodes, tools) in sorted(sets.items())
     ]
 
 

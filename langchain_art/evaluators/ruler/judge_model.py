@@ -187,7 +187,7 @@ def identity(judge: object) -> str:
 
 def configured() -> Any:
     """The values for configurable fields with which the present call was made."""
-    given = cast("Mapping[str, Any]", ensure_config().get("configurable") or {})
+    given = ensure_config().get("configurable") or {}
     return {k: v for k, v in given.items() if isinstance(v, str | int | float)}
 
 
@@ -200,11 +200,11 @@ def _described(value: Any, within: tuple[int, ...]) -> Any:
         return "…"
     within = (*within, id(value))
     if isinstance(value, Mapping):
-        return _fields(cast("Mapping[Any, Any]", value).items(), within)
+        return _fields(value.items(), within)
     if isinstance(value, list | tuple):
-        return [_described(one, within) for one in cast("list[Any]", value)]
+        return [_described(one, within) for one in value]
     if isinstance(value, Set):
-        return sorted(compact(_described(one, within)) for one in cast("Set[Any]", value))
+        return sorted(compact(_described(one, within)) for one in value)
     if isinstance(value, FunctionType | MethodType | partial | type):
         return _callable(cast("Any", value), within)
     fields: Iterable[tuple[str, Any]] = ()
@@ -246,7 +246,7 @@ def _constant(value: object) -> Any:
     if isinstance(value, CodeType):
         return _code(value)
     if isinstance(value, frozenset):  # whose order differs from process to process
-        return sorted(map(repr, cast("frozenset[Any]", value)))
+        return sorted(map(repr, value))
     return repr(value)
 
 
@@ -368,9 +368,8 @@ class Judge:
 
 def _message(found: Any) -> AIMessage:
     """A Runnable's answer as a message; of structured output, the raw one or the JSON."""
-    if isinstance(found, Mapping):
-        answer = cast("Mapping[str, Any]", found)
-        found = answer["raw"] if isinstance(answer.get("raw"), BaseMessage) else answer
+    if isinstance(found, Mapping) and isinstance(found.get("raw"), BaseMessage):
+        found = found["raw"]
     if isinstance(found, AIMessage):
         return found
     if isinstance(found, BaseMessage):

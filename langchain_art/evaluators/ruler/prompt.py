@@ -181,7 +181,6 @@ def deduplicate(transcripts: Sequence[tuple[Block, ...]]) -> DeduplicatedRuns:
 
 
 def _share_prefixes(found: DeduplicatedRuns, transcripts: Sequence[tuple[Block, ...]]) -> None:
-    """Fill in the shared prefixes as parts, and the runs."""
     # Runs that are equal up to a depth, that depth, and the part that they follow.
     pending: list[tuple[list[int], int, int | None]] = [(list(range(len(transcripts))), 0, None)]
     while pending:
@@ -303,8 +302,6 @@ def asked_again(problem: str) -> HumanMessage:
 
 
 class _Page:
-    """Renders the user message."""
-
     def __init__(self, case: Case, names: Names, outputs: int, budget: int) -> None:
         # Parts and notes do not depend on the order of the runs. They come first, so that the
         # provider's prefix caching covers them in the second pass.
@@ -350,7 +347,6 @@ class _Page:
 
 
 def _answer(run: Sequence[Block]) -> str:
-    """The last text of a run."""
     texts = (block.text for block in reversed(run) if block.kind in ("assistant", "output"))
     return next(filter(None, texts), "")
 

@@ -83,19 +83,18 @@ def _mentioned(value: Any, ids: Sequence[str]) -> Iterator[tuple[str, Any]]:
     while open_values:
         one = open_values.pop()
         if isinstance(one, dict):
-            fields = cast("dict[str, Any]", one)
             # What stands under a run's own name may be a remark, if it is no number.
-            scored = {k: n for k, n in fields.items() if k not in ids or isinstance(n, int | float)}
-            if "id" in fields:
-                scored = {str(fields["id"]): fields.get("score")} | scored
+            scored = {k: n for k, n in one.items() if k not in ids or isinstance(n, int | float)}
+            if "id" in one:
+                scored = {str(one["id"]): one.get("score")} | scored
             for name, score in scored.items():
                 yield from (
                     (word, score if word == name else None)
                     for word in {*_WORD.findall(name)}.intersection(ids)
                 )
-            open_values += fields.values()
+            open_values += one.values()
         elif isinstance(one, list):
-            open_values += cast("list[Any]", one)
+            open_values += one
 
 
 def _in_words(text: str, ids: Sequence[str]) -> Iterator[tuple[str, float | None]]:
@@ -147,12 +146,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entries(value: Any) -> list[dict[str, Any]]:
     """The entries of a value in a verdict's form; else none."""
-    scores = cast("dict[str, Any]", value).get("scores") if isinstance(value, dict) else value
+    scores = value.get("scores") if isinstance(value, dict) else value
     if not isinstance(scores, list):
         return []
-    entries = cast("list[Any]", scores)
     # An item of another type becomes an empty entry, which makes the verdict unusable.
-    return [cast("dict[str, Any]", one) if isinstance(one, dict) else {} for one in entries]
+    return [one if isinstance(one, dict) else {} for one in scores]
 
 
 def _names(entries: Sequence[dict[str, Any]]) -> set[str]:
