@@ -1,6 +1,5 @@
 """`langchain-art doctor` and `canary`: what `diagnostics` finds of this machine, or of a server."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """`langchain-art fits` and `curve`: experiments."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """`langchain-art key` and `keys`: a server's own API key, and those of its tenants."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import re

@@ -151,7 +151,6 @@ def _settings(model: ChatART) -> dict[str, Any]:
 
 
 def _different(model: ChatART, trained: dict[str, Any] | None, where: str) -> list[str]:
-    """Settings that are others than in training, in words."""
     if trained is None:
         return []
     here = _settings(model)

@@ -1,6 +1,5 @@
 """The command `langchain-art`. Most commands are clients of a server."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import asyncio

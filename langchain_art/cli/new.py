@@ -170,7 +170,6 @@ def _package_name(directory: Path) -> str:
 
 
 def _files(source: Path, to: Path) -> Iterator[tuple[Path, Path]]:
-    """Each file below `source`, and its place below `to`."""
     for path in sorted(source.rglob("*")):
         inner = path.relative_to(source)
         if path.is_file() and "__pycache__" not in inner.parts:

@@ -1,6 +1,5 @@
 """`langchain-art review`: what people say of runs, brought back and made use of."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """`langchain-art review train`: a policy learns from what people said, and what that changed."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import asyncio
@@ -195,7 +194,6 @@ def _say_moved(steps: Sequence[TrainResult]) -> None:
 
 
 def _show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
-    """Print replies to corrected calls: given, corrected, and now (temperature 0)."""
     from langchain_art.chat_models import ChatART
     from langchain_art.tracing.message_log import wire_message
 

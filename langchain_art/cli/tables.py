@@ -254,7 +254,6 @@ def _node(turn: wire.Turn) -> str:
 
 
 def _spoken(message: wire.Message | None) -> str:
-    """A message in a line: its text, and the tools that it calls."""
     parts: list[str] = []
     if content := (message or {}).get("content"):
         parts.append(content if isinstance(content, str) else json.dumps(content))

@@ -1,6 +1,5 @@
 """`langchain-art traces`: what a graph did elsewhere or earlier, as something to learn from."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import json
@@ -24,11 +23,6 @@ app = typer.Typer(
     "  langchain-art traces import runs.jsonl\n"
     "  langchain-art traces export run-1 run-2 --out runs.jsonl",
 )
-
-
-@app.callback()
-def traces() -> None:
-    """Options of no command."""
 
 
 @app.command("import")

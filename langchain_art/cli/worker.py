@@ -1,6 +1,5 @@
 """`langchain-art worker`: run rollouts that fits have put up on a server."""
 
-# ruff: noqa: D301 - click reads a real backspace in a docstring as "keep these lines apart"
 from __future__ import annotations
 
 import asyncio
