@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -94,11 +94,8 @@ run_seed: ContextVar[RunSeed | None] = ContextVar("langchain_art_run_seed", defa
 def without_ids(value: object) -> object:
     """Messages without the ids in them and in their tool calls."""
     if isinstance(value, Mapping):
-        fields = cast(Mapping[str, object], value)
-        return {name: without_ids(one) for name, one in fields.items() if name not in _IDS}
-    if isinstance(value, list | tuple):
-        return [without_ids(one) for one in cast("Sequence[object]", value)]
-    return value
+        return {name: without_ids(one) for name, one in value.items() if name not in _IDS}
+    return [without_ids(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _number(*parts: bytes) -> int:

@@ -20,13 +20,14 @@ from langchain_art.statistics.costs import (
     prices,
 )
 from langchain_art.statistics.intervals import Comparison, Rewards, compare_rewards, wilson
-from langchain_art.training.records import Record, summarize, tokens
+from langchain_art.training.records import summarize, tokens
 from langchain_art.wire import Message, Trajectory, Turn
+from langchain_art.wire.identifiers import Frozen
 from langchain_art.wire.redaction import redact
 from langchain_art.wire.trajectories import EVALUATION
 
 
-class VersionFigures(Record):
+class VersionFigures(Frozen):
     """The runs of one version, or of one set of versions that work together."""
 
     version: str
@@ -57,7 +58,7 @@ class VersionFigures(Record):
     """Cost of the calls with a known price; None if no price is known."""
 
 
-class ActionFigures(Record):
+class ActionFigures(Frozen):
     """Number of times a node did something."""
 
     node: str
@@ -68,7 +69,7 @@ class ActionFigures(Record):
     """Fraction of the node's actions."""
 
 
-class ErrorPattern(Record):
+class ErrorPattern(Frozen):
     """Errors that read alike once ids, numbers, quotations and paths are left out."""
 
     where: Literal["run", "call", "tool"]
@@ -82,7 +83,7 @@ class ErrorPattern(Record):
     """The id of a run that has it."""
 
 
-class Analysis(Record):
+class Analysis(Frozen):
     """Figures of some runs.
 
     Example::
@@ -208,7 +209,6 @@ def _version(
 
 
 def _actions(turns: Iterable[Turn]) -> tuple[ActionFigures, ...]:
-    """The actions of the replies that the graph kept."""
     counted = defaultdict[str, Counter[str]](Counter)
     for turn in turns:
         if turn.reply is not None and turn.excluded_because is None:
@@ -316,7 +316,6 @@ def _errors(run: Trajectory) -> Iterator[tuple[Literal["run", "call", "tool"], s
 
 
 def _called(message: Message) -> dict[str, str]:
-    """The tools that a message calls, by the ids of the calls."""
     return {
         str(call.get("id")): str((call.get("function") or {}).get("name"))
         for call in message.get("tool_calls") or ()

@@ -197,16 +197,12 @@ class _Completions(ABC, Generic[Client]):
 
 
 class _Stream(openai.Stream[object]):
-    """Chunks, whose errors are `_as_our_errors`."""
-
     def __stream__(self) -> Iterator[object]:
         with _as_our_errors(self._client):
             yield from super().__stream__()
 
 
 class _AsyncStream(openai.AsyncStream[object]):
-    """Asynchronous counterpart of `_Stream`."""
-
     async def __stream__(self) -> AsyncIterator[object]:
         with _as_our_errors(self._client):
             async with aclosing(cast(Any, super().__stream__())) as chunks:
@@ -278,7 +274,6 @@ class AsyncCompletions(_Completions[openai.AsyncOpenAI]):
 
 @contextmanager
 def _as_langchain_errors() -> Generator[None]:
-    """Raises the SDK's errors as the subclasses that LangChain defines."""
     try:
         yield
     except openai.BadRequestError as error:
@@ -329,7 +324,6 @@ def _reword(error: openai.APIError, words: str) -> None:
 
 
 def _target(client: openai.OpenAI | openai.AsyncOpenAI) -> Target:
-    """The request that the SDK's client would send."""
     request = client._build_request(_SDK_REQUEST)  # pyright: ignore[reportPrivateUsage]
     sent = {name: value for name, value in request.headers.items() if name != "content-length"}
     limits = request.extensions["timeout"]

@@ -52,7 +52,6 @@ class _Pools(Generic[PoolT]):
 
     @contextmanager
     def _pool(self, url: httpx.URL, loop: asyncio.AbstractEventLoop | None) -> Generator[PoolT]:
-        """The pool for one request."""
         secure, through = url.scheme == "https", proxy(url.scheme, url.host)
         with self._lock:
             key = loop, secure, through, self._pending % _SHARDS

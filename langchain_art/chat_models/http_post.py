@@ -83,7 +83,10 @@ class AnswerParser:
             ConnectionError: this is no HTTP, or the connection was closed before the answer's end.
         """
         if not data:
-            self._close()
+            named = {name.lower() for name, _ in self._headers}
+            if self._status is None or named & {b"content-length", b"transfer-encoding"}:
+                raise ConnectionError("the server closed the connection within its answer")
+            self.is_complete = True  # the end of the connection is the end of such an answer
             return
         try:
             self._parser.feed_data(data)
@@ -91,12 +94,6 @@ class AnswerParser:
             if not self.is_complete:
                 raise ConnectionError(f"the answer is not HTTP: {error}") from error
             self.keeps_connection = False
-
-    def _close(self) -> None:
-        named = {name.lower() for name, _ in self._headers}
-        if self._status is None or named & {b"content-length", b"transfer-encoding"}:
-            raise ConnectionError("the server closed the connection within its answer")
-        self.is_complete = True  # the end of the connection is the end of such an answer
 
     def answer(self, request: httpx.Request) -> Answer:
         """The complete answer to `request`; to be called once.
@@ -206,7 +203,6 @@ class _Idle(Generic[ConnectionT]):
         return sum(map(len, self._kept.values()))
 
     def take(self, server: _Server) -> ConnectionT | None:
-        """A connection that may be used, if there is one."""
         while True:
             with self._lock:
                 kept = self._kept.get(server)
@@ -234,8 +230,6 @@ class _Idle(Generic[ConnectionT]):
 
 
 class _BlockingConnection:
-    """Connection for threads."""
-
     def __init__(self, target: Target) -> None:
         scheme, host, port = target.server
         self._socket = socket.create_connection((host, port), target.connect_timeout)
@@ -257,7 +251,6 @@ class _BlockingConnection:
         return not decrypted and not _is_readable(self._socket)
 
     def post(self, target: Target, body: bytes) -> AnswerParser:
-        """Sends a request and reads its answer."""
         self._socket.settimeout(target.read_timeout)
         with suppress(BrokenPipeError, ConnectionResetError):  # it may refuse without reading
             self._socket.sendall(target.message(body))
@@ -299,8 +292,6 @@ class Connections:
 
 
 class _AsyncConnection(asyncio.Protocol):
-    """Connection for one event loop."""
-
     def __init__(self) -> None:
         self._answer = AnswerParser()
         self._waiter: asyncio.Future[None] | None = None
@@ -319,7 +310,6 @@ class _AsyncConnection(asyncio.Protocol):
         return not (self._transport.is_closing() or _is_readable(self._socket))
 
     async def post(self, target: Target, body: bytes) -> AnswerParser:
-        """Sends a request and waits for its answer."""
         self._answer, self._waiter = AnswerParser(), asyncio.get_running_loop().create_future()
         self._patience, self._silence = target.read_timeout, asyncio.timeout(target.read_timeout)
         try:
@@ -372,7 +362,6 @@ class _LoopConnections:
         self._closes_old = False
 
     def put(self, server: _Server, connection: _AsyncConnection) -> None:
-        """Keep a connection for a while."""
         self.idle.put(server, connection)
         if not self._closes_old:
             self._closes_old = True
@@ -392,7 +381,10 @@ _loops: dict[asyncio.AbstractEventLoop, _LoopConnections] = {}
 async def post_async(target: Target, body: bytes) -> Answer:
     """Asynchronous counterpart of `Connections.post`, in the running event loop."""
     loop = asyncio.get_running_loop()
-    kept = _loops.get(loop) or _new_loop(loop)
+    if (kept := _loops.get(loop)) is None:
+        for closed in [one for one in list(_loops) if one.is_closed()]:
+            _loops.pop(closed, None)
+        kept = _loops.setdefault(loop, _LoopConnections(loop))
     connection = kept.idle.take(target.server) or await _open(target)
     keep = False
     try:
@@ -404,12 +396,6 @@ async def post_async(target: Target, body: bytes) -> Answer:
         else:
             connection.close()
     return answer.answer(target.request)
-
-
-def _new_loop(loop: asyncio.AbstractEventLoop) -> _LoopConnections:
-    for closed in [one for one in list(_loops) if one.is_closed()]:
-        _loops.pop(closed, None)
-    return _loops.setdefault(loop, _LoopConnections(loop))
 
 
 async def _open(target: Target) -> _AsyncConnection:

@@ -84,7 +84,6 @@ def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
 
 
 def _json_schema(tool: Any) -> dict[str, Any]:
-    """The JSON schema of a class, function or tool, with its definitions."""
     if isinstance(tool, BaseTool):
         tool = tool.tool_call_schema
         if isinstance(tool, dict):
@@ -97,7 +96,6 @@ def _json_schema(tool: Any) -> dict[str, Any]:
 
 
 def _is_recursive(schema: dict[str, Any]) -> bool:
-    """True if a definition in a JSON schema holds itself."""
     within = {
         name: set(_REFERENCE.findall(json.dumps(told)))
         for name, told in schema.get("$defs", {}).items()

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Message, SFTConfig, Trajectory, TrajectoryGroup, Turn
@@ -115,7 +115,7 @@ def _trajectory(given: Mapping[str, Any] | Sequence[Any], seen: Counter[str]) ->
         if unknown := sorted(set(given) - {"messages", "tools", "parallel_tool_calls"}):
             raise ValueError(f"got the fields {unknown}, expected `messages` and maybe `tools`")
         messages, tools = given["messages"], given.get("tools") or ()
-    plain = _plain(cast("Sequence[Any]", messages))
+    plain = _plain(messages)
     if (why := unwritable({"messages": plain, "tools": tools})) is not None:
         raise ValueError(why)
     text = json.dumps([plain, list(tools)], ensure_ascii=False)  # templates show their order
@@ -145,11 +145,10 @@ def _turns(messages: Sequence[Message], tools: tuple[dict[str, Any], ...]) -> tu
 
 
 def _plain(messages: Sequence[Any]) -> list[Message]:
-    """Messages as OpenAI writes them."""
     if isinstance(messages, str) or not messages:
         raise ValueError(f"got the messages {messages!r:.100}, expected a list of at least one")
     if all(isinstance(message, Mapping) for message in messages):
-        plain = [dict(cast("Mapping[str, Any]", message)) for message in messages]
+        plain = [dict(message) for message in messages]
         for index, message in enumerate(plain):
             if message.get("content") is None and not message.get("tool_calls"):
                 raise ValueError(

@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from langchain_art.client.http_request import (
     pages,
     path_of,
     post_group,
-    put_all,
     run_path,
     stored_of,
     version_path,
@@ -231,7 +231,16 @@ class Endpoints(JobEndpoints):
         Idempotent by source and id: of two revisions the later one holds (`Review.at`). Those of a
         run or a call that the server does not know are refused, and the answer names them.
         """
-        return put_all(reviews)
+        counts: Counter[str] = Counter()
+        refused: list[wire.RefusedReview] = []
+        trained: dict[str, tuple[str, ...]] = {}
+        for start in range(0, len(reviews), wire.MAX_REVIEWS):
+            some = wire.Reviews(reviews=tuple(reviews[start : start + wire.MAX_REVIEWS]))
+            kept = yield Request("PUT", "/v1/reviews", wire.ReviewsKept, body=some)
+            counts.update(kept.model_dump(exclude={"refused", "trained"}))
+            refused += kept.refused
+            trained |= kept.trained
+        return wire.ReviewsKept(**counts, refused=tuple(refused), trained=trained)
 
     @endpoint
     def reviews(

@@ -12,7 +12,6 @@ import random
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, wraps
@@ -356,20 +355,6 @@ def post_group(group: wire.TrajectoryGroup) -> Flow[int]:
         for part in (runs[:half], runs[half:]):
             stored += yield from post_group(group.model_copy(update={"trajectories": part}))
         return stored
-
-
-def put_all(reviews: Sequence[wire.Review]) -> Flow[wire.ReviewsKept]:
-    """Keep any number of reviews; what became of them all."""
-    counts: Counter[str] = Counter()
-    refused: list[wire.RefusedReview] = []
-    trained: dict[str, tuple[str, ...]] = {}
-    for start in range(0, len(reviews), wire.MAX_REVIEWS):
-        some = wire.Reviews(reviews=tuple(reviews[start : start + wire.MAX_REVIEWS]))
-        kept = yield Request("PUT", "/v1/reviews", wire.ReviewsKept, body=some)
-        counts.update(kept.model_dump(exclude={"refused", "trained"}))
-        refused += kept.refused
-        trained |= kept.trained
-    return wire.ReviewsKept(**counts, refused=tuple(refused), trained=trained)
 
 
 P = ParamSpec("P")

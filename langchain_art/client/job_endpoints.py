@@ -188,7 +188,11 @@ class JobEndpoints(Address):
         """
         body = wire.ReviewTraining(policy=asked) if isinstance(asked, str) else asked
         headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
-        return Request("POST", "/v1/reviews/train", _jobs_of, body=body, headers=headers)
+
+        def jobs(content: bytes) -> list[wire.TrainJob]:
+            return list(wire.ReviewJobs.model_validate_json(content).jobs)
+
+        return Request("POST", "/v1/reviews/train", jobs, body=body, headers=headers)
 
     @endpoint
     def wait(
@@ -332,10 +336,6 @@ class JobEndpoints(Address):
         return Request(
             "POST", path_of("rollouts", rollout, "complete"), lambda _: None, body=outcome
         )
-
-
-def _jobs_of(content: bytes) -> list[wire.TrainJob]:
-    return list(wire.ReviewJobs.model_validate_json(content).jobs)
 
 
 def _order(

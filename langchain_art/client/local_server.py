@@ -91,11 +91,9 @@ class LocalServer:
         return self
 
     def __enter__(self) -> LocalServer:
-        """Start the server."""
         return self.start()
 
     def __exit__(self, *exc: object) -> None:
-        """Stop the server."""
         self.stop()
 
     def stop(self) -> None:

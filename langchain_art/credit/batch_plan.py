@@ -39,8 +39,6 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class _PlannedGroup:
-    """One group while it is planned."""
-
     runs: Sequence[CandidateRun]
     unscored: Sequence[str | None]  # per run, why it has no reward; None if it has
     counted: list[int]  # indices of the runs in the baseline

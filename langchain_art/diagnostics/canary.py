@@ -217,8 +217,6 @@ def run_canary(
 
 
 class _Run(NamedTuple):
-    """One captured call."""
-
     trajectory: wire.Trajectory
     reward: float
     tokens: list[Token]
@@ -355,7 +353,6 @@ class _Canary:
         )
 
     def _probe(self, name: str) -> list[Token]:
-        """The reply to a fixed prompt with a fixed seed."""
         return tokens_of(self._model(name, seed=0).invoke(PROMPTS[0]).response_metadata)
 
     def _rollouts(self) -> list[_Run]:

@@ -224,7 +224,6 @@ def _torch(cards: list[dict[str, Any]]) -> Finding:
 
 
 def _learner(cards: list[dict[str, Any]]) -> list[Finding]:
-    """Learner to take, where both can be had."""
     if not cards or _version("unsloth") is None:
         return []
     advice = (

@@ -221,7 +221,6 @@ class RunAttributes:
         return _given(found)
 
     def _of_all(self) -> Attributes:
-        """Attributes that Langfuse reads on each span, and the conventions' conversation."""
         run, labels = self._run, self._run.labels
         session = labels.session[:_NAME] if labels.session else None
         found: Attributes = {"gen_ai.conversation.id": session}
@@ -250,7 +249,6 @@ class RunAttributes:
     def _plain(
         self, given: str | None, gave: str | None, metadata: Mapping[str, Any]
     ) -> Attributes:
-        """Input, output and metadata for a backend other than Langfuse."""
         values = {
             f"langchain_art.{name}": _flat(one) for name, one in self._known(metadata).items()
         }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langgraph.types import Command
@@ -40,12 +40,8 @@ def tool_result(output: Any) -> Any:
 
 def last_message(output: Any) -> Any:
     """A graph's output with the last of its messages alone; any other output as it is."""
-    if isinstance(output, Mapping):
-        state = cast("Mapping[Any, Any]", output)
-        said = state.get("messages")
-        if isinstance(said, list) and said:
-            return {**state, "messages": cast("list[Any]", said)[-1:]}
-    return output
+    said = output.get("messages") if isinstance(output, Mapping) else None
+    return {**output, "messages": said[-1:]} if isinstance(said, list) and said else output
 
 
 class _Brief:
@@ -64,19 +60,18 @@ class _Brief:
         if isinstance(value, BaseMessage):
             return self._message(value, depth)
         if isinstance(value, Command):
-            command = cast("Any", value)
-            return self.of({"update": command.update, "goto": command.goto}, depth)
+            return self.of({"update": value.update, "goto": value.goto}, depth)
         if isinstance(value, BaseModel):
             value = dict(value)
         if isinstance(value, Mapping):
-            entries = list(cast("Mapping[Any, Any]", value).items())
+            entries = list(value.items())
             found = {
                 str(key): self.of(_said(one) if key == "messages" else one, depth - 1)
                 for key, one in entries[:ENTRIES]
             }
             return found | _cut(len(entries))
         if isinstance(value, list | tuple | set | frozenset):
-            listed = list(cast("Sequence[Any]", value))
+            listed = list(value)
             more = [f"… ({len(listed)} in all)"] if len(listed) > ENTRIES else []
             return [self.of(one, depth - 1) for one in listed[:ENTRIES]] + more
         return self._text(str(value))
@@ -103,7 +98,7 @@ def _said(messages: Any) -> Any:
         {"role": _ROLES.get(one[0], one[0]), "content": one[1]}
         if isinstance(one, list | tuple) and len(one) == 2 and one[0] in _SPEAKERS
         else one
-        for one in cast("Sequence[Any]", messages)
+        for one in messages
     ]
 
 

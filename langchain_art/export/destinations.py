@@ -226,7 +226,6 @@ def _rejected(body: bytes) -> str | None:
 
 
 def _raise_for(status: int, text: str) -> None:
-    """Raise what a status that is no success means."""
     if status < 400:
         return
     told = f"status {status}: {text[:200]}"

@@ -36,8 +36,7 @@ def connect() -> LangfuseAPI:
         ConfigError: the SDK is not installed, or there is no key.
     """
     try:
-        # optional, and takes 0.6 s
-        from langfuse.api import LangfuseAPI  # noqa: PLC0415
+        from langfuse.api import LangfuseAPI  # noqa: PLC0415 - optional, and takes 0.6 s
     except ImportError as error:
         raise ConfigError(
             "Langfuse's SDK (version 5) is not installed here; run: pip install \"langchain-art"
@@ -187,8 +186,7 @@ def roots(
 
 def observation_of(line: Mapping[str, Any]) -> ObservationV2:
     """An observation of its JSON, as the API and the exports write it. Raises ConfigError."""
-    # optional
-    from langfuse.api import ObservationV2  # noqa: PLC0415
+    from langfuse.api import ObservationV2  # noqa: PLC0415 - optional
     from langfuse.api.core.pydantic_utilities import parse_obj_as  # noqa: PLC0415
 
     try:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from langchain_art.wire import Trajectory
+from langchain_art.wire.identifiers import Frozen
 
 Environment = Literal["train", "eval", "production"]
 Kind = Literal["graph", "node", "tool", "model"]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SpanRecord(_Part):
+class SpanRecord(Frozen):
     """A node, a tool or a model call of a run. Times are in seconds since the epoch."""
 
     number: int
@@ -43,7 +40,7 @@ class SpanRecord(_Part):
     output: Any = None
 
 
-class Experiment(_Part):
+class Experiment(Frozen):
     """One evaluation of one version, as Langfuse compares them."""
 
     id: str
@@ -51,7 +48,7 @@ class Experiment(_Part):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
-class Labels(_Part):
+class Labels(Frozen):
     """Labels of a run at its destination."""
 
     name: str
@@ -65,7 +62,7 @@ class Labels(_Part):
     experiment: Experiment | None = None
 
 
-class ExportedRun(_Part):
+class ExportedRun(Frozen):
     """One run: what a spool keeps and a destination is given."""
 
     trajectory: Trajectory
@@ -95,7 +92,7 @@ class ExportedRun(_Part):
         return " + ".join(sorted(ours)) or None
 
 
-class ExportBatch(_Part):
+class ExportBatch(Frozen):
     """Content of one file of a spool, sent in one request."""
 
     runs: tuple[ExportedRun, ...]

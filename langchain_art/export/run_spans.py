@@ -78,7 +78,6 @@ def _kind(span: Span, graphs: int) -> Kind | None:
 
 
 def _parent(span: Span, by_id: dict[UUID, Span], numbers: dict[UUID, int]) -> int | None:
-    """The number of the nearest span around one that is in the list."""
     above = span.parent
     while above is not None and above in by_id:
         if above in numbers:

@@ -102,11 +102,6 @@ class Spool:
         aside.parent.mkdir(exist_ok=True)
         return path.rename(aside)
 
-    def take_back(self) -> None:
-        """Put what was refused among what is not sent yet."""
-        for path in (self.folder / "refused").glob("*"):
-            path.rename(self.folder / path.name)
-
     def count(self) -> int:
         """Runs that are not sent yet, as the files' names tell."""
         return sum(int(path.stem.rpartition("-")[2]) for path in self.files())
@@ -139,7 +134,6 @@ def _storable(run: ExportedRun) -> ExportedRun:
 
 
 def _parts(runs: Sequence[ExportedRun]) -> Iterator[list[ExportedRun]]:
-    """The runs of each file."""
     part, size = list[ExportedRun](), 0
     for run in runs:
         one = sum(len(str(turn.messages)) for turn in run.trajectory.turns)
@@ -235,7 +229,9 @@ class Sender:
                 raise ConfigError(
                     f"Another process sends {self._spool.folder} just now: wait until it has ended."
                 )
-            self._spool.take_back()  # by a wrong address, perhaps
+            folder = self._spool.folder
+            for path in (folder / "refused").glob("*"):  # by a wrong address, perhaps
+                path.rename(folder / path.name)
             try:
                 self._pass()
             except NotSent as error:
@@ -267,7 +263,6 @@ class Sender:
                 return
 
     def _pass(self) -> None:
-        """Send every file once. Raises NotSent with the first that is not taken."""
         for path in self._spool.files():
             batch, what = self._spool.read(path)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from langchain_art.wire import Message
 
@@ -61,7 +61,7 @@ def reply_of(stored: Any) -> Message:
     if not (isinstance(value, Mapping) and ({"role", "content", "tool_calls"} & set(value))):
         content = stored if isinstance(stored, str) else json.dumps(value, ensure_ascii=False)
         return {"role": "assistant", "content": content}
-    message = message_of({"role": "assistant", **cast("Mapping[str, Any]", value)})
+    message = message_of({"role": "assistant", **value})
     if message["role"] != "assistant":
         raise ValueError(f"got a message of {message['role']!r}, expected the assistant's")
     return message
@@ -79,22 +79,20 @@ def prompt_of(stored: Any) -> tuple[list[Message], list[dict[str, Any]]]:
     value = decoded(stored)
     tools: list[dict[str, Any]] = []
     if isinstance(value, Mapping):
-        given = cast("Mapping[str, Any]", value)
-        tools = list(given.get("tools") or ())
-        value = given.get("messages")
+        tools = list(value.get("tools") or ())
+        value = value.get("messages")
     if isinstance(value, str):
         return [{"role": "user", "content": value}], tools
     if not isinstance(value, Sequence) or not value:
         raise ValueError(f"got no messages in {stored!r:.200}")
     messages: list[Message] = []
-    for one in cast("Sequence[Any]", value):
+    for one in value:
         if not isinstance(one, Mapping):
             raise ValueError(f"got {one!r:.200} among the messages")
-        message = cast("Mapping[str, Any]", one)
-        if _defines_a_tool(message):
-            tools.append(dict(decoded(message["content"])))
+        if _defines_a_tool(one):
+            tools.append(dict(decoded(one["content"])))
         else:
-            messages.append(message_of(message))
+            messages.append(message_of(one))
     if not messages:
         raise ValueError(f"got no messages in {stored!r:.200}")
     return messages, tools

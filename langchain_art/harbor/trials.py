@@ -134,7 +134,6 @@ async def _rewards(
     trial: Mapping[str, Any] | None,
     talk: Conversation | None = None,
 ) -> dict[str, float]:
-    """The verifier's rewards of a trial, ``reward`` among them. Raises what the graph raised."""
     harbor: Any = import_module("harbor")
     config = harbor.TrialConfig(task=scenario["task"], agent=agent, **(trial or {}))
     result = await (await harbor.Trial.create(config)).run()

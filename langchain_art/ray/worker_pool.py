@@ -151,7 +151,6 @@ def _check_reach(server: str, addresses: set[str]) -> None:
 def _keep(
     workers: list[PlacedActors], stopping: threading.Event, warn: Callable[[str], None]
 ) -> None:
-    """Look after the workers until the end."""
     said: dict[str, float] = {}
     while not stopping.wait(_LOOK_SECONDS):
         for worker in workers:

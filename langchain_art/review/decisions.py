@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from langgraph.types import Interrupt
 
@@ -72,8 +72,7 @@ def _actions(value: Any) -> list[Mapping[str, Any]]:
     """The tool calls that an interrupt asks about; empty if it is not the middleware's."""
     if not isinstance(value, Mapping):
         return []
-    given = cast("Mapping[str, Any]", value)
-    return [given] if given.get("type") == "tool_approval" else given.get("action_requests", [])
+    return [value] if value.get("type") == "tool_approval" else value.get("action_requests", [])
 
 
 def _decisions(

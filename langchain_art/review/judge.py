@@ -7,8 +7,8 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.review.queue import AMONG, has_calls_of
@@ -16,9 +16,6 @@ from langchain_art.review.report import scores_of
 from langchain_art.statistics.agreement import JUDGE, verdicts
 from langchain_art.statistics.intervals import quantile, wilson
 from langchain_art.wire import Review
-
-if TYPE_CHECKING:
-    from langchain_art.client.sync_client import ArtClient
 
 
 @dataclass(frozen=True)

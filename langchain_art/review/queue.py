@@ -159,7 +159,6 @@ def _exported(api: LangfuseAPI, runs: Sequence[Trajectory]) -> Iterator[tuple[Tr
 
 
 def _config(api: LangfuseAPI, name: str) -> str:
-    """The id of the score's configuration; made if there is none."""
     for one in langfuse_api.numbered(api.score_configs.get):
         if one.name == name and not one.is_archived:
             return one.id

@@ -63,16 +63,16 @@ def graph_input(scenario: Any) -> Any:
         ConfigError: the scenario is none of these.
     """
     if isinstance(scenario, Mapping):
-        state = cast("Mapping[str, Any]", scenario)
-        found = state["input"] if "input" in state and "messages" not in state else state
+        inner = "input" in scenario and "messages" not in scenario
+        found = scenario["input"] if inner else scenario
     else:
         found = getattr(scenario, "input", scenario)
     if isinstance(found, str):
         return {"messages": [("user", found)]}
-    if isinstance(found, list) and found and all(_is_message(m) for m in cast("list[Any]", found)):
-        return {"messages": list(cast("list[Any]", found))}
+    if isinstance(found, list) and found and all(map(_is_message, found)):
+        return {"messages": list(found)}
     if isinstance(found, Mapping) or (found is not scenario and found is not None):
-        return cast(Any, found)
+        return found
     raise ConfigError(
         f"got a scenario {scenario!r:.200}, which is no input for a graph. Expected a text, a list "
         "of messages, a mapping (the graph's input), or an object with an attribute (or key) "
@@ -84,8 +84,7 @@ def _is_message(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "role" in value or "type" in value
     if isinstance(value, tuple):
-        pair = cast("tuple[Any, ...]", value)
-        return len(pair) == 2 and isinstance(pair[0], str)
+        return len(value) == 2 and isinstance(value[0], str)
     return hasattr(value, "content")
 
 

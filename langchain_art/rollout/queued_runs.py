@@ -169,7 +169,6 @@ class QueuedRuns(RunSource):
             )
 
     async def _guarded(self, work: Any) -> None:
-        """Do what goes on for ever; if it fails, all runs that wait fail so."""
         try:
             await work
         except Exception as error:  # noqa: BLE001 - raised where runs are waited for

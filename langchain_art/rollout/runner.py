@@ -158,7 +158,6 @@ class RolloutWorker(RunSource):
         return trajectory
 
     async def _outcome(self, scenario: Any, name: str, run: Run) -> RolloutOutcome:
-        """Output of the rollout, within the scope of `run`."""
         if self._is_graph:
             output = await self._call(scenario, name, run.id)
             run.output = output if run.output is None else run.output

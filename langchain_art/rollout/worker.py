@@ -91,7 +91,7 @@ class LeaseWorker:
         self.id = uuid.uuid4().hex
         self._name, self._client = name, client
         self._concurrency, self._seconds = concurrency, lease_seconds
-        self._tell = say
+        self._say: Callable[[str], None] = say or (lambda _: None)
         self._worker = RolloutWorker(
             rollout,
             concurrency,
@@ -156,10 +156,6 @@ class LeaseWorker:
         running = self._concurrency - len(self._running)
         # Where completions do not get through, no more is begun.
         return min(running, 2 * self._concurrency - len(self._held))
-
-    def _say(self, words: str) -> None:
-        if self._tell is not None:
-            self._tell(words)
 
     async def _lease(self) -> None:
         asked = wire.LeaseRequest(
@@ -228,7 +224,6 @@ class LeaseWorker:
             self._changed.set()
 
     async def _beat(self) -> None:
-        """Renew the leases for ever."""
         while True:
             await asyncio.sleep(self._seconds / _BEATS)
             if not self._held:
@@ -256,7 +251,6 @@ class LeaseWorker:
             await asyncio.wait(tasks, timeout=min(left, 0.5), return_when=asyncio.FIRST_COMPLETED)
 
     async def _stop(self) -> None:
-        """Stop what still runs, and hand its leases back."""
         running = list(self._running.values())
         self._counts.handed_back += len(running)
         for task in running:

@@ -11,10 +11,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from langchain_art.statistics.intervals import quantile
 from langchain_art.wire import Turn
+from langchain_art.wire.identifiers import Frozen
 
 #: US dollars of a call; None: not known.
 Price = Callable[[Turn], float | None]
@@ -63,7 +62,6 @@ def prices(turns: Sequence[Turn], gpu_rate: float | None) -> tuple[list[float | 
 
 
 def _hosted() -> Price | None:
-    """The list price of a call by genai-prices; None: it is not installed."""
     if find_spec("genai_prices") is None:
         return None
     library: Any = import_module("genai_prices")
@@ -87,10 +85,8 @@ def _hosted() -> Price | None:
     return price
 
 
-class NodeFigures(BaseModel):
+class NodeFigures(Frozen):
     """The calls of one node with one model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     node: str
     model: str

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from langchain_art.wire.identifiers import Frozen
 
 #: Of the two-sided 95 % interval of a normal distribution; 1.96 rounded.
 Z95 = statistics.NormalDist().inv_cdf(0.975)
@@ -235,7 +235,6 @@ def sign_test(wins: int, losses: int) -> float:
 
 
 def _flipped_sums(differences: Sequence[float]) -> list[float]:
-    """The sums under all choices of signs."""
     sums = [0.0]
     for one in differences:
         sums = [total + signed for total in sums for signed in (one, -one)]
@@ -271,10 +270,8 @@ Rewards = Mapping[str, Sequence[float]]
 """Scenario -> the rewards of its runs."""
 
 
-class Comparison(BaseModel):
+class Comparison(Frozen):
     """Comparison of the rewards of two versions' runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     before: str
     after: str

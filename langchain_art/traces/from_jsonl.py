@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from langchain_art.client.conversations import read_jsonl
 from langchain_art.errors import ConfigError
@@ -40,13 +40,13 @@ def read_file(path: Path, name: str = HUMAN_REWARD) -> Read:
     """
     lines: list[Mapping[str, Any]] = []
     for number, line in enumerate(read_jsonl(path), 1):
-        if not isinstance(line, Mapping) or not (_SHAPES & set(cast("dict[str, Any]", line))):
+        if not isinstance(line, Mapping) or _SHAPES.isdisjoint(line):
             raise ConfigError(
                 f"{path}, value {number} is {line!r:.200}, expected an object with `messages` (a "
                 "conversation), `run_type` (LangSmith), `traceId` (Langfuse) or `schema_version` "
                 "(a training trace of OpenEnv)"
             )
-        lines.append(cast("Mapping[str, Any]", line))
+        lines.append(line)
     shapes = {shape for line in lines for shape in _SHAPES if shape in line}
     if not lines or len(shapes) > 1:
         raise ConfigError(f"{path} has lines with {sorted(shapes)}, expected one of them in all")
@@ -86,7 +86,6 @@ def _conversation(line: Mapping[str, Any]) -> StoredTrace:
         call_id=line.get("call_id"),
         ours=False,
     )
-    score = line.get("score")
     written = json.dumps(messages, sort_keys=True, ensure_ascii=False)
     first = next((one for one in prompt if one["role"] == "user"), prompt[-1])
     return StoredTrace(
@@ -95,5 +94,5 @@ def _conversation(line: Mapping[str, Any]) -> StoredTrace:
         output=reply.get("content"),
         calls=[call],
         scenario=line.get("scenario"),
-        score=score_of([] if score is None else [score]),
+        score=score_of([line.get("score")]),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any
 
 from langsmith import APIConnectionError, Client, LangsmithError
 from langsmith.utils import LangSmithConnectionError, LangSmithError
@@ -55,7 +55,6 @@ def read_langsmith(
 
 
 async def _runs(project: str, since: datetime | None, limit: int) -> list[dict[str, Any]]:
-    """The root runs, and all calls of models since the first of them began."""
     client = Client()
     project_id = str(client.read_project(project_name=project).id)
     asked: dict[str, Any] = {"project_ids": [project_id], "page_size": _PAGE, "selects": _SELECTED}
@@ -109,13 +108,12 @@ def _trace(trace: str, parts: Sequence[Mapping[str, Any]], name: str) -> StoredT
     if not calls:
         raise Unreadable("no_calls")
     feedback = (root.get("feedback_stats") or {}).get(name) or {}
-    score = feedback.get("avg")
     return StoredTrace(
         id=trace,
         input=root.get("inputs"),
         output=root.get("outputs"),
         calls=calls,
-        score=score_of([] if score is None else [score]),
+        score=score_of([feedback.get("avg")]),
         failed=bool(root.get("error")),
     )
 
@@ -155,6 +153,6 @@ def _message(stored: Mapping[str, Any]) -> tuple[Message, Mapping[str, Any]]:
     """The message in OpenAI's shape, and all that was stored of it."""
     if "kwargs" not in stored:
         return message_of(stored), stored
-    inner = cast("dict[str, Any]", dict(stored["kwargs"]))
+    inner = dict(stored["kwargs"])
     inner.setdefault("role", _CLASSES.get(str(stored["id"][-1]), inner.get("type")))
     return message_of(inner), inner

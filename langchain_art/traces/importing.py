@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.export.brief import was_cut
 from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.traces.stored import REASONS as UNREADABLE
@@ -24,9 +25,6 @@ from langchain_art.traces.stored import (
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.wire import Message, Review, Trajectory, TrajectoryGroup, Turn
 from langchain_art.wire.identifiers import scenario_id
-
-if TYPE_CHECKING:
-    from langchain_art.client.sync_client import ArtClient
 
 #: The files that an import writes, and what reads them.
 RUNS, SCENARIOS = "runs.jsonl", "scenarios.jsonl"
@@ -132,7 +130,6 @@ def import_traces(
 
 
 def _keep(client: ArtClient, trace: StoredTrace, about: Provenance, store: str) -> str:
-    """Make sure that the server has the run and its score; returns the run's id."""
     run = keep_run(client, trace, about, store)
     if trace.score is not None and store != "langfuse":
         # A mean has no time of its own: of two imports, the later one holds.
@@ -166,14 +163,13 @@ def _scenario(
     if name in seen:
         return "same_scenario"
     seen.add(name)
-    well = trace.score is not None and trace.score >= good and not trace.failed
+    well = _why_not_imitated(trace, good) is None
     shown = well and not was_cut(trace.output) and not is_redacted(trace.output)
     reference = {"reference": jsonable(trace.output)} if shown else {}
     return [{"id": name, **content, **reference}]
 
 
 def _why_not_imitated(trace: StoredTrace, good: float) -> str | None:
-    """Reason why a trace is not to be imitated; None: it is."""
     if trace.failed:
         return "failed"
     if trace.score is None:
@@ -247,13 +243,11 @@ def conversations(trace: StoredTrace) -> list[dict[str, Any]]:
     return [
         _written(call, shown, whole)
         for index, (call, shown) in enumerate(zip(calls, whole, strict=True))
-        if not any(_begins(shown, other, call) for other in calls[index + 1 :])
+        if not any(
+            other.tools == call.tools and list(other.messages[: len(shown)]) == shown
+            for other in calls[index + 1 :]
+        )
     ]
-
-
-def _begins(messages: list[Message], other: Turn, call: Turn) -> bool:
-    """True if the messages are the beginning of another call's prompt, with the same tools."""
-    return other.tools == call.tools and list(other.messages[: len(messages)]) == messages
 
 
 def _written(call: Turn, shown: list[Message], whole: list[list[Message]]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class StoredTrace:
 def score_of(given: Sequence[Any]) -> float | None:
     """The mean of what people gave a run; None: nothing. Raises Unreadable ("no_score")."""
     try:
-        numbers = [float(one) for one in given]
+        numbers = [float(one) for one in given if one is not None]
     except (TypeError, ValueError, OverflowError) as error:
         raise Unreadable("no_score") from error
     if not all(abs(one) <= MAX_REWARD for one in numbers):  # NaN is not

@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from langchain_art.client.sync_client import found_or_none
+from langchain_art.client.sync_client import ArtClient, found_or_none
 from langchain_art.errors import ConfigError
 from langchain_art.export.stored_messages import prompt_of, reply_of
 from langchain_art.traces.stored import StoredTrace, Unreadable, score_of
 from langchain_art.wire import Turn
-
-if TYPE_CHECKING:
-    from langchain_art.client.sync_client import ArtClient
 
 SCHEMA = 1
 
@@ -75,7 +72,7 @@ def stored_trace(line: Mapping[str, Any]) -> StoredTrace:
         known: Mapping[str, Any] = line["turns"][0].get("metadata") or {}
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise Unreadable("unknown_shape") from error
-    prompt, score = calls[0].messages, line.get("score")
+    prompt = calls[0].messages
     first = next((one for one in prompt if one["role"] == "user"), prompt[-1])
     written = json.dumps([turn["node_id"] for turn in line["turns"]])
     return StoredTrace(
@@ -85,7 +82,7 @@ def stored_trace(line: Mapping[str, Any]) -> StoredTrace:
         calls=calls,
         run=known.get("run"),
         scenario=line.get("scenario") or known.get("scenario"),
-        score=score_of([] if score is None else [score]),
+        score=score_of([line.get("score")]),
     )
 
 

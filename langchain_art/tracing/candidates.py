@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage
@@ -64,7 +64,6 @@ class CandidateReplies:
         calls.append(call)
 
     def _place(self, attempt: UUID | None, prompt: int, question: _Question) -> list[int]:
-        """The calls of an attempt that asked the same."""
         known, calls = self._asked.setdefault((attempt, prompt), []), list[int]()
         for other, same in known:
             if _is_same(question, other):
@@ -99,7 +98,7 @@ class CandidateReplies:
             known = self._known(value.id) or self._known(value.response_metadata.get("call_id"))
             calls = [*getattr(value, "tool_calls", ())]
             yield from self._texts(known or [value.text, calls], depth)
-        elif isinstance(value, dict) and (known := self._known(cast("Any", value).get("id"))):
+        elif isinstance(value, dict) and (known := self._known(value.get("id"))):
             yield known
         elif isinstance(value, Enum):
             yield from self._texts(value.value, depth)
@@ -154,7 +153,6 @@ class CandidateReplies:
         return held if held or choices else _by_parts(forms, output)
 
     def _forms(self, reply: Message) -> Iterator[_Form]:
-        """Texts that an output may hold of a reply: its text, and values parsed from it."""
         content = reply.get("content") or ""
         blocks = [{"text": content}] if isinstance(content, str) else content
         text = "".join(block.get("text") or "" for block in blocks).strip()
@@ -191,7 +189,6 @@ def _by_parts(forms: Mapping[int, tuple[_Form, ...]], output: set[str]) -> set[i
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text; None if it is none."""
     try:
         return parse_json_markdown(text, parser=json.loads)
     except (ValueError, RecursionError):
@@ -208,14 +205,13 @@ def _shares(one: str, other: str) -> bool:
 
 def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, Command):
-        yield cast("Any", value).update
-        yield cast("Any", value).goto
+        yield from (value.update, value.goto)
     elif isinstance(value, Send):
         yield value.arg
     elif isinstance(value, Mapping):
-        yield from cast("Mapping[Any, Any]", value).values()
+        yield from value.values()
     elif isinstance(value, list | tuple):
-        yield from cast("list[Any]", value)
+        yield from value
     elif isinstance(value, BaseModel):
         yield from vars(value).values()
     elif is_dataclass(value):

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
 from pydantic import BaseModel
@@ -140,7 +140,6 @@ class _Number:
 
 
 def _are_fields(fields: _Fields, message: BaseMessage) -> bool:
-    """True if a message has the fields that it had."""
     try:
         return fields == vars(message)
     except Exception:  # noqa: BLE001 - of values of the user's, such as arrays
@@ -159,10 +158,9 @@ def jsonable(value: Any, depth: int = _DEPTH) -> Any:
         if isinstance(value, BaseModel):
             value = dict(value)
         if isinstance(value, Mapping):
-            items = cast("Mapping[Any, Any]", value).items()
-            return {_text(key): jsonable(item, depth - 1) for key, item in items}
+            return {_text(key): jsonable(item, depth - 1) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [jsonable(item, depth - 1) for item in cast("Sequence[Any]", value)]
+            return [jsonable(item, depth - 1) for item in value]
     return _text(value)
 
 
@@ -276,7 +274,6 @@ class MessageLog:
 
 
 def _signed(wire: Message, name: str | None) -> Message:
-    """A message with a name, where `wire_message` puts it."""
     if name == wire.get("name"):
         return wire
     rest = {key: value for key, value in wire.items() if key not in ("role", "name")}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -195,10 +195,8 @@ class RunRecorder:
     def sampled_elsewhere(self, output: Any) -> list[str]:
         """Ids of calls of other runs whose replies are in this run's prompts or `output`."""
         with self.lock:
-            is_state = isinstance(output, Mapping)
-            values = cast("Mapping[Any, Any]", output).values() if is_state else (output,)
-            for value in values:
-                self._note_replies(cast("list[Any]", value) if isinstance(value, list) else [value])
+            for value in output.values() if isinstance(output, Mapping) else (output,):
+                self._note_replies(value if isinstance(value, list) else [value])
             return list(self._elsewhere)
 
     def _add(self, call: ModelCall) -> None:
@@ -214,7 +212,7 @@ class RunRecorder:
             if isinstance(message, AIMessage):
                 metadata = message.response_metadata
             elif isinstance(message, dict):  # as a RemoteGraph gives it
-                metadata = cast("dict[str, Any]", message).get("response_metadata")
+                metadata = message.get("response_metadata")
             id = metadata.get("call_id") if isinstance(metadata, dict) else None
             if id is not None and id not in self._call_ids:
                 self._elsewhere[str(id)] = None

@@ -225,7 +225,6 @@ def _not_recorded(turns: Sequence[Turn]) -> list[str]:
 
 
 def _checked(value: float | None) -> float | None:
-    """A reward as a finite number, or None."""
     if value is None:
         return None
     try:

@@ -280,7 +280,6 @@ class SpanTree:
         return above is outer
 
     def _recovered(self, span: Span) -> str | None:
-        """Outcome of a span from which the run recovered; else None."""
         if span.outcome == "interrupted":
             return "interrupted" if self._is_abandoned(span) else None
         if span.outcome != "error":

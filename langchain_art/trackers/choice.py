@@ -69,7 +69,6 @@ class AccelerateTracker:
     def _options(
         self, fit: FitCard, title: str, former: TrackerRun | None
     ) -> tuple[dict[str, Any], str | None, str]:
-        """Arguments of the tracker's class, the run's id if it is known, and where it is."""
         if self.name == "tensorboard":
             folder = fit.folder / "tensorboard"
             return (
@@ -153,7 +152,6 @@ def _installed(module: str) -> bool:
 
 
 def _require(name: str, *, by_environment: bool) -> None:
-    """Raise ConfigError if a package is missing, before anything runs."""
     if name == "wandb":
         missing = [] if _installed("wandb") else ["wandb"]
         install = "pip install 'langchain-art[wandb]'"

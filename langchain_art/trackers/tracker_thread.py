@@ -11,9 +11,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from langchain_art.packages import replace_file
+from langchain_art.wire.identifiers import Frozen
 
 #: Cells of a table: texts are cut and redacted before they get here.
 TableRow: TypeAlias = "Mapping[str, str | float | int | None]"
@@ -103,10 +104,8 @@ class Tracker(Protocol):
 FOLDER = "trackers"
 
 
-class TrackerProgress(BaseModel):
+class TrackerProgress(Frozen):
     """Progress of a tracker, for the resumed fit: ``trackers/wandb.json``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     fit_id: str
     run: str | None
@@ -247,7 +246,6 @@ class TrackerThread:
         return found if found.fit_id == self._fit.fit_id else None
 
     def _save(self) -> None:
-        """Note what was sent, for the resumed fit."""
         run = self._begun.id if self._begun else None
         progress = TrackerProgress(fit_id=self._fit.fit_id, run=run, sent=self._sent)
         self._path.parent.mkdir(parents=True, exist_ok=True)

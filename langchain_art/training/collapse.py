@@ -189,7 +189,6 @@ def _lengths(history: Sequence[StepRecord]) -> list[int]:
 
 
 def _lowest(earlier: Sequence[StepRecord], length: int) -> float:
-    """The lowest mean of as many steps one after the other."""
     samples = [_of_step(one) for one in earlier]
     windows = [samples[at : at + length] for at in range(max(1, len(samples) - length + 1))]
     return min((found.mean for one in windows if (found := _pool(one))), default=-math.inf)
@@ -238,7 +237,6 @@ def _first_short(
 
 
 def _rose(history: Sequence[StepRecord]) -> bool:
-    """True if rewards are above those of the first step, by `_RISE` standard errors."""
     before, after = _of_step(history[0]), _pool([_of_step(one) for one in history[1:]])
     if before is None or after is None:
         return False
@@ -319,7 +317,6 @@ def _all_flat(record: StepRecord) -> bool:
 
 
 def _entropy_gone(history: Sequence[StepRecord]) -> tuple[float, float] | None:
-    """The last step's entropy and the first one's, if it is gone."""
     now, first = (_metric(one, "entropy") for one in (history[-1], history[0]))
     return (now, first) if now is not None and first and now < _DETERMINISTIC * first else None
 

@@ -161,6 +161,5 @@ def exclusions(pending: PendingStep) -> dict[str, list[str | None]]:
 
 
 def _tokens(run: Trajectory, why: Sequence[str | None]) -> int:
-    """Sampled tokens of the turns that learn."""
     learn = [turn.usage for turn, one in zip(run.turns, why, strict=True) if one is None]
     return sum(usage.completion_tokens for usage in learn if usage is not None)

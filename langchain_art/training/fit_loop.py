@@ -107,7 +107,6 @@ class FitLoop:
                         advance()
 
     async def _begin(self, versions: Mapping[str, int]) -> None:
-        """Store and say what the fit begins with, or goes on from."""
         history, plan = self.history, self.plan
         history.save(steps=self.schedule.steps, began_with=history.state.began_with or versions)
         self._say_where_it_begins(versions)
@@ -186,7 +185,6 @@ class FitLoop:
             raise
 
     async def _versions(self) -> dict[str, int]:
-        """The versions that serve; makes missing policies."""
         last = self.history.versions
         serving: dict[str, int] = {}
         await check_server(self.client, self.plan.policies, self.plan.configs)
@@ -204,7 +202,6 @@ class FitLoop:
     async def _record(
         self, pending: PendingStep, results: dict[str, TrainResult], took: float
     ) -> records.StepRecord:
-        """Store the record of a step whose training took so many seconds."""
         known = {name: getattr(pending, name) for name in records.BatchFacts.model_fields}
         seconds = {**pending.seconds, "train": took}
         by_group = [group.rewards for group in pending.groups]

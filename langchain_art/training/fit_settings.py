@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError
 
@@ -27,6 +27,7 @@ from langchain_art.rollout.worker import MAX_CONCURRENCY
 from langchain_art.training.advantages import AdvantageHook
 from langchain_art.wire import LoraConfig, SFTConfig, TrainConfig, Trajectory
 
+T = TypeVar("T")
 Workers: TypeAlias = Literal["server", "ray"] | RayWorkers
 _WORKERS = ("server", "ray")
 OnCollapse: TypeAlias = Literal["rollback", "stop", "warn"]
@@ -194,18 +195,11 @@ def check_workers(plan: FitSettings, rollout: Rollout | str, **scenarios: Sequen
         )
 
 
-def check_lora(lora: object) -> LoraConfig | None:
-    """`lora` as it is, or ConfigError."""
-    if lora is None or isinstance(lora, LoraConfig):
-        return lora
-    raise ConfigError(f"got lora={lora!r:.200}, expected a LoraConfig")
-
-
-def check_export(export: object) -> Exporter | None:
-    """`export` as it is, or ConfigError."""
-    if export is None or isinstance(export, Exporter):
-        return export
-    raise ConfigError(f'got export={export!r:.200}, expected an Exporter, such as Exporter("otlp")')
+def check_kind(name: str, value: object, kind: type[T], expected: str) -> T | None:
+    """`value`, the option `name`, as it is: of a `kind`, or None. Else a ConfigError."""
+    if value is None or isinstance(value, kind):
+        return value
+    raise ConfigError(f"got {name}={value!r:.200}, expected {expected}")
 
 
 def unmatched_frozen_names(trainable: Mapping[str, bool], runs: Sequence[Trajectory]) -> list[str]:

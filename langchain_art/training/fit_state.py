@@ -23,15 +23,9 @@ from langchain_art.packages import locked, replace_file
 from langchain_art.training.advantages import RunAdvantages
 from langchain_art.training.identity import FitIdentity
 from langchain_art.training.learning_rates import next_rate
-from langchain_art.training.records import (
-    BatchFacts,
-    EvalResult,
-    Rates,
-    Record,
-    Rollback,
-    StepRecord,
-)
+from langchain_art.training.records import BatchFacts, EvalResult, Rates, Rollback, StepRecord
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire.identifiers import Frozen
 
 M = TypeVar("M", bound=BaseModel)
 #: The names of a fit's files.
@@ -83,7 +77,7 @@ def is_running(directory: Path) -> bool:
     return False
 
 
-class FitState(Record):
+class FitState(Frozen):
     """State of a fit: ``fit.json``; its steps are in ``history.jsonl``."""
 
     fit_id: str

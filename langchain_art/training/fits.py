@@ -175,8 +175,6 @@ class FitComparison:
 
 @dataclass(frozen=True)
 class _Side:
-    """One of the fits, and the server that has its runs."""
-
     fit: Fit
     client: ArtClient
 
@@ -189,7 +187,6 @@ class _Side:
             return (path / _WEIGHTS).read_bytes()
 
     def calls(self, run: Trajectory) -> list[tuple[Turn, dict[str, Any]]]:
-        """The calls of a run that the server sampled."""
         return [
             (turn, self.client.call(turn.call_id))
             for turn in run.turns
@@ -301,7 +298,6 @@ _Tensor = tuple[dict[str, Any], memoryview]
 
 
 def _tensors_of(file: bytes) -> dict[str, _Tensor]:
-    """The tensors of a safetensors file, each with its dtype and shape."""
     (size,) = struct.unpack("<Q", file[:8])
     header, data = json.loads(file[8 : 8 + size]), memoryview(file)[8 + size :]
     header.pop("__metadata__", None)

@@ -30,14 +30,14 @@ from langchain_art.evaluators.base import GroupEvaluator
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.fit_settings import FitSettings
-from langchain_art.training.records import Rates, Record
-from langchain_art.wire.identifiers import scenario_id
+from langchain_art.training.records import Rates
+from langchain_art.wire.identifiers import Frozen, scenario_id
 
 #: What `Trainer(advantages=)` is called in messages.
 _HOOK = "advantage function"
 
 
-class FitIdentity(Record):
+class FitIdentity(Frozen):
     """A fit that has another one is another fit."""
 
     policies: tuple[str, ...]
@@ -59,11 +59,7 @@ class FitIdentity(Record):
     @property
     def unread(self) -> list[str]:
         """Names that have no source that could be compared."""
-        whose = {
-            "rollout": self.rollout,
-            "evaluator": self.evaluator,
-            _HOOK: self.advantages,
-        }
+        whose = {"rollout": self.rollout, "evaluator": self.evaluator, _HOOK: self.advantages}
         return [name for name, parts in whose.items() if not any(parts.values()) and parts]
 
     def _configs_differ(self, other: FitIdentity) -> list[str]:
@@ -159,7 +155,7 @@ def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:
     plain = {"": type(evaluator).__name__}
     for key, value in vars(evaluator).items():
         if isinstance(value, Mapping):
-            members = cast("Mapping[str, Any]", value)
+            members = value
             numbers = {k: v for k, v in members.items() if isinstance(v, int | float | str)}
             plain |= {f"{key}.{k}": repr(v) for k, v in numbers.items()}
         else:
@@ -194,7 +190,7 @@ def flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     for name, value in values.items():
         path = f"{prefix}.{name}" if prefix else name
         if isinstance(value, Mapping):
-            found |= flat(cast("Mapping[str, Any]", value), path)
+            found |= flat(value, path)
         else:
             found[path] = value
     return found
@@ -305,16 +301,15 @@ class _Reader:
     def _object(self, value: Any, name: str) -> None:
         """Read a container of functions, a graph, a tool, a chain, or an object of an own class."""
         if isinstance(value, Mapping):
-            value = list(cast("Mapping[Any, Any]", value).values())
+            value = list(value.values())
         if isinstance(value, list | tuple | set | frozenset):
-            members = list(cast("list[Any]", value))
-            for one in members if len(members) <= _MOST else ():
+            for one in value if len(value) <= _MOST else ():
                 if callable(one) or hasattr(one, "func"):
                     self.read(one, name)
             return
         nodes: Any = getattr(getattr(value, "builder", None), "nodes", None)
         if isinstance(nodes, Mapping):
-            for node, spec in cast("Mapping[str, Any]", nodes).items():
+            for node, spec in nodes.items():
                 self.read(getattr(spec, "runnable", spec), f"node {node}")
         for attribute in _INNER:
             if inspect.getattr_static(value, attribute, None) is not None:
@@ -323,7 +318,7 @@ class _Reader:
 
     def _constant(self, value: Any, name: str) -> None:
         """Keep a number, a text, or a tuple of them; the address of a server is none."""
-        members = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        members = value if isinstance(value, tuple) else (value,)
         if all(isinstance(one, str | int | float) and "://" not in str(one) for one in members):
             self._keep(name, repr(value))
 
@@ -336,7 +331,6 @@ class _Reader:
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
-    """The variables of a function's closure that are assigned by now."""
     found: dict[str, Any] = {}
     for word, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):

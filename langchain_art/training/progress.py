@@ -53,7 +53,6 @@ class _Count(ProgressColumn):
     """``17/128``, as wide for the first as for the last."""
 
     def render(self, task: Task) -> Text:
-        """The column of one bar."""
         total = f"{task.total or 0:.0f}"
         return Text(f"{task.completed:>{len(total)}.0f}/{total}", style="progress.download")
 
@@ -75,7 +74,6 @@ class _Shown:
     begun: float = field(default_factory=time.monotonic)
 
     def due(self, now: float) -> bool:
-        """True if it is time to speak of it."""
         if self.said_at is None:
             return now - self.begun >= _SILENCE
         return now - self.said_at >= _REPEAT

@@ -13,25 +13,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from langchain_art._notebook import view_html
 from langchain_art.errors import ConfigError
 from langchain_art.statistics import intervals
 from langchain_art.wire import NodeReport, TrainResult, Trajectory
+from langchain_art.wire.identifiers import Frozen
 
 T = TypeVar("T")
 Rates: TypeAlias = dict[str, float]
 """policy -> its learning rate."""
 
 
-class Record(BaseModel):
-    """Base of stored records: frozen, unknown fields refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class EvalResult(Record):
+class EvalResult(Frozen):
     """Mean reward of some scenarios, sampled from exactly one version of each model.
 
     A run's reward is its total return: its own and those of its calls (`Run.reward_node`). Failed
@@ -98,7 +93,7 @@ def compared(before: EvalResult, after: EvalResult) -> intervals.Comparison:
     return intervals.compare_rewards(before.version, after.version, *means)
 
 
-class BatchFacts(Record):
+class BatchFacts(Frozen):
     """Facts of a step that are known before it is trained."""
 
     step: int
@@ -182,7 +177,7 @@ class StepRecord(BatchFacts):
         }
 
 
-class Rollback(Record):
+class Rollback(Frozen):
     """A collapse that a fit undid: a line of ``history.jsonl``."""
 
     kind: Literal["rollback"] = "rollback"
@@ -288,7 +283,7 @@ def tokens(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     }
 
 
-class FitResult(Record):
+class FitResult(Frozen):
     """The result of a fit.
 
     Example::
@@ -313,7 +308,6 @@ class FitResult(Record):
     """Reason why the fit ended before its steps did; empty: it did not."""
 
     def __repr__(self) -> str:
-        """Format in a line, for a notebook or a print: the history alone is kilobytes."""
         parts = [" + ".join(self.adapters), f"{len(self.history)} steps"]
         if self.before is not None and self.after is not None:
             parts.append(f"held out {self.before} → {self.after}")
@@ -399,19 +393,17 @@ def total_nodes(reports: Iterable[Mapping[str, NodeReport]]) -> dict[str, NodeRe
     for nodes in reports:
         for name, report in nodes.items():
             by_node[name].append(report)
-    return {name: _total(found) for name, found in by_node.items()}
-
-
-def _total(reports: Sequence[NodeReport]) -> NodeReport:
-    tokens = sum(report.tokens for report in reports)
-    weight = tokens or 1
-    return NodeReport(
-        calls=sum(report.calls for report in reports),
-        tokens=tokens,
-        advantage_mean=sum(one.advantage_mean * one.tokens for one in reports) / weight,
-        advantage_abs=sum(one.advantage_abs * one.tokens for one in reports) / weight,
-        excluded=_sums(report.excluded for report in reports),
-    )
+    found: dict[str, NodeReport] = {}
+    for name, several in by_node.items():
+        tokens = sum(one.tokens for one in several)
+        found[name] = NodeReport(
+            calls=sum(one.calls for one in several),
+            tokens=tokens,
+            advantage_mean=sum(one.advantage_mean * one.tokens for one in several) / (tokens or 1),
+            advantage_abs=sum(one.advantage_abs * one.tokens for one in several) / (tokens or 1),
+            excluded=_sums(one.excluded for one in several),
+        )
+    return found
 
 
 def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -162,13 +162,12 @@ class Setup:
                 await score_remote(client, marked)
             else:
                 await client.post_groups(marked)
-        now = cost_of(plan.evaluator)
         result = summarize(
             runs,
             step=step,
             versions=expected,
             seconds=time.monotonic() - started,
-            judge_cost=None if now is None else now - (paid or 0.0),
+            judge_cost=cost_of(plan.evaluator, paid),
         )
         if self.export is not None:
             await self.export.evaluation(groups, result)
@@ -176,7 +175,6 @@ class Setup:
 
 
 async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:
-    """The version that each of `models` is routed to now."""
     serving = {status.name: status.version for status in await client.policies()}
     return [f"{model}@{serving[model]}" if model in serving else model for model in models]
 

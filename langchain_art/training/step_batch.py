@@ -49,7 +49,6 @@ class StepBatchBuilder:
         self._first = True
         self._replacements = 0
         self._retried = 0
-        self._paid = cost_of(self.plan.evaluator)
         pending = self.history.pending()
         self._done = pending.step if pending else self.history.done
         #: Place in the shuffled epochs of the first group.
@@ -77,8 +76,7 @@ class StepBatchBuilder:
 
     async def collect(self, step: int) -> PendingStep:
         """The batch of step `step`, stored before any of it is sent. Raises as `Trainer.fit`."""
-        plan = self.plan
-        self._paid = cost_of(plan.evaluator)
+        plan, paid = self.plan, cost_of(self.plan.evaluator)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
         for config in plan.configs.values():
             _require_rewards(groups, config)
@@ -128,7 +126,7 @@ class StepBatchBuilder:
             resampled=resampled,
             drawn=self._begun + self._taken,
             seconds=seconds,
-            judge_cost=self._judge_cost(),
+            judge_cost=cost_of(plan.evaluator, paid),
         )
         self._retried = self._worker.retried
         self.history.begin(pending)
@@ -144,12 +142,6 @@ class StepBatchBuilder:
         for group in groups:
             found |= await advantages_of(hook, group)
         return found
-
-    def _judge_cost(self) -> float | None:
-        """Cost of the judge since the last call of this."""
-        now = cost_of(self.plan.evaluator)
-        before, self._paid = self._paid, now
-        return None if now is None else now - (before or 0.0)
 
     async def _judged(
         self, step: int, count: int

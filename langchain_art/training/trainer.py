@@ -144,13 +144,15 @@ class Trainer:
             concurrency=concurrency,
             configs=configs,
             seed=seed,
-            lora=fit_settings.check_lora(lora),
+            lora=fit_settings.check_kind("lora", lora, LoraConfig, "a LoraConfig"),
             max_failed=max_failed,
             max_steps_ahead=max_steps_ahead,
             dynamic_sampling_rounds=dynamic_sampling_rounds,
             advantages=check_hook(advantages, configs),
             on_collapse=on_collapse,
-            export=fit_settings.check_export(export),
+            export=fit_settings.check_kind(
+                "export", export, Exporter, 'an Exporter, such as Exporter("otlp")'
+            ),
             workers=workers,
         )
         self._trackers = chosen_trackers(trackers)

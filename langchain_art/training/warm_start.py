@@ -19,14 +19,14 @@ from langchain_art.rollout.scenarios import check_count
 from langchain_art.training.fit_state import read_state, write_state
 from langchain_art.training.learning_rates import choose_rate
 from langchain_art.training.progress import Display
-from langchain_art.training.records import Record
 from langchain_art.training.report import counts, overflowed
 from langchain_art.wire import SFTConfig, TrainResult
+from langchain_art.wire.identifiers import Frozen
 
 _FILE = "warm_start.json"
 
 
-class WarmStart(Record):
+class WarmStart(Frozen):
     """A supervised warm start, as ``warm_start.json`` keeps it.
 
     Example::
@@ -150,7 +150,6 @@ class WarmStartRun:
         return self._state
 
     def _save(self, **changes: Any) -> None:
-        """Change the state; when this returns, it is on disk."""
         self._state = self._state.model_copy(update=changes)
         write_state(self._path, self._state)
 

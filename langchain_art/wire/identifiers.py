@@ -123,7 +123,7 @@ def _place(value: Any, where: str, why: str, depth: int = 32) -> str:
     elif isinstance(value, BaseModel | Mapping):
         items = [*dict(cast("Mapping[Any, Any]", value)).items()]
     elif isinstance(value, list | tuple):
-        items = enumerate(cast("list[Any]", value))
+        items = enumerate(value)
     for key, item in items:
         known = key if isinstance(key, str | int) else type(key).__name__
         inner = f"[{key}]" if isinstance(value, list | tuple) else f".{known}"
@@ -154,7 +154,7 @@ def scenario_id(scenario: Any) -> str:
     """A scenario's name: its ``id``, or a hash of its content that is the same in every run."""
     given: Any = getattr(scenario, "id", None)
     if given is None and isinstance(scenario, Mapping):
-        given = cast(Mapping[str, Any], scenario).get("id")
+        given = scenario.get("id")
     if given is not None and not callable(given):
         return scenario_name(str(given))
     try:
@@ -183,10 +183,16 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Wire(BaseModel):
+class Frozen(BaseModel):
+    """Base of values that are stored or shown: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Wire(Frozen):
     """Base of every value on the wire: frozen, unknown fields refused, no type made to fit.
 
     ``true`` and ``"1"`` are no numbers, ``1`` is no boolean.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)

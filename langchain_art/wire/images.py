@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import hashlib
 from base64 import b64decode
-from typing import Any, cast
+from typing import Any
 
 
 def image_data(part: Any) -> str | None:
@@ -15,16 +15,14 @@ def image_data(part: Any) -> str | None:
     """
     if not isinstance(part, dict):
         return None
-    known = cast("dict[str, Any]", part)
-    if known.get("type") == "image_url":
-        found = known.get("image_url")
-        url = cast("dict[str, Any]", found).get("url") if isinstance(found, dict) else found
-        return str(url)
-    if known.get("type") != "image" or "sha256" in known:
+    if part.get("type") == "image_url":
+        found = part.get("image_url")
+        return str(found.get("url") if isinstance(found, dict) else found)
+    if part.get("type") != "image" or "sha256" in part:
         return None
-    if (data := known.get("base64")) is None:
-        return str(known.get("url"))
-    return f"data:{known.get('mime_type') or 'image'};base64,{data}"
+    if (data := part.get("base64")) is None:
+        return str(part.get("url"))
+    return f"data:{part.get('mime_type') or 'image'};base64,{data}"
 
 
 def decoded(url: str) -> bytes:

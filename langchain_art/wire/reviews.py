@@ -95,7 +95,6 @@ def _rank(value: float, ordered: Sequence[float]) -> float:
 
 
 def _uncertainty(runs: Sequence[Rankable]) -> dict[str, float]:
-    """The standard deviation of the returns of a run's scenario."""
     returns: dict[str, list[float]] = {}
     for run in runs:
         if run.scenario is not None and run.total_return is not None:
