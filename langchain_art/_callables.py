@@ -16,8 +16,6 @@ from weakref import WeakSet
 from langchain_art.errors import ArtError, ConfigError
 
 T = TypeVar("T")
-#: More than all nodes that could run at once. A thread is made where none is idle.
-_MOST_THREADS = 4096
 #: Event loops that `let_all_nodes_run` has seen.
 _LOOPS = WeakSet[asyncio.AbstractEventLoop]()
 
@@ -61,7 +59,8 @@ def let_all_nodes_run() -> None:
     _LOOPS.add(loop)
     there = getattr(loop, "_default_executor", None)
     if there is None or getattr(there, "_thread_name_prefix", "") == "asyncio":
-        loop.set_default_executor(ThreadPoolExecutor(_MOST_THREADS, "nodes"))
+        # More than could run at once; a thread is made where none is idle.
+        loop.set_default_executor(ThreadPoolExecutor(4096, "nodes"))
 
 
 def called_in_thread(function: Callable[..., Any], *given: Any) -> Any:

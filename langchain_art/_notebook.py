@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: Characters of a line.
-_WIDTH = 100
 #: Lines of text that a cell shows at most; older ones are counted.
 _MOST_LINES = 40
 _HTML = (
@@ -39,7 +37,7 @@ def as_html(shown: RenderableType) -> str:
     console = Console(
         file=io.StringIO(),
         record=True,
-        width=_WIDTH,
+        width=100,
         color_system="truecolor",
         no_color=False,
         force_jupyter=False,

@@ -162,8 +162,6 @@ class ChatART(FastChatOpenAI):
         ]
         return count_tokens_approximately(messages, tools=schemas)
 
-    # ---- requests
-
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
@@ -187,8 +185,6 @@ class ChatART(FastChatOpenAI):
         if extra:
             payload["extra_body"] = extra
         return payload
-
-    # ---- replies
 
     def _create_chat_result(
         self,
@@ -244,8 +240,6 @@ class ChatART(FastChatOpenAI):
                 f"got n={n} and a stream, expected n=1: a stream is one reply. Use `generate`, or "
                 "set `disable_streaming=True` where it is a graph's stream mode that streams."
             )
-
-    # ---- tools, structured output
 
     def bind_tools(
         self,

@@ -141,7 +141,6 @@ POST_ERRORS = (OSError, httpx.DecodingError)
 
 #: Seconds that an idle connection is kept: less than the five after which uvicorn closes it.
 _IDLE_SECONDS = 4.0
-_READ_BYTES = 1 << 16
 
 _Server: TypeAlias = tuple[str, str, int]
 
@@ -256,7 +255,7 @@ class _BlockingConnection:
             self._socket.sendall(target.message(body))
         answer = AnswerParser()
         while not answer.is_complete:
-            answer.feed(self._socket.recv(_READ_BYTES))
+            answer.feed(self._socket.recv(1 << 16))
         return answer
 
 
@@ -402,10 +401,7 @@ async def _open(target: Target) -> _AsyncConnection:
     scheme, host, port = target.server
     async with asyncio.timeout(target.connect_timeout):
         _, connection = await asyncio.get_running_loop().create_connection(
-            _AsyncConnection,
-            host,
-            port,
-            ssl=_tls() if scheme == "https" else None,
+            _AsyncConnection, host, port, ssl=_tls() if scheme == "https" else None
         )
     return connection
 

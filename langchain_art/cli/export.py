@@ -100,7 +100,6 @@ def export_merged(
     return directory
 
 
-_TEXT_LOADER = "AutoModelForCausalLM"
 _USE = """\
 Load it with peft:
 
@@ -179,8 +178,9 @@ def card(
     )
     use = _USE_MERGED if merged else _USE
     # Layers are left out where a text model stands inside of a vision model, by `peft_config`.
-    loader = "AutoModelForImageTextToText" if config.get("exclude_modules") else _TEXT_LOADER
-    use = use.format(base=base, rank=config.get("r"), policy=checkpoint.policy, loader=loader)
+    kind = "ImageTextToText" if config.get("exclude_modules") else "CausalLM"
+    loader, rank = f"AutoModelFor{kind}", config.get("r")
+    use = use.format(base=base, rank=rank, policy=checkpoint.policy, loader=loader)
     if template:
         use += _TEMPLATE.format(template=template)
     return f"""\

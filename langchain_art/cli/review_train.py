@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from langchain_art.training.records import EvalResult
     from langchain_art.wire import Message, ReviewPlan, TrainResult
 
-#: Corrected cases whose answers are shown.
-_MOST_SHOWN = 5
 ScoreName = Annotated[str, typer.Option(help="The score that people give.")]
 
 
@@ -198,7 +196,7 @@ def _show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
     from langchain_art.tracing.message_log import wire_message
 
     model = ChatART(model=policy, base_url=client.base_url, temperature=0)
-    for chosen, rejected in plan.pairs[:_MOST_SHOWN]:
+    for chosen, rejected in plan.pairs[:5]:
         [better], [was] = client.trajectory(chosen).turns, client.trajectory(rejected).turns
         asked = model.bind_tools(list(was.tools)) if was.tools else model
         now = asked.invoke(list(was.messages))

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Characters of a message that a run's view shows; all of it is in ``--json``.
 _EXCERPT = 600
-#: Characters of an id that are shown at least.
-_SHORT_ID = 8
 #: What a version learned from: metrics of its job and how they are written.
 _LEARNED = (("reward_mean", ".3f"), ("runs_trained", ".0f"), ("tokens_trained", ".0f"))
 
@@ -167,8 +165,7 @@ def _plain(names: Sequence[str], cut: str) -> Table:
 def _telling(ids: Collection[str]) -> int:
     """Number of characters, at least eight, that tell these ids apart."""
     most = max(map(len, ids), default=0)
-    lengths = range(_SHORT_ID, most)
-    return next((n for n in lengths if len({one[:n] for one in ids}) == len(ids)), most)
+    return next((n for n in range(8, most) if len({one[:n] for one in ids}) == len(ids)), most)
 
 
 def _outcome(run: wire.Trajectory | wire.TrajectoryAudit) -> str:

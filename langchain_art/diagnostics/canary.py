@@ -304,7 +304,11 @@ class _Canary:
             if step >= LEAST_STEPS and self._risen() >= RISE:
                 break
         self._check_gap("sampler = learner, later steps", self.results[1:])
-        self._check_draws()
+        sigmas, variance = surprise(t for runs in self.runs for run in runs for t in run.tokens)
+        certain = variance < LEAST_VARIANCE
+        measured = "replies too certain to tell" if certain else f"{sigmas:+.1f} standard errors"
+        passed = certain or abs(sigmas) <= SIGMAS
+        self._check("drawn as reported", passed, measured, f"within {SIGMAS:g}", sigmas)
 
     def _compare(self) -> None:
         self._report("what it and the base model say after")
@@ -327,7 +331,15 @@ class _Canary:
             f"{POLICY}@{last}, {self._under()}",
             far,
         )
-        self._check_reward()
+        sigmas = self._risen()
+        lengths = " → ".join(
+            f"{abs(statistics.fmean(run.reward for run in runs)):.1f}"
+            for runs in (self.runs[0], self.runs[-1])
+        )
+        measured = (
+            f"{lengths} characters in {len(self.results)} steps, {sigmas:+.1f} standard errors"
+        )
+        self._check("learns", sigmas >= RISE, measured, f"at least {RISE:g} shorter", sigmas)
 
     def _leave(self) -> str:
         """Roll back to version 0 and delete the others; returns what is left on the server."""
@@ -401,23 +413,6 @@ class _Canary:
         if trained:
             measured = f"{_nats(gap)} per token, mean ratio {trained[0]['importance_mean']:.6f}"
         self._check(name, gap <= self.bar, measured, self._under(), gap)
-
-    def _check_draws(self) -> None:
-        sigmas, variance = surprise(t for runs in self.runs for run in runs for t in run.tokens)
-        certain = variance < LEAST_VARIANCE
-        measured = "replies too certain to tell" if certain else f"{sigmas:+.1f} standard errors"
-        passed = certain or abs(sigmas) <= SIGMAS
-        self._check("drawn as reported", passed, measured, f"within {SIGMAS:g}", sigmas)
-
-    def _check_reward(self) -> None:
-        sigmas = self._risen()
-        before, after = (
-            abs(statistics.fmean(run.reward for run in runs))
-            for runs in (self.runs[0], self.runs[-1])
-        )
-        lengths = f"{before:.1f} → {after:.1f} characters in {len(self.results)} steps"
-        measured = f"{lengths}, {sigmas:+.1f} standard errors"
-        self._check("learns", sigmas >= RISE, measured, f"at least {RISE:g} shorter", sigmas)
 
     def _under(self) -> str:
         return f"at most {self.bar:g} in {self.status.dtype}"

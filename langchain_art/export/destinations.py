@@ -32,9 +32,6 @@ LANGFUSE = "Langfuse"
 REQUEST = 10.0
 #: Spans and scores of one request.
 SPANS, SCORES = 512, 200
-#: Of statuses: what no later attempt changes as long as keys and addresses stay as they are.
-_CLOSED = (401, 403, 404, 405)
-_BUSY = (408, 425, 429)
 #: How the exporter says that it has not even tried.
 _UNSENDABLE = ("Failed to encode", "Dropping span batch")
 
@@ -229,8 +226,8 @@ def _raise_for(status: int, text: str) -> None:
     if status < 400:
         return
     told = f"status {status}: {text[:200]}"
-    if status in _CLOSED:
+    if status in (401, 403, 404, 405):
         raise Closed(f"{told}. Look at its address and keys")
-    if status in _BUSY or status >= 500:
+    if status in (408, 425, 429) or status >= 500:
         raise NotSent(told)
     raise Refused(told)

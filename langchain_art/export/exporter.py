@@ -26,8 +26,6 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 
 #: Seconds that the end of a program or of a fit waits for what is being sent.
 DEADLINE = 1.5
-#: Seconds from a run's end to the file that holds it: runs that end together share one.
-_GATHER = 1.0
 _log = logging.getLogger("langchain_art.export")
 _NAME = re.compile(r"[\w .@:/+-]{1,100}")
 
@@ -163,8 +161,8 @@ class Outbox:
         """Take a run, which is on disk a second later; does not wait."""
         with self._lock:
             self._waiting.append(run)
-            if self._writer is None:
-                self._writer = threading.Timer(_GATHER, self._save)
+            if self._writer is None:  # runs that end within a second share a file
+                self._writer = threading.Timer(1.0, self._save)
                 self._writer.daemon = True
                 self._writer.start()
 

@@ -26,7 +26,6 @@ CLOUD = "https://cloud.langfuse.com"
 _SCORES, _OBSERVATIONS, _NUMBERED = 100, 1000, 100
 #: Traces in one filter: a request's address has room for them.
 _TRACES = 50
-_TIMEOUT = 30.0
 
 
 def connect() -> LangfuseAPI:
@@ -48,7 +47,7 @@ def connect() -> LangfuseAPI:
         x_langfuse_public_key=public,
         username=public,
         password=secret,
-        timeout=_TIMEOUT,
+        timeout=30.0,
     )
 
 

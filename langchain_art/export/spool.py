@@ -146,8 +146,6 @@ def _parts(runs: Sequence[ExportedRun]) -> Iterator[list[ExportedRun]]:
         yield part
 
 
-#: Seconds that a thread that is asked to end may take for it.
-_GIVES_UP = 0.2
 #: Seconds until a destination that did not take a batch is asked again; doubles up to the second.
 _PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
@@ -211,7 +209,7 @@ class Sender:
             self._thread.join(seconds)
         self._to.close()  # ends its pause between two attempts
         if self._thread is not None:
-            self._thread.join(_GIVES_UP)
+            self._thread.join(0.2)
         self.outcome.left = self._spool.count()
         if self.outcome.left and self.outcome.trouble is None:
             left = f"time was up before it had taken the last {self.outcome.left}"

@@ -8,13 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.environments.parts import (
-    Conversation,
-    Environment,
-    Scenario,
-    divided,
-    installed,
-)
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
 from langchain_art.errors import ArtError
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run

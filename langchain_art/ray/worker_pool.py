@@ -88,7 +88,6 @@ _LOOK_SECONDS = 2.0
 _AGAIN = 60.0
 #: Seconds in which a worker hands its leases back at the end.
 _STOP_SECONDS = 10.0
-_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 @asynccontextmanager
@@ -140,7 +139,8 @@ def _workers(
 
 
 def _check_reach(server: str, addresses: set[str]) -> None:
-    if urlsplit(server).hostname in _LOOPBACK and addresses != {ray.util.get_node_ip_address()}:
+    loopback = urlsplit(server).hostname in ("localhost", "127.0.0.1", "::1")
+    if loopback and addresses != {ray.util.get_node_ip_address()}:
         raise ConfigError(
             f"got the server {server} for workers on {len(addresses)} machines of a Ray cluster, "
             "which reach a loopback address nowhere but on their own; expected the server's "

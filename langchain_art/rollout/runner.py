@@ -188,7 +188,15 @@ class RolloutWorker(RunSource):
                     raise errors.ConfigError(str(error)) from None
                 except Exception as error:  # noqa: BLE001 - user code may raise anything
                     failed = run if self._is_graph else within.unfinished()
-                    return within, _failure(error, failed, name), error
+                    trajectory = Trajectory(
+                        id=failed.id,
+                        scenario=failed.scenario if failed.scenario is not None else name,
+                        turns=tuple(failed.turns)[:4096],
+                        reward=failed.reward,
+                        status="failed",
+                        error=words_of(error),
+                    )
+                    return within, trajectory, error
 
     async def _call(self, *given: Any) -> Any:
         return await call(self._function, *given, threads=self._threads)
@@ -227,18 +235,6 @@ def _trajectory(outcome: object, scenario: Any, name: str) -> Trajectory:
             "each way through it with `return run`, or with the number."
         )
     return found if found.scenario is not None else found.model_copy(update={"scenario": name})
-
-
-def _failure(error: Exception, run: Run, name: str) -> Trajectory:
-    """The trajectory of a run that raised, under the id of its `capture` scope."""
-    return Trajectory(
-        id=run.id,
-        scenario=run.scenario if run.scenario is not None else name,
-        turns=tuple(run.turns)[:4096],
-        reward=run.reward,
-        status="failed",
-        error=words_of(error),
-    )
 
 
 def is_server_away(error: BaseException, server: str) -> bool:

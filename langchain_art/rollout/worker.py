@@ -24,8 +24,6 @@ from langchain_art.wire.identifiers import scenario_id
 
 #: Seconds of a request that waits for work.
 _HOLD = 20.0
-#: Leases are renewed so often in the time after which they end.
-_BEATS = 4
 #: Most rollouts of one worker at once.
 MAX_CONCURRENCY = 500
 
@@ -225,7 +223,7 @@ class LeaseWorker:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._seconds / _BEATS)
+            await asyncio.sleep(self._seconds / 4)
             if not self._held:
                 continue
             held = wire.LeasesHeld(worker=self.id, holds=tuple(self._held), seconds=self._seconds)

@@ -113,8 +113,6 @@ class CaptureHandler(GraphCallbackHandler):
             return parent
         return call if spans[call].parent == parent and spans[call].alone else parent
 
-    # ---- model calls
-
     @_safely
     def on_chat_model_start(
         self, serialized: Any, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
@@ -184,8 +182,6 @@ class CaptureHandler(GraphCallbackHandler):
         call.error = None if error is None else f"{type(error).__name__}: {error}"
         self.run.recorder.end_call(call, response)
         self._end(run_id, None, error)
-
-    # ---- the graph around them
 
     @_safely
     def on_chain_start(

@@ -149,13 +149,6 @@ _hooks: list[_Hook] = []
 _hooks_lock = Lock()
 
 
-def _add_hooks(depths: int) -> None:
-    with _hooks_lock:
-        while len(_hooks) < depths:
-            _hooks.append(_Hook(len(_hooks)))
-            register_configure_hook(cast(Any, _hooks[-1]), inheritable=True)
-
-
 class _ScopeHandler(CaptureHandler):
     """The handler of a scope."""
 
@@ -253,7 +246,11 @@ class capture:
             _bodies[self] = body
         self._config = _config_with(self.handler)
         _open.set((*_open.get(), self))
-        _add_hooks(len(_open_handlers()))
+        depths = len(_open_handlers())
+        with _hooks_lock:
+            while len(_hooks) < depths:
+                _hooks.append(_Hook(len(_hooks)))
+                register_configure_hook(cast(Any, _hooks[-1]), inheritable=True)
         if self._config is not None:
             self._outer = var_child_runnable_config.set(self._config)
         if (within := opened.get()) is not None:

@@ -161,11 +161,13 @@ class TrackerThread:
         adapters = f", adapters: {self._kept}" if self._kept else ""
         return f"{name}: records: {self._sent}{adapters}. {self._ending}".strip()
 
-    # --- in the tracker's thread ----------------------------------------------------------------
-
     def _work(self) -> None:
         self._deliver()
-        while self._take(self._orders.get()):
+        while (order := self._orders.get()) is not None:
+            if isinstance(order, AdapterFiles):
+                self._adapters.append(order)
+            else:
+                self._records.append(order)
             if self._orders.empty():
                 self._deliver()
                 if self._saved < self._sent and self._orders.empty():
@@ -174,14 +176,6 @@ class TrackerThread:
         self._deliver()
         if self._attempt(self._finish) and self._saved < self._sent:
             self._attempt(self._save)
-
-    def _take(self, order: TrackedRecord | AdapterFiles | None) -> bool:
-        """True if more may come."""
-        if isinstance(order, AdapterFiles):
-            self._adapters.append(order)
-        elif order is not None:
-            self._records.append(order)
-        return order is not None
 
     def _deliver(self) -> None:
         """Offer all that waits, in order, until something is not taken."""
@@ -231,8 +225,6 @@ class TrackerThread:
     def _finish(self) -> None:
         if self._begun is not None:
             self._ending = self._tracker.finish()
-
-    # --- progress -------------------------------------------------------------------------------
 
     def _progress(self) -> TrackerProgress | None:
         """Saved state of this fit; None if missing, unreadable or another fit's."""

@@ -21,9 +21,6 @@ from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult
 from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup
 
-#: Batches of rollouts whose spans are kept; those of groups that no step takes go with them.
-_KEPT_BATCHES = 4
-
 
 class FitExport:
     """Exports the runs of a fit, or of an evaluation; the spool is in its folder."""
@@ -39,7 +36,7 @@ class FitExport:
         self._runs: dict[str, Run] = {}
         self._fit_id = uuid.uuid4().hex[:12]
         batch = plan.group_size * plan.groups_per_step * (1 + plan.max_steps_ahead)
-        self._most = max(_KEPT_BATCHES * batch, 1024)
+        self._most = max(4 * batch, 1024)  # those of groups that no step takes go with them
 
     def begin(self, fit_id: str) -> None:
         """Name the fit, whose runs are known by it. An evaluation has a name of its own."""

@@ -232,7 +232,11 @@ class History(FitRecords):
             pinned=pinned,
         )
         if self._lines.exists():
-            self._load()
+            whole, newline, torn = self._lines.read_text().rpartition("\n")
+            if torn:  # an incomplete last line: the client ended while it wrote
+                self._lines.write_text(whole + newline)
+            for record in read_records(self._lines):
+                self.keep(record)
         if differences := self.state.identity.differences(identity):
             raise ConfigError(self._another(differences))
         if not self.resumed:
@@ -249,13 +253,6 @@ class History(FitRecords):
             "begin anew from the base with fit(…, fresh=True), which moves the other one's files "
             f"to {self.directory / 'earlier' / self.state.fit_id}."
         )
-
-    def _load(self) -> None:
-        whole, newline, torn = self._lines.read_text().rpartition("\n")
-        if torn:  # an incomplete last line: the client ended while it wrote
-            self._lines.write_text(whole + newline)
-        for record in read_records(self._lines):
-            self.keep(record)
 
     def append(self, record: Line) -> None:
         """Add a line; when this returns, it is on disk."""

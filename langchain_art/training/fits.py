@@ -152,7 +152,6 @@ def _read(folder: Path, root: Path) -> Fit | None:
 
 #: Ends of the names of metrics that measure the machine.
 _OF_THE_MACHINE = ("seconds", "bytes")
-_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass
@@ -184,7 +183,7 @@ class _Side:
             return None
         with tempfile.TemporaryDirectory(prefix="langchain-art-diff-") as folder:
             path = self.client.download_adapter(policy, version, Path(folder) / "adapter")
-            return (path / _WEIGHTS).read_bytes()
+            return (path / "adapter_model.safetensors").read_bytes()
 
     def calls(self, run: Trajectory) -> list[tuple[Turn, dict[str, Any]]]:
         return [

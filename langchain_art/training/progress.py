@@ -10,16 +10,8 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
+from rich import progress
 from rich.console import Console, RenderableType
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column
 from rich.text import Text
 
@@ -49,10 +41,10 @@ _SHOWN = {
 _SILENCE, _REPEAT = 1.5, 30.0
 
 
-class _Count(ProgressColumn):
+class _Count(progress.ProgressColumn):
     """``17/128``, as wide for the first as for the last."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: progress.Task) -> Text:
         total = f"{task.total or 0:.0f}"
         return Text(f"{task.completed:>{len(total)}.0f}/{total}", style="progress.download")
 
@@ -89,13 +81,13 @@ class Display:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
         # 77 characters with the spaces between them: they fit a terminal of 80, and never move.
-        self._bars = Progress(
-            TextColumn("{task.description}", table_column=_column(11)),
-            BarColumn(bar_width=10, table_column=_column(10)),
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}", table_column=_column(11)),
+            progress.BarColumn(bar_width=10, table_column=_column(10)),
             _Count(table_column=_column(9, right=True)),
-            TextColumn("{task.fields[note]}", table_column=_column(28)),
-            TimeElapsedColumn(table_column=_column(7, right=True)),
-            TimeRemainingColumn(table_column=_column(7, right=True)),
+            progress.TextColumn("{task.fields[note]}", table_column=_column(28)),
+            progress.TimeElapsedColumn(table_column=_column(7, right=True)),
+            progress.TimeRemainingColumn(table_column=_column(7, right=True)),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,

@@ -22,9 +22,6 @@ from langchain_art.training.records import EvalResult, FitResult, StepRecord
 from langchain_art.wire import NodeReport, TrainResult
 from langchain_art.wire.training import meaning
 
-#: Runs that are enough to say that all are worth the same.
-_ENOUGH = 8
-
 
 def summary_view(result: FitResult) -> Group:
     """A fit in a few rows, and what was trained by node."""
@@ -199,7 +196,7 @@ def all_alike(rewards: Collection[float], runs: int) -> str | None:
 
     `rewards`: of these runs, or the means of their scenarios.
     """
-    if runs < _ENOUGH or len(set(rewards)) != 1:
+    if runs < 8 or len(set(rewards)) != 1:
         return None
     match next(iter(rewards)):
         case 0:

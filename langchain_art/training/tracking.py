@@ -208,9 +208,6 @@ def _known(found: Mapping[str, float | None]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-# --- tables -------------------------------------------------------------------------------------
-
-
 def _shown(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
     """The first run of each group, then the second of each, to the cap."""
     rounds = zip_longest(*(group.trajectories for group in groups))

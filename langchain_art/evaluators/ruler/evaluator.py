@@ -39,7 +39,6 @@ from langchain_art.wire import TrajectoryGroup
 
 #: The score of runs that are all the same.
 TIE = 0.5
-_KNOWN = "Known without a judge."
 _PAUSE = 0.5  # seconds after a call that raised, doubled for each attempt
 
 Known = Callable[[TrajectoryGroup], "Sequence[float | None] | None"]
@@ -161,7 +160,8 @@ class RulerEvaluator(GroupEvaluator):
                     "None for a group that is to be judged"
                 )
             self._count(Spent(decided=1))
-            return [None if value is None else Score(value, _KNOWN) for value in known]
+            why = "Known without a judge."
+            return [None if value is None else Score(value, why) for value in known]
         labelled = len({turn.label for run in runs for turn in run.turns}) > 1
         told = transcript.transcripts(runs, labelled=labelled)
         distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])
@@ -313,7 +313,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-_WAIT = 30  # seconds for another process's write
 _TABLE = """
 CREATE TABLE IF NOT EXISTS verdicts (
     key TEXT PRIMARY KEY, scores TEXT NOT NULL, judge TEXT NOT NULL, created REAL NOT NULL
@@ -347,6 +346,7 @@ class VerdictCache:
         self._execute(insert, key, text, judge, time.time())
 
     def _execute(self, statement: str, *values: str | float) -> list[Any]:
-        # A connection for each use: SQLite's must not pass between threads, or survive a fork.
-        with closing(sqlite3.connect(self._path, timeout=_WAIT)) as database, database:
+        # A connection for each use: SQLite's must not pass between threads, or survive a fork. It
+        # waits for another process's write.
+        with closing(sqlite3.connect(self._path, timeout=30)) as database, database:
             return database.execute(statement, values).fetchall()
