@@ -24,14 +24,8 @@ if TYPE_CHECKING:
 
 #: Fields of a chat model that another one makes anew: its name, its address, its connections.
 _OF_ITS_OWN = {
-    "model_name",
-    "openai_api_base",
-    "client",
-    "async_client",
-    "root_client",
-    "root_async_client",
-    "callbacks",
-    "metadata",
+    *("model_name", "openai_api_base", "callbacks", "metadata"),
+    *("client", "async_client", "root_client", "root_async_client"),
 }
 
 

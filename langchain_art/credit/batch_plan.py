@@ -65,36 +65,30 @@ def plan(
         InvalidRequest: rewards from which no advantage can be computed.
     """
     found = [_group(runs, config, given) for runs in groups]
-    overlong = None if isinstance(config, wire.SFTConfig) else config.overlong
-    teacher = None if isinstance(config, wire.SFTConfig) else config.distillation
+    supervised = isinstance(config, wire.SFTConfig)
+    average = config.aggregation if supervised else config.loss.aggregation
+    overlong = None if supervised else config.overlong
+    teacher = None if supervised else config.distillation
     baselines = [
         []
         if group.excluded_because
         else [_penalized(group.runs[i], overlong) for i in group.counted]
         for group in found
     ]
-    if isinstance(config, wire.SFTConfig):
-        credits_, average = (
-            [credit_assignment.equal_credit(runs) for runs in baselines],
-            config.aggregation,
-        )
+    if supervised:
+        credits_ = [credit_assignment.equal_credit(runs) for runs in baselines]
     elif not config.reads_rewards:
         credits_ = [credit_assignment.GroupAdvantages({}, {}, None) for _ in baselines]
-        average = config.loss.aggregation
     elif given:
-        tolerance, average = config.zero_variance_tolerance, config.loss.aggregation
+        tolerance = config.zero_variance_tolerance
         credits_ = [credit_assignment.given_credit(runs, tolerance) for runs in baselines]
     elif config.scores:
-        credits_, average = (
-            credit_assignment.score_credits(baselines, config),
-            config.loss.aggregation,
-        )
+        credits_ = credit_assignment.score_credits(baselines, config)
     else:
         beside = zip(baselines, compared or [{}] * len(baselines), strict=True)
         credits_ = [credit_assignment.group_credit(runs, config, others) for runs, others in beside]
         if config.advantage.kind == "batch_standardized":
             credits_ = credit_assignment.over_batch_deviation(credits_)
-        average = config.loss.aggregation
     if teacher:
         pairs = zip(baselines, credits_, strict=True)
         credits_ = [credit_assignment.beside_teacher(runs, credit) for runs, credit in pairs]
@@ -120,7 +114,7 @@ def plan(
         "staleness_mean": statistics.fmean(lags) if lags else 0.0,
         "staleness_max": float(max(lags, default=0)),
     }
-    if not isinstance(config, wire.SFTConfig):  # a supervised step reads no reward
+    if not supervised:  # it reads rewards
         counted = [group.runs[i] for group in found for i in group.counted]
         rewards = [run.total for run in counted if run.rewarded]
         metrics["reward_mean"] = statistics.fmean(rewards) if rewards else 0.0
@@ -192,13 +186,11 @@ def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
 
 
 def _group(runs: Sequence[CandidateRun], config: wire.StepConfig, given: bool) -> _PlannedGroup:
-    if isinstance(config, wire.SFTConfig):
-        why, max_staleness = [None] * len(runs), None
-    elif not config.reads_rewards:
-        why, max_staleness = [None] * len(runs), config.max_staleness
+    max_staleness = None if isinstance(config, wire.SFTConfig) else config.max_staleness
+    if isinstance(config, wire.SFTConfig) or not config.reads_rewards:
+        why = [None] * len(runs)
     else:
         why = [without_advantage(one) if given else unscored(one, config.scores) for one in runs]
-        max_staleness = config.max_staleness
     counted = [i for i, run in enumerate(runs) if why[i] is None and run.learns]
     reason = stale([runs[i] for i in counted], max_staleness) if counted else "groups.empty"
     return _PlannedGroup(runs, why, counted, reason)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from langchain_art.errors import ConfigError
 from langchain_art.export.ids import CALL, TRAJECTORY, trace_id
@@ -89,8 +89,9 @@ def pull(
         ServerUnreachable: Langfuse or the server gives no answer. Nothing is noted then.
     """
     api, reading = api or connect(), reading or Reading()
-    note = _Note.of(Path(root), reading)
-    since = None if everything or note.read_to is None else note.read_to - OVERLAP
+    note = _note(Path(root), reading)
+    read_to = _read_to(note)
+    since = None if everything or read_to is None else read_to - OVERLAP
     name = reading.name if reading.source == "API" else None
     found = list(scores(api, source=reading.source, name=name, since=since))
     known = traces_of(_observed(api, found))
@@ -108,8 +109,9 @@ def pull(
     deleted = list(_deleted(client, api, found)) if everything else []
     kept = client.put_reviews([*reviews, *deleted])
     if found:
-        note.read_to = min(max(one.timestamp for one in found), datetime.now(UTC))
-        note.write()
+        newest = min(max(one.timestamp for one in found), datetime.now(UTC))
+        note.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(note, json.dumps({"read_to": newest.astimezone(UTC).isoformat()}).encode())
     gone = tuple(one.id for one in deleted)
     return Pulled(len(found), kept, left_out, tuple(sorted(labels)), since, gone)
 
@@ -170,32 +172,20 @@ def _observed(api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[Observatio
         )
 
 
-@dataclass
-class _Note:
-    """Position up to which one project's scores of one kind were read."""
+def _note(root: Path, reading: Reading) -> Path:
+    """The file that says up to when one project's scores of one kind were read."""
+    project = os.environ.get("LANGFUSE_PUBLIC_KEY", "")
+    which = json.dumps([address(), project, reading.source, reading.name])
+    return root / "reviews" / f"langfuse-{hashlib.sha256(which.encode()).hexdigest()[:16]}.json"
 
-    path: Path
-    read_to: datetime | None = None
 
-    @classmethod
-    def of(cls, root: Path, reading: Reading) -> _Note:
-        project = os.environ.get("LANGFUSE_PUBLIC_KEY", "")
-        which = json.dumps([address(), project, reading.source, reading.name])
-        name = hashlib.sha256(which.encode()).hexdigest()[:16]
-        path = root / "reviews" / f"langfuse-{name}.json"
-        if not path.exists():
-            return cls(path)
-        try:
-            noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return cls(path, datetime.fromisoformat(noted["read_to"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{path} cannot be read ({error}), expected what the last pull noted. Delete it: "
-                "the next pull reads all scores."
-            ) from error
-
-    def write(self) -> None:
-        assert self.read_to is not None
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = {"read_to": self.read_to.astimezone(UTC).isoformat()}
-        replace_file(self.path, json.dumps(whole).encode())
+def _read_to(note: Path) -> datetime | None:
+    if not note.exists():
+        return None
+    try:
+        return datetime.fromisoformat(json.loads(note.read_text(encoding="utf-8"))["read_to"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{note} cannot be read ({error}), expected what the last pull noted. Delete it: "
+            "the next pull reads all scores."
+        ) from error

@@ -94,17 +94,14 @@ def traces_of(observations: Iterable[ObservationV2]) -> dict[str, Trace]:
 
 def subject_of(score: ScoreV3) -> tuple[str, str | None]:
     """The trace, and the observation if it is about one. Raises LeftOut."""
-    match score.subject:
-        case None:
-            raise LeftOut("not_about_a_run")
-        case subject if subject.kind == "trace":
-            return subject.id, None
-        case subject if subject.kind == "observation":
-            if subject.trace_id is None:
-                raise LeftOut("no_trace")
-            return subject.trace_id, subject.id
-        case _:
-            raise LeftOut("not_about_a_run")
+    subject = score.subject
+    if subject is not None and subject.kind == "trace":
+        return subject.id, None
+    if subject is None or subject.kind != "observation":
+        raise LeftOut("not_about_a_run")
+    if subject.trace_id is None:
+        raise LeftOut("no_trace")
+    return subject.trace_id, subject.id
 
 
 def id_of(score: ScoreV3) -> str:

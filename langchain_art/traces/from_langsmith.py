@@ -67,10 +67,9 @@ async def _runs(project: str, since: datetime | None, limit: int) -> list[dict[s
         return []
     traces = {run["trace_id"] for run in found}
     first = min(run["start_time"] for run in found)
-    async for run in client.runs.query(run_type="LLM", min_start_time=first, **asked):
-        if run.trace_id in traces and run.parent_run_ids:  # a root was read before
-            found.append(run.model_dump(mode="json"))
-    return found
+    calls = client.runs.query(run_type="LLM", min_start_time=first, **asked)
+    inner = [run async for run in calls if run.trace_id in traces and run.parent_run_ids]
+    return found + [run.model_dump(mode="json") for run in inner]
 
 
 _PAGE = 100

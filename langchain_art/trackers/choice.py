@@ -71,11 +71,8 @@ class AccelerateTracker:
     ) -> tuple[dict[str, Any], str | None, str]:
         if self.name == "tensorboard":
             folder = fit.folder / "tensorboard"
-            return (
-                {"run_name": title, "logging_dir": folder},
-                title,
-                f"tensorboard --logdir {folder}",
-            )
+            options = {"run_name": title, "logging_dir": folder}
+            return options, title, f"tensorboard --logdir {folder}"
         if self.name == "trackio":
             options = {"run_name": PROJECT, "name": title, "resume": "allow"}
             return options, title, f"trackio show --project {PROJECT}"
@@ -152,21 +149,15 @@ def _installed(module: str) -> bool:
 
 
 def _require(name: str, *, by_environment: bool) -> None:
-    if name == "wandb":
-        missing = [] if _installed("wandb") else ["wandb"]
-        install = "pip install 'langchain-art[wandb]'"
-    elif name in PACKAGES:
-        missing = [] if _installed(name) else [PACKAGES[name]]
-        if not _installed("accelerate"):
-            missing.insert(0, "accelerate")
-        install = "pip install 'langchain-art[trackers]'"
-        if name != "tensorboard":
-            install += f" {PACKAGES[name]}"
-    else:
+    if name not in KNOWN:
         return
-    if missing:
+    extra = "wandb" if name == "wandb" else "trackers"
+    needed = {"accelerate": "accelerate"} if name in PACKAGES else {}
+    needed[name] = PACKAGES.get(name, name)
+    if missing := [package for module, package in needed.items() if not _installed(module)]:
+        more = "" if name in ("wandb", "tensorboard") else f" {PACKAGES[name]}"
         instead = " Or unset WANDB_PROJECT and WANDB_MODE." if by_environment else ""
         raise ConfigError(
             f"The tracker {name!r} needs {' and '.join(missing)}, which is not installed here: "
-            f"{install}.{instead}"
+            f"pip install 'langchain-art[{extra}]'{more}.{instead}"
         )

@@ -24,17 +24,8 @@ Model: TypeAlias = "ChatART | str"
 OUT = Path("out")
 #: Fields of a chat model that say how it samples.
 _SAMPLING = (
-    "temperature",
-    "max_tokens",
-    "top_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "n",
-    "seed",
-    "stop",
-    "model_kwargs",
-    "extra_body",
+    *("temperature", "max_tokens", "top_p", "frequency_penalty", "presence_penalty"),
+    *("logit_bias", "n", "seed", "stop", "model_kwargs", "extra_body"),
 )
 
 

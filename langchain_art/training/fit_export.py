@@ -34,13 +34,10 @@ class FitExport:
         self._display = display
         self._outbox = exporter.outbox(folder / "spool", display.warn)
         self._runs: dict[str, Run] = {}
-        self._fit_id = uuid.uuid4().hex[:12]
+        self.fit_id = uuid.uuid4().hex[:12]
+        """Id by which its runs are known: a fit sets its own; an evaluation has this one."""
         batch = plan.group_size * plan.groups_per_step * (1 + plan.max_steps_ahead)
         self._most = max(4 * batch, 1024)  # those of groups that no step takes go with them
-
-    def begin(self, fit_id: str) -> None:
-        """Name the fit, whose runs are known by it. An evaluation has a name of its own."""
-        self._fit_id = fit_id
 
     def keep(self, run: Run) -> None:
         """Keep what was recorded of a run until its group is exported."""
@@ -71,9 +68,9 @@ class FitExport:
         """Export the runs of an evaluation: Langfuse's experiment of these versions."""
         after = "" if result.step is None else f" after step {result.step}"
         experiment = Experiment(
-            id=ids.experiment_id(self._fit_id, result.step, result.version),
+            id=ids.experiment_id(self.fit_id, result.step, result.version),
             name=f"{result.version}{after} ({self._folder.name})",
-            metadata={"fit": self._fit_id, "step": result.step, "versions": list(result.versions)},
+            metadata={"fit": self.fit_id, "step": result.step, "versions": list(result.versions)},
         )
         known = {"reward_mean": result.mean, "reward_ci95": result.ci95}
         means = {name: value for name, value in known.items() if value is not None}
@@ -109,7 +106,7 @@ class FitExport:
             ]
             digest = hashlib.sha256("".join(run.trajectory.id for run in runs).encode())
             when = "none" if step is None else f"{step:05}"
-            name = f"{self._fit_id}.{environment}-{when}-{digest.hexdigest()[:8]}"
+            name = f"{self.fit_id}.{environment}-{when}-{digest.hexdigest()[:8]}"
             self._outbox.save(name, runs, experiments)
 
         begun = time.monotonic()
@@ -122,7 +119,7 @@ class FitExport:
 
     def _labels(self, group: TrajectoryGroup, environment: Environment, step: int | None) -> Labels:
         when = environment if step is None else f"{environment}-{step}"
-        known = {"fit": self._fit_id, "step": step, "group": group.id}
+        known = {"fit": self.fit_id, "step": step, "group": group.id}
         told = [] if step is None else [f"step:{step}"]
         return Labels(
             name=self._exporter.name or " + ".join(self._plan.policies),

@@ -51,7 +51,7 @@ class FitLoop:
     async def run(self, scenarios: Sequence[Any]) -> records.FitResult:
         """Run all steps that are not done yet, and the evaluations."""
         if self.export is not None:
-            self.export.begin(self.history.state.fit_id)
+            self.export.fit_id = self.history.state.fit_id
         await self.client.ready()
         self._tracking = FitTracking(self.trackers, self.history, self.display)
         held_out = {scenario_id(one) for one in self.schedule.eval_scenarios}

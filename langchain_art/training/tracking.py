@@ -37,18 +37,10 @@ from langchain_art.wire.redaction import redact
 #: Rows of a step's tables, and characters of a cell.
 MOST_RUNS, MOST_ACTIONS, MOST_TEXT = 16, 64, 2000
 #: The learner's metrics that are of the batch and not of the loss; and other names for two.
-_OF_BATCH = frozenset(
-    {
-        "runs_trained",
-        "calls_trained",
-        "tokens_trained",
-        "tokens_processed",
-        "staleness_mean",
-        "staleness_max",
-        "tokens_sampled",
-        "truncated_share",
-    }
-)
+_OF_BATCH = {
+    *("runs_trained", "calls_trained", "tokens_trained", "tokens_processed", "tokens_sampled"),
+    *("staleness_mean", "staleness_max", "truncated_share"),
+}
 #: Seconds that the fit sent the server, and gives the trackers itself: ``time/…``.
 _OF_FIT = frozenset({"rollout_seconds", "judge_seconds"})
 _RENAMED = {"loss/loss": "loss/train", "loss/swap_seconds": "time/swap_s"}
