@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -38,37 +39,30 @@ def otel_spans(run: ExportedRun, redactor: Redactor, *, langfuse: bool) -> list[
     root = context(ids.root_id(trajectory.id))
     failed = trajectory.status in ("failed", "truncated")
     own = [context(_id(trajectory, span)) for span in run.spans]
-    found = [
-        ReadableSpan(
-            name=run.labels.name,
-            context=root,
-            parent=None,
-            resource=_RESOURCE,
-            attributes=attributes.root(),
-            events=() if langfuse else _evaluations(run, redactor),
-            kind=SpanKind.INTERNAL,
-            status=_ERROR if failed else _UNSET,
-            start_time=_nanoseconds(run.started_at),
-            end_time=_nanoseconds(run.ended_at),
-            instrumentation_scope=_SCOPE,
+    made = partial(ReadableSpan, resource=_RESOURCE, instrumentation_scope=_SCOPE)
+    whole = made(
+        name=run.labels.name,
+        context=root,
+        attributes=attributes.root(),
+        events=() if langfuse else _evaluations(run, redactor),
+        status=_ERROR if failed else _UNSET,
+        start_time=_nanoseconds(run.started_at),
+        end_time=_nanoseconds(run.ended_at),
+    )
+    inner = (
+        made(
+            name=_name(span, trajectory),
+            context=where,
+            parent=root if span.parent is None else own[span.parent],
+            attributes=attributes.span(span),
+            kind=SpanKind.CLIENT if span.kind == "model" else SpanKind.INTERNAL,
+            status=_ERROR if span.outcome == "error" else _UNSET,
+            start_time=_nanoseconds(span.started_at),
+            end_time=_nanoseconds(span.ended_at or run.ended_at),
         )
-    ]
-    for span, where in zip(run.spans, own, strict=True):
-        found.append(
-            ReadableSpan(
-                name=_name(span, trajectory),
-                context=where,
-                parent=root if span.parent is None else own[span.parent],
-                resource=_RESOURCE,
-                attributes=attributes.span(span),
-                kind=SpanKind.CLIENT if span.kind == "model" else SpanKind.INTERNAL,
-                status=_ERROR if span.outcome == "error" else _UNSET,
-                start_time=_nanoseconds(span.started_at),
-                end_time=_nanoseconds(span.ended_at or run.ended_at),
-                instrumentation_scope=_SCOPE,
-            )
-        )
-    return found
+        for span, where in zip(run.spans, own, strict=True)
+    )
+    return [whole, *inner]
 
 
 def _id(run: Trajectory, span: SpanRecord) -> str:

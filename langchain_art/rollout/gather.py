@@ -34,14 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class GroupStream:
-    """Runs scenarios group after group, as far as allowed, and returns groups as they end.
-
-    Example::
-
-        async with GroupStream(worker, scenarios.__getitem__, names, 8) as stream:
-            stream.allow(32)
-            first = await stream.take(16)   # sixteen groups, those that ended first
-    """
+    """Runs scenarios group after group, as far as allowed, and returns groups as they end."""
 
     worker: RunSource
     """Closed at the end. Its `max_failed` is of each allowance."""

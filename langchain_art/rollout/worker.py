@@ -47,12 +47,6 @@ class WorkerCounts:
 class LeaseWorker:
     """Runs one rollout on scenarios that the server leases it, until it is stopped.
 
-    Example::
-
-        async with AsyncArtClient(server, patience=float("inf")) as client:
-            worker = LeaseWorker(rollout, "my_agent:rollout", client)
-            await worker.run()
-
     Args:
         rollout: see `Rollout`; a plain ``def`` runs in a thread.
         name: by which the rollout is put up (`scenarios.rollout_name`).

@@ -65,8 +65,10 @@ class CandidateReplies:
 
     def _place(self, attempt: UUID | None, prompt: int, question: _Question) -> list[int]:
         known, calls = self._asked.setdefault((attempt, prompt), []), list[int]()
-        for other, same in known:
-            if _is_same(question, other):
+        for (model, params), same in known:
+            if model == question[0] and (
+                params is question[1] or _told(params) == _told(question[1])
+            ):
                 return same
         known.append((question, calls))
         self._candidates.setdefault(attempt, []).append(calls)
@@ -163,12 +165,8 @@ class CandidateReplies:
         yield from filter(None, (tuple(self._texts(value, _DEPTH)) for value in values))
 
 
-def _is_same(one: _Question, other: _Question) -> bool:
-    """True if model, tools and all parameters agree, but for those of drawing an answer."""
-    return one[0] == other[0] and (one[1] is other[1] or _told(one[1]) == _told(other[1]))
-
-
 def _told(params: Mapping[str, Any]) -> Any:
+    """What a call's parameters ask, without those of drawing an answer."""
     given = {**params, **(params.get("extra_body") or {})}
     asked = {k: v for k, v in given.items() if k not in DRAWING and v is not None}
     return jsonable({k: v for k, v in asked.items() if k != "extra_body"})

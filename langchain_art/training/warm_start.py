@@ -63,9 +63,7 @@ class WarmStart(Frozen):
 def warm_version(directory: Path, policies: Sequence[str]) -> int:
     """The version that a folder's warm start has come to; 0 without one."""
     found = read_state(directory / _FILE, WarmStart)
-    if found is None or found.policy not in policies:
-        return 0
-    return found.version or 0
+    return 0 if found is None or found.policy not in policies else found.version or 0
 
 
 class WarmStartRun:

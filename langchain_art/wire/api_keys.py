@@ -117,10 +117,6 @@ class RunKey:
     It holds the run, its end, which key it was made of, and an HMAC-SHA256 of the three (RFC 2104).
     That is keyed by the hash of that key, which the server has, too: nothing is stored for it, and
     with that key it is revoked.
-
-    Example::
-
-        RunKey.of("sk-art-…", "run-17", time.time() + 3600).text
     """
 
     text: str

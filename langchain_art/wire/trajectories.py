@@ -30,12 +30,7 @@ from langchain_art.wire.identifiers import (
 
 
 class CallTags(Wire):
-    """A caller's tags of a model call: ``extra_body={"art": {...}}`` or ``x-art-*`` headers.
-
-    Example::
-
-        CallTags(trajectory_id="t-1", node="writer", path=("team", "writer"), step=3, attempt=1)
-    """
+    """A caller's tags of a model call: ``extra_body={"art": {...}}`` or ``x-art-*`` headers."""
 
     trajectory_id: Id | None = None
     scenario: ScenarioName | None = None
