@@ -44,7 +44,7 @@ class Retention:
 
         Raises:
             InvalidRequest: calls use it.
-            Conflict: it is needed (`deletions.delete_version`).
+            Conflict: it is needed (`Store.forget_checkpoint`).
         """
         async with self._lock:
             await self._router.forget(policy, version)

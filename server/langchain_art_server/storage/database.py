@@ -13,8 +13,9 @@ import functools
 import io
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -34,6 +35,7 @@ P = ParamSpec("P")
 StoredT = TypeVar("StoredT", bound="Database | Tables")
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
+_NOT_WRITTEN = "; nothing was acknowledged. Free disk space or mend the database"
 #: Of PostgreSQL's schema, which is a tenant's: tables with their indexes and long values.
 _SCHEMA_SIZE = sa.text(
     "SELECT COALESCE(SUM(pg_total_relation_size(oid)), 0) FROM pg_class "
@@ -128,11 +130,9 @@ class Database:
             self._waiting = []
             error = None
             try:
-                images = [one for records, _ in batch for one in records if one.images]
-                await self.write(
-                    lambda c, batch=batch, images=images: _insert(c, _rows(batch), images),
-                    in_turn=bool(images),  # none may be deleted meanwhile
-                )
+                records = [one for some, _ in batch for one in some]
+                shown = any(one.images for one in records)  # none may be deleted meanwhile
+                await self.write(lambda c, records=records: _insert(c, records), in_turn=shown)
             except Exception as failure:  # noqa: BLE001 - raised where the records came from
                 error = failure
             for _, written in batch:
@@ -150,19 +150,8 @@ class Database:
         """
 
         def run() -> T:
-            try:
-                with self.engine.connect() as connection:
-                    return work(connection)
-            except OperationalError as failure:
-                raise EngineUnavailable(
-                    f"The store could not read ({failure.orig}). Mend the database, then send the "
-                    "request again.",
-                    retry_after=5,
-                ) from failure
-            except DataError as failure:
-                raise _refused(failure) from failure
-            except DatabaseError as failure:
-                raise _damaged(failure) from failure
+            with _in_words("read", ". Mend the database"), self.engine.connect() as connection:
+                return work(connection)
 
         return await asyncio.to_thread(run)
 
@@ -187,28 +176,19 @@ class Database:
         await self.read(lambda c: c.execute(sa.select(POLICIES.c.name).limit(1)).all())
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
-        try:
-            if self._owner_lost and isinstance(self._owner, sa.Connection):
-                self._owner.invalidate()  # closes the connection and so releases the lock
-                owner = own(self.engine, shared=self.shared, alike=self._alike)
-                self._owner, self._owner_lost = owner, False
-            with self._connection.begin():
-                return work(self._connection)
-        except OperationalError as failure:  # disk full, read-only, gone
-            self._owner_lost = True
-            raise EngineUnavailable(
-                f"The store could not write ({failure.orig}); nothing was acknowledged. "
-                "Free disk space or mend the database, then send the request again.",
-                retry_after=5,
-            ) from failure
-        except ConfigError as failure:  # another server took the lock meanwhile
-            raise EngineUnavailable(str(failure), retry_after=5) from failure
-        except DataError as failure:
-            raise _refused(failure) from failure
-        except IntegrityError:
-            raise
-        except DatabaseError as failure:
-            raise _damaged(failure) from failure
+        with _in_words("write", _NOT_WRITTEN):
+            try:
+                if self._owner_lost and isinstance(self._owner, sa.Connection):
+                    self._owner.invalidate()  # closes the connection and so releases the lock
+                    owner = own(self.engine, shared=self.shared, alike=self._alike)
+                    self._owner, self._owner_lost = owner, False
+                with self._connection.begin():
+                    return work(self._connection)
+            except OperationalError:  # disk full, read-only, gone
+                self._owner_lost = True
+                raise
+            except ConfigError as failure:  # another server took the lock meanwhile
+                raise EngineUnavailable(str(failure), retry_after=5) from failure
 
 
 class Tables:
@@ -287,13 +267,24 @@ class RowCount:
         return rows
 
 
-def _refused(failure: DataError) -> InvalidRequest:
-    """PostgreSQL's text holds no NUL."""
-    return InvalidRequest(f"The database does not take a value: {failure.orig}")
-
-
-def _damaged(failure: DatabaseError) -> Damaged:
-    return Damaged(f"The database is damaged: {failure.orig}{_advice(failure)}")
+@contextmanager
+def _in_words(what: str, remedy: str) -> Generator[None]:
+    """A context of reading or writing, whose errors are raised as ours."""
+    try:
+        yield
+    except OperationalError as failure:
+        raise EngineUnavailable(
+            f"The store could not {what} ({failure.orig}){remedy}, then send the request again.",
+            retry_after=5,
+        ) from failure
+    except DataError as failure:  # PostgreSQL's text holds no NUL
+        problem = f"The database does not take a value: {failure.orig}"
+        raise InvalidRequest(problem) from failure
+    except IntegrityError:
+        raise
+    except DatabaseError as failure:
+        problem = f"The database is damaged: {failure.orig}{_advice(failure)}"
+        raise Damaged(problem) from failure
 
 
 def _advice(failure: Exception) -> str:
@@ -306,23 +297,17 @@ def _advice(failure: Exception) -> str:
     )
 
 
-def _insert(
-    connection: sa.Connection, rows: Iterable[dict[str, Any]], shown: Sequence[CallRecord]
-) -> None:
+def _insert(connection: sa.Connection, calls: Sequence[CallRecord]) -> None:
     """Insert calls, and the images that some of them were shown."""
-    insert(connection, CALLS, rows)
-    images = {name: body for call in shown for name, body in call.images.items()}
+    insert(connection, CALLS, (call.row() for call in calls))
+    images = {name: body for call in calls for name, body in call.images.items()}
     if not images:
         return
     there = select_among(connection, sa.select(IMAGES.c.sha256), IMAGES.c.sha256, images)
     new = images.keys() - {row.sha256 for row in there}
     insert(connection, IMAGES, ({"sha256": one, "body": images[one]} for one in sorted(new)))
-    links = ({"call_id": call.id, "sha256": one} for call in shown for one in call.images)
+    links = ({"call_id": call.id, "sha256": one} for call in calls for one in call.images)
     insert(connection, CALL_IMAGES, links)
-
-
-def _rows(batch: Iterable[tuple[Sequence[CallRecord], object]]) -> Iterator[dict[str, Any]]:
-    return (record.row() for records, _ in batch for record in records)
 
 
 def make_private(data_dir: Path) -> None:

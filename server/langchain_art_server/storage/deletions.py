@@ -11,6 +11,8 @@ from pydantic_core import to_json
 
 from langchain_art.errors import Conflict, Damaged, InvalidRequest, NotFound
 from langchain_art.wire import TrainRequest
+from langchain_art_server.storage.database import Database, reads, writes
+from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.queries import MAX_PARAMETERS, select_among
 from langchain_art_server.storage.run_index import forget_runs
 from langchain_art_server.storage.seals import intact, update
@@ -34,7 +36,6 @@ from langchain_art_server.storage.tables import (
 )
 
 log = logging.getLogger(__name__)
-
 #: Versions of a policy that may be pinned: fits and exports pin by themselves, disks are finite.
 MAX_PINNED = 32
 
@@ -55,8 +56,7 @@ def jobs_of_run(connection: sa.Connection, trajectory_id: str) -> str:
     return " and ".join(f"job {row.job_id} of policy {row.policy!r}" for row in rows)
 
 
-def refuse_open_jobs(connection: sa.Connection, policy: str) -> None:
-    """Raise Conflict if a job that has not ended is of the policy, or measures from it."""
+def _refuse_open_jobs(connection: sa.Connection, policy: str) -> None:
     for row, (of, version) in _open_jobs(connection):
         if row.policy == policy or (of == policy and version):
             raise Conflict(
@@ -99,23 +99,16 @@ def _pinned_and_serving(connection: sa.Connection, policy: str) -> tuple[set[int
     return pinned, connection.scalar(served)
 
 
-def unneeded_versions(connection: sa.Connection, policy: str) -> list[int]:
-    """The versions of a policy that only retention keeps, oldest first.
-
-    All but the first, the one that serves, pinned ones and those that jobs need.
-    """
-    pinned, serving = _pinned_and_serving(connection, policy)
-    needed = {0, serving, *pinned, *versions_of_jobs(connection, policy)}
+def _kept(connection: sa.Connection, policy: str) -> list[int]:
+    """The versions of a policy that are kept, oldest first."""
     query = sa.select(CHECKPOINTS.c.version).where(CHECKPOINTS.c.policy == policy)
-    kept = connection.scalars(query.order_by(CHECKPOINTS.c.version))
-    return [version for version in kept if version not in needed]
+    return list(connection.scalars(query.order_by(CHECKPOINTS.c.version)))
 
 
 def require_reference(connection: sa.Connection, request: TrainRequest) -> None:
     """Raise InvalidRequest if the version that a job measures from is not kept."""
     policy, version = request.reference
-    query = sa.select(CHECKPOINTS.c.version).where(CHECKPOINTS.c.policy == policy)
-    kept = list(connection.scalars(query.order_by(CHECKPOINTS.c.version)))
+    kept = _kept(connection, policy)
     if version and version not in kept:
         raise InvalidRequest(
             f"got the reference {policy}@{version} of kl or distillation, expected a version of "
@@ -124,43 +117,65 @@ def require_reference(connection: sa.Connection, request: TrainRequest) -> None:
         )
 
 
-def set_pinned(connection: sa.Connection, policy: str, version: int, pinned: bool) -> None:
-    """Protect a version from retention, or stop protecting it.
+class Versions(Database):
+    """Versions and policies that are kept, or deleted."""
 
-    Raises:
-        Conflict: `MAX_PINNED` other versions of the policy are pinned.
-    """
-    others = _pinned_and_serving(connection, policy)[0] - {version}
-    if pinned and len(others) >= MAX_PINNED:
-        raise Conflict(
-            f"{policy}@{version} is not pinned, so it is deleted after newer versions: {policy!r} "
-            f"has {len(others)} pinned versions, of at most {MAX_PINNED}. Unpin what is unneeded: "
-            f"`langchain-art checkpoints unpin {policy}@{min(others)}`"
-        )
-    update(connection, CHECKPOINTS, version_is(policy, version), {"pinned": pinned})
+    leases: PolicyLeases
 
+    async def refuse_open_jobs(self, policy: str) -> None:
+        """Raise Conflict if a job that has not ended is of the policy, or measures from it."""
+        await self.read(lambda c: _refuse_open_jobs(c, policy))
 
-def delete_version(connection: sa.Connection, policy: str, version: int) -> None:
-    """Delete a version's row. Raises Conflict: it serves, is pinned, or an open job needs it."""
-    pinned, serving = _pinned_and_serving(connection, policy)
-    why = "serves" if version == serving else "is pinned" if version in pinned else None
-    if (job := versions_of_jobs(connection, policy).get(version)) is not None:
-        why = f"is needed by job {job}, which has not ended; wait for its end, or cancel it"
-    if why is not None:
-        raise Conflict(f"{policy}@{version} is not deleted: it {why}.")
-    connection.execute(sa.delete(CHECKPOINTS).where(version_is(policy, version)))
+    @reads
+    def unneeded_versions(self, connection: sa.Connection, policy: str) -> list[int]:
+        """The versions of a policy that only retention keeps, oldest first.
 
+        All but the first, the one that serves, pinned ones and those that jobs need.
+        """
+        pinned, serving = _pinned_and_serving(connection, policy)
+        needed = {0, serving, *pinned, *versions_of_jobs(connection, policy)}
+        return [version for version in _kept(connection, policy) if version not in needed]
 
-def delete_policy(connection: sa.Connection, policy: str) -> None:
-    """Delete a policy and its versions. What it was trained on stays marked, by its name.
+    @writes
+    def set_pinned(
+        self, connection: sa.Connection, policy: str, version: int, pinned: bool
+    ) -> None:
+        """Protect a version from retention, or stop protecting it.
 
-    Raises:
-        Conflict: a job that has not ended needs it.
-    """
-    refuse_open_jobs(connection, policy)
-    connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy))
-    connection.execute(sa.delete(ROLLBACKS).where(ROLLBACKS.c.policy == policy))
-    connection.execute(sa.delete(POLICIES).where(POLICIES.c.name == policy))
+        Raises:
+            Conflict: `MAX_PINNED` other versions of the policy are pinned.
+        """
+        others = _pinned_and_serving(connection, policy)[0] - {version}
+        if pinned and len(others) >= MAX_PINNED:
+            raise Conflict(
+                f"{policy}@{version} is not pinned, so it is deleted after newer versions: "
+                f"{policy!r} has {len(others)} pinned versions, of at most {MAX_PINNED}. Unpin "
+                f"what is unneeded: `langchain-art checkpoints unpin {policy}@{min(others)}`"
+            )
+        update(connection, CHECKPOINTS, version_is(policy, version), {"pinned": pinned})
+
+    @writes
+    def forget_checkpoint(self, connection: sa.Connection, policy: str, version: int) -> None:
+        """Delete a version's row. Raises Conflict: it serves, is pinned, or a job needs it."""
+        pinned, serving = _pinned_and_serving(connection, policy)
+        why = "serves" if version == serving else "is pinned" if version in pinned else None
+        if (job := versions_of_jobs(connection, policy).get(version)) is not None:
+            why = f"is needed by job {job}, which has not ended; wait for its end, or cancel it"
+        if why is not None:
+            raise Conflict(f"{policy}@{version} is not deleted: it {why}.")
+        connection.execute(sa.delete(CHECKPOINTS).where(version_is(policy, version)))
+
+    @writes
+    def delete_policy(self, connection: sa.Connection, policy: str) -> None:
+        """Delete a policy and its versions. What it was trained on stays marked, by its name.
+
+        Raises LeaseLost; Conflict: a job that has not ended needs it.
+        """
+        self.leases.require(connection, policy)
+        _refuse_open_jobs(connection, policy)
+        connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.policy == policy))
+        connection.execute(sa.delete(ROLLBACKS).where(ROLLBACKS.c.policy == policy))
+        connection.execute(sa.delete(POLICIES).where(POLICIES.c.name == policy))
 
 
 def delete_run(connection: sa.Connection, trajectory_id: str) -> None:

@@ -17,7 +17,14 @@ from langchain_art.errors import ArtError, Conflict, Damaged, NotFound, Overload
 from langchain_art_server.storage.database import Database, Tables, reads, writes
 from langchain_art_server.storage.deletions import require_reference
 from langchain_art_server.storage.fleet import PolicyLeases
-from langchain_art_server.storage.queries import Page, behind, select_among, take_page, with_jobs
+from langchain_art_server.storage.queries import (
+    Page,
+    behind,
+    count_of,
+    select_among,
+    take_page,
+    with_jobs,
+)
 from langchain_art_server.storage.review_store import VerdictMark, read_marks, settle_marks
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.seals import insert, intact, update
@@ -194,16 +201,14 @@ class JobStore(Tables):
         policy: str | None = None,
     ) -> Page[wire.TrainJob]:
         """Some jobs, oldest first. Raises InvalidRequest if there is no job `after`."""
-        query = sa.select(JOBS).order_by(JOBS.c.number).limit(limit + 1)
+        query = sa.select(JOBS).order_by(JOBS.c.number).where(behind(connection, JOBS, after))
         if policy is not None:
             query = query.where(JOBS.c.policy == policy)
 
         def item(row: sa.Row[Any]) -> tuple[wire.TrainJob, int]:
             return job_of(row), len(row.result or "") + len(row.error or "")
 
-        found = query.where(behind(connection, JOBS, after))
-        with connection.execute(found, execution_options={"yield_per": 8}) as rows:
-            return take_page(rows, limit, "id", item)
+        return take_page(connection, query, limit, "id", item, at_once=8)
 
     async def latest(self, limit: int) -> list[wire.TrainJob]:
         """The last `limit` jobs that were added, oldest first."""
@@ -300,7 +305,6 @@ class JobStore(Tables):
             "retryable": retryable,
             "finished_at": time.time(),
         }
-
         if checkpoint is None and not trained:  # another job's version may have its number
             values["target_version"] = None
         mine = JOBS.c.id == job_id
@@ -356,13 +360,13 @@ class JobStore(Tables):
     async def events(self, job_id: str, after: int, limit: int) -> Page[wire.JobEvent]:
         """The first `limit` events with `seq` above `after`; a page's cursor is a `seq`."""
         mine = (EVENTS.c.job_id == job_id) & (EVENTS.c.seq > after)
-        query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq).limit(limit + 1)
+        query = sa.select(EVENTS).where(mine).order_by(EVENTS.c.seq)
 
         def item(row: sa.Row[Any]) -> tuple[wire.JobEvent, int]:
             event = _event(row)
             return event, len(event.message)
 
-        return await self.read(lambda c: take_page(c.execute(query), limit, "seq", item))
+        return await self.read(lambda c: take_page(c, query, limit, "seq", item))
 
 
 class JobCancelled(ArtError):
@@ -428,8 +432,7 @@ def _row(
 
 def _require_room(connection: sa.Connection, more: int, max_open: int) -> None:
     """Raise Overloaded if so many more jobs cannot wait."""
-    waiting = sa.select(sa.func.count()).select_from(JOBS).where(IS_OPEN)
-    if (connection.scalar(waiting) or 0) + more > max_open:
+    if count_of(connection, JOBS, IS_OPEN) + more > max_open:
         raise Overloaded(
             f"{max_open} jobs wait or run, which is the server's setting max_queued_jobs. Wait "
             "until some have ended, or cancel some.",

@@ -26,17 +26,16 @@ Stamp = tuple[int, int]
 class KeyStore(Tables):
     """The keys of one server, of all tenants; see `Store.keys`."""
 
-    async def add(self, spec: KeySpec, digest: str, *, by: str | None) -> ApiKey:
+    @writes
+    def add(
+        self, connection: sa.Connection, spec: KeySpec, digest: str, *, by: str | None
+    ) -> ApiKey:
         """Store a key by the SHA-256 of it, in hex, and who made it."""
         made = ApiKey(**dict(spec), id=f"key-{uuid.uuid4().hex[:16]}", created_at=time.time())
         row: dict[str, Any] = made.model_dump(exclude={"scopes", "limits"})
         row |= {"scopes": " ".join(made.scopes), "limits": made.limits.model_dump_json()}
-
-        def write(connection: sa.Connection) -> None:
-            insert(connection, API_KEYS, [row | {"hash": digest}])
-            _note(connection, made.tenant, by, "made_key", f"{made.id} {made.name}")
-
-        await self.write(write)
+        insert(connection, API_KEYS, [row | {"hash": digest}])
+        _note(connection, made.tenant, by, "made_key", f"{made.id} {made.name}")
         return made
 
     @writes
@@ -74,7 +73,7 @@ class KeyStore(Tables):
 
     async def actions(self, limit: int, before: int | None = None) -> Page[LoggedAction]:
         """Some entries of the log, the newest first; `before` is the number of one."""
-        query = sa.select(ACTIONS).order_by(ACTIONS.c.number.desc()).limit(limit + 1)
+        query = sa.select(ACTIONS).order_by(ACTIONS.c.number.desc())
         if before is not None:
             query = query.where(ACTIONS.c.number < before)
 
@@ -82,7 +81,7 @@ class KeyStore(Tables):
             entry = LoggedAction.model_validate(intact(ACTIONS, row), from_attributes=True)
             return entry, len(row.subject)
 
-        return await self.read(lambda c: take_page(c.execute(query), limit, "number", item))
+        return await self.read(lambda c: take_page(c, query, limit, "number", item))
 
 
 def _stamp(connection: sa.Connection) -> Stamp:

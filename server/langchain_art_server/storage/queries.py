@@ -42,6 +42,20 @@ def select_among(
         yield from connection.execute(query.where(some))
 
 
+def count_of(connection: sa.Connection, rows: sa.FromClause, *where: sa.ColumnElement[bool]) -> int:
+    """Number of the rows that `where` chooses."""
+    query = sa.select(sa.func.count()).select_from(rows).where(*where)
+    return connection.execute(query).scalar_one()
+
+
+def counts_by(
+    connection: sa.Connection, column: sa.Column[str], *where: sa.ColumnElement[bool]
+) -> dict[str, int]:
+    """Number of the rows that `where` chooses, by the value of a column."""
+    query = sa.select(column, sa.func.count()).where(*where).group_by(column)
+    return {row[0]: row[1] for row in connection.execute(query)}
+
+
 def with_jobs(marks: sa.Table) -> sa.Select[*tuple[Any, ...]]:
     """Marks of training, each with its job's version as `made` and the policy of it as `of`."""
     job = JOBS.c.target_version.label("made"), JOBS.c.policy.label("of")
@@ -69,32 +83,36 @@ class Page(Generic[T]):
 
 
 def take_page(
-    rows: Iterable[sa.Row[Any]],
+    connection: sa.Connection,
+    query: sa.Select[*tuple[Any, ...]],
     limit: int,
     cursor: str,
     read: Callable[[sa.Row[Any]], tuple[T, int]],
+    *,
+    at_once: int = 100,
 ) -> Page[T]:
     """A page of the first rows: at most `limit`, those that are damaged and left out included.
 
     `cursor` is the column of a row's id; `read` gives its item and the item's bytes, or raises
-    Damaged.
+    Damaged; `at_once` rows are in memory.
     """
     items, damaged = list[T](), list[str]()
-    last, size = None, 0
-    for row in rows:
-        if len(items) + len(damaged) == limit:
-            return Page(items, last, True, tuple(damaged))
-        try:
-            item, more = read(row)
-        except Damaged as error:
-            damaged.append(str(error))
-            log_once(str(error))
-        else:
-            size += more
-            if items and size > MAX_PAGE_BYTES:
+    last, size, options = None, 0, {"yield_per": at_once}
+    with connection.execute(query.limit(limit + 1), execution_options=options) as rows:
+        for row in rows:
+            if len(items) + len(damaged) == limit:
                 return Page(items, last, True, tuple(damaged))
-            items.append(item)
-        last = str(getattr(row, cursor))
+            try:
+                item, more = read(row)
+            except Damaged as error:
+                damaged.append(str(error))
+                log_once(str(error))
+            else:
+                size += more
+                if items and size > MAX_PAGE_BYTES:
+                    return Page(items, last, True, tuple(damaged))
+                items.append(item)
+            last = str(getattr(row, cursor))
     return Page(items, last, False, tuple(damaged))
 
 

@@ -56,17 +56,12 @@ class VerdictMark:
 
     def row(self, job_id: str, policy: str) -> dict[str, Any]:
         """Row of the table for a job that is to train it."""
-        return {
-            "job_id": job_id,
-            "trajectory_id": self.trajectory,
-            "call_id": self.call_id,
-            "kind": self.kind,
-            "policy": policy,
-            "name": self.name,
-            "said": self.said,
-            "taught_by": self.taught_by,
-            "reviews": to_json(self.reviews).decode(),
+        values = {
+            name: getattr(self, name) for name in ("call_id", "kind", "name", "said", "taught_by")
         }
+        reviews = to_json(self.reviews).decode()
+        job = {"job_id": job_id, "policy": policy}
+        return values | job | {"trajectory_id": self.trajectory, "reviews": reviews}
 
 
 def read_marks(connection: sa.Connection, policy: str) -> list[VerdictMark]:
@@ -122,7 +117,10 @@ class ReviewStore(Tables):
             elif one.call_id is not None and one.call_id not in calls[one.trajectory]:
                 reason = "unknown_call"
             else:
-                rows.append(_row(one))
+                row = {"source": one.source, "id": one.id, "trajectory_id": one.trajectory}
+                # As earlier releases wrote it, so that what is sent again is unchanged.
+                body = one.model_dump_json(exclude=None if one.deleted else {"deleted"}).encode()
+                rows.append(row | {"at": one.at, "body": body})
                 continue
             refused.append(RefusedReview(source=one.source, id=one.id, reason=reason))
         counts, revised = _put(connection, rows)
@@ -145,8 +143,7 @@ class ReviewStore(Tables):
         Only those of runs that have a call of `policy`, of this `trajectory` and its calls, and of
         this `source`, where they are given; and `after` this number (`Page.last_id`).
         """
-        query = sa.select(REVIEWS).where(REVIEWS.c.number > after)
-        query = query.order_by(REVIEWS.c.number).limit(limit + 1)
+        query = sa.select(REVIEWS).where(REVIEWS.c.number > after).order_by(REVIEWS.c.number)
         if trajectory is not None:
             query = query.where(REVIEWS.c.trajectory_id == trajectory)
         if source is not None:
@@ -158,8 +155,7 @@ class ReviewStore(Tables):
             body: bytes = intact(REVIEWS, row).body
             return body, len(body)
 
-        with connection.execute(query, execution_options={"yield_per": 100}) as rows:
-            return take_page(rows, limit, "number", item)
+        return take_page(connection, query, limit, "number", item)
 
     async def of_policy(self, policy: str) -> list[Review]:
         """All reviews of runs that have a call of a policy, in the order in which they came."""
@@ -174,13 +170,11 @@ class ReviewStore(Tables):
     @reads
     def of_runs(self, connection: sa.Connection, runs: Iterable[str]) -> list[Review]:
         """All reviews of some runs."""
-        rows = select_among(connection, sa.select(REVIEWS), REVIEWS.c.trajectory_id, runs)
-        return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
+        return _read(select_among(connection, sa.select(REVIEWS), REVIEWS.c.trajectory_id, runs))
 
-    @reads
-    def _reviews(self, connection: sa.Connection, which: sa.ColumnElement[bool]) -> list[Review]:
-        rows = connection.execute(sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number))
-        return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
+    async def _reviews(self, which: sa.ColumnElement[bool]) -> list[Review]:
+        query = sa.select(REVIEWS).where(which).order_by(REVIEWS.c.number)
+        return await self.read(lambda c: _read(c.execute(query)))
 
     async def marks(self, policy: str) -> list[VerdictMark]:
         """See `read_marks`."""
@@ -192,6 +186,10 @@ class ReviewStore(Tables):
         column = HELD_OUT_SCENARIOS.c.scenario
         rows = select_among(connection, sa.select(HELD_OUT_SCENARIOS), column, scenarios)
         return {intact(HELD_OUT_SCENARIOS, row).scenario for row in rows}
+
+
+def _read(rows: Iterable[sa.Row[Any]]) -> list[Review]:
+    return [Review.model_validate_json(intact(REVIEWS, row).body) for row in rows]
 
 
 def _calls_of(connection: sa.Connection, runs: Iterable[str]) -> dict[str, set[str]]:
@@ -261,14 +259,3 @@ def _versions_of(
             if (source, name) in wanted and mark.state == "succeeded":
                 found[name][f"{row.policy}@{mark.version}"] = None
     return {name: tuple(versions) for name, versions in found.items()}
-
-
-def _row(review: Review) -> dict[str, Any]:
-    return {
-        "source": review.source,
-        "id": review.id,
-        "trajectory_id": review.trajectory,
-        "at": review.at,
-        # As earlier releases wrote it, so that what is sent again is unchanged.
-        "body": review.model_dump_json(exclude=None if review.deleted else {"deleted"}).encode(),
-    }

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from pydantic_core import from_json
 
-from langchain_art.wire import LeaseRequest, Leases, LeasesHeld, RolloutLease
-from langchain_art_server.storage.queries import now_of, select_among
+from langchain_art.wire import LeaseRequest, Leases, LeasesHeld, LeasesReturned, RolloutLease
+from langchain_art_server.storage.database import Tables, writes
+from langchain_art_server.storage.queries import count_of, counts_by, now_of, select_among
 from langchain_art_server.storage.seals import insert, intact, sealed, update, values_of
 from langchain_art_server.storage.tables import BATCHES, ROLLOUTS, WORKERS
 
@@ -53,9 +54,8 @@ def fail_attempt(
     connection: sa.Connection, row: sa.Row[Any], error: str, *, fatal: bool = False
 ) -> None:
     """End an attempt with an error: the rollout is leased anew, or finished if it was the last."""
-    most = connection.execute(
-        sa.select(BATCHES.c.max_attempts).where(BATCHES.c.id == row.batch)
-    ).scalar_one()
+    of = sa.select(BATCHES.c.max_attempts).where(BATCHES.c.id == row.batch)
+    most = connection.execute(of).scalar_one()
     failures = row.failures + 1
     ended: dict[str, Any] = {"failures": failures, "error": error, "expires_at": None}
     if fatal or failures >= most:
@@ -86,73 +86,72 @@ def sweep(connection: sa.Connection, now: float) -> int:
     return len(ended)
 
 
-def is_due(connection: sa.Connection, rollout: str) -> bool:
-    """True if `lease` would find something to do."""
-    waits = _QUEUED & (ROLLOUTS.c.rollout == rollout)
-    ended = _LEASED & (ROLLOUTS.c.expires_at < now_of(connection))
-    query = sa.select(ROLLOUTS.c.number).where(waits | ended).limit(1)
+def any_ended(connection: sa.Connection, *, or_queued: str | None = None) -> bool:
+    """True if a lease has ended, or a rollout of the name `or_queued` waits."""
+    found = _LEASED & (ROLLOUTS.c.expires_at < now_of(connection))
+    if or_queued is not None:
+        found |= _QUEUED & (ROLLOUTS.c.rollout == or_queued)
+    query = sa.select(ROLLOUTS.c.number).where(found).limit(1)
     return connection.execute(query).first() is not None
 
 
-def lease(connection: sa.Connection, asked: LeaseRequest) -> Leases:
-    """Lease a worker its share of what waits and is leased, by its slots among those of all.
+class RolloutLeases(Tables):
+    """Leases of the rollouts of one database."""
 
-    It gets one at least, if it can begin one and one waits: another worker may be gone.
-    """
-    now = now_of(connection)
-    sweep(connection, now)
-    _greet(connection, asked, now)
-    mine = locked(connection, _LEASED & (ROLLOUTS.c.worker == asked.worker))
-    kept = {row.trajectory_id: row for row in mine}
-    for id_ in kept.keys() - set(asked.holds):
-        requeue(connection, kept.pop(id_))  # its answer did not arrive
-    for row in kept.values():
-        _renew(connection, row, now, asked.seconds)
-    lost = [one for one in asked.holds if one not in kept]
-    waits = _QUEUED & (ROLLOUTS.c.rollout == asked.rollout)
-    waiting: int = connection.execute(
-        sa.select(sa.func.count()).select_from(ROLLOUTS).where(waits)
-    ).scalar_one()
-    share = min(waiting, asked.free, _share(connection, asked, waiting, now))
-    found: list[RolloutLease] = []
-    for row in locked(connection, waits, share) if share else ():
-        id_ = uuid.uuid4().hex
-        ends = now + asked.seconds
-        set_rollout(
-            connection,
-            row,
-            state="leased",
-            attempt=row.attempt + 1,
-            trajectory_id=id_,
-            worker=asked.worker,
-            expires_at=ends,
-        )
-        found.append(
-            RolloutLease(
-                id=row.id,
-                batch=row.batch,
-                scenario=from_json(row.scenario),
-                name=row.name,
-                seed=row.seed,
-                attempt=row.attempt + 1,
-                trajectory_id=id_,
-            )
-        )
-    others = sa.select(ROLLOUTS.c.rollout).where(_QUEUED).distinct().limit(8)
-    names = () if found else tuple(connection.scalars(others))
-    return Leases(leases=tuple(found), lost=tuple(lost), others=names)
+    async def is_due(self, rollout: str) -> bool:
+        """True if `lease` would find something to do."""
+        return await self.read(lambda c: any_ended(c, or_queued=rollout))
 
+    @writes
+    def lease(self, connection: sa.Connection, asked: LeaseRequest) -> Leases:
+        """Lease a worker its share of what waits and is leased, by its slots among those of all.
 
-def hold(connection: sa.Connection, held: LeasesHeld) -> list[str]:
-    """Renew the leases of a worker; returns those that it has no more."""
-    now, kept = now_of(connection), set[str]()
-    update(connection, WORKERS, WORKERS.c.id == held.worker, {"heard_at": now})
-    mine = _LEASED & (ROLLOUTS.c.worker == held.worker)
-    query = sa.select(ROLLOUTS).where(mine).with_for_update()
-    for row in select_among(connection, query, ROLLOUTS.c.trajectory_id, held.holds):
-        kept.add(row.trajectory_id)
-        _renew(connection, row, now, held.seconds)
-    return [one for one in held.holds if one not in kept]
+        It gets one at least, if it can begin one and one waits: another worker may be gone.
+        """
+        now = now_of(connection)
+        sweep(connection, now)
+        _greet(connection, asked, now)
+        mine = locked(connection, _LEASED & (ROLLOUTS.c.worker == asked.worker))
+        kept = {row.trajectory_id: row for row in mine}
+        for id_ in kept.keys() - set(asked.holds):
+            requeue(connection, kept.pop(id_))  # its answer did not arrive
+        for row in kept.values():
+            _renew(connection, row, now, asked.seconds)
+        lost = [one for one in asked.holds if one not in kept]
+        waits = _QUEUED & (ROLLOUTS.c.rollout == asked.rollout)
+        waiting = count_of(connection, ROLLOUTS, waits)
+        share = min(waiting, asked.free, _share(connection, asked, waiting, now))
+        found: list[RolloutLease] = []
+        for row in locked(connection, waits, share) if share else ():
+            leased: dict[str, Any] = {"attempt": row.attempt + 1}
+            leased["trajectory_id"] = uuid.uuid4().hex
+            held = {"state": "leased", "worker": asked.worker, "expires_at": now + asked.seconds}
+            set_rollout(connection, row, **held, **leased)
+            known = {name: getattr(row, name) for name in ("id", "batch", "name", "seed")}
+            found.append(RolloutLease(scenario=from_json(row.scenario), **known, **leased))
+        others = sa.select(ROLLOUTS.c.rollout).where(_QUEUED).distinct().limit(8)
+        names = () if found else tuple(connection.scalars(others))
+        return Leases(leases=tuple(found), lost=tuple(lost), others=names)
+
+    @writes
+    def hold(self, connection: sa.Connection, held: LeasesHeld) -> list[str]:
+        """Renew the leases of a worker; returns those that it has no more."""
+        now, kept = now_of(connection), set[str]()
+        update(connection, WORKERS, WORKERS.c.id == held.worker, {"heard_at": now})
+        mine = _LEASED & (ROLLOUTS.c.worker == held.worker)
+        query = sa.select(ROLLOUTS).where(mine).with_for_update()
+        for row in select_among(connection, query, ROLLOUTS.c.trajectory_id, held.holds):
+            kept.add(row.trajectory_id)
+            _renew(connection, row, now, held.seconds)
+        return [one for one in held.holds if one not in kept]
+
+    @writes
+    def resume(self, connection: sa.Connection) -> None:
+        """Let no lease, and no batch, end by the time in which no server was there to renew it."""
+        now = now_of(connection)
+        for row in locked(connection, _LEASED & (ROLLOUTS.c.expires_at < now + LIVE_SECONDS)):
+            set_rollout(connection, row, expires_at=now + LIVE_SECONDS)
+        update(connection, BATCHES, BATCHES.c.asked_at < now, {"asked_at": now})
 
 
 def _renew(connection: sa.Connection, row: sa.Row[Any], now: float, seconds: float) -> None:
@@ -161,23 +160,13 @@ def _renew(connection: sa.Connection, row: sa.Row[Any], now: float, seconds: flo
         set_rollout(connection, row, expires_at=now + seconds)
 
 
-def prolong(connection: sa.Connection) -> None:
-    """Let every lease, and every batch, live for its time from now on."""
-    now = now_of(connection)
-    for row in locked(connection, _LEASED & (ROLLOUTS.c.expires_at < now + LIVE_SECONDS)):
-        set_rollout(connection, row, expires_at=now + LIVE_SECONDS)
-    update(connection, BATCHES, BATCHES.c.asked_at < now, {"asked_at": now})
-
-
-def give_back(
-    connection: sa.Connection, worker: str, holds: Collection[str], *, leaving: bool
-) -> None:
-    """Let other workers have leases of a worker; of one that is `leaving` all, and forget it."""
-    for row in locked(connection, _LEASED & (ROLLOUTS.c.worker == worker)):
-        if leaving or row.trajectory_id in holds:
+def give_back(connection: sa.Connection, returned: LeasesReturned) -> None:
+    """Let other workers have leases of a worker; of one that is leaving all, and forget it."""
+    for row in locked(connection, _LEASED & (ROLLOUTS.c.worker == returned.worker)):
+        if returned.leaving or row.trajectory_id in returned.holds:
             requeue(connection, row)
-    if leaving:
-        connection.execute(sa.delete(WORKERS).where(WORKERS.c.id == worker))
+    if returned.leaving:
+        connection.execute(sa.delete(WORKERS).where(WORKERS.c.id == returned.worker))
 
 
 def delete_batch(connection: sa.Connection, batch: str) -> None:
@@ -186,17 +175,9 @@ def delete_batch(connection: sa.Connection, batch: str) -> None:
     connection.execute(sa.delete(BATCHES).where(BATCHES.c.id == batch))
 
 
-def live_workers(connection: sa.Connection, rollout: str) -> int:
-    """Number of workers that lease a rollout and sent a request lately."""
-    live = WORKERS.c.heard_at >= now_of(connection) - LIVE_SECONDS
-    mine = sa.select(sa.func.count()).select_from(WORKERS).where(WORKERS.c.rollout == rollout, live)
-    return connection.execute(mine).scalar_one()
-
-
 def held_by(connection: sa.Connection) -> dict[str, int]:
     """Worker -> the leases that it has."""
-    query = sa.select(ROLLOUTS.c.worker, sa.func.count()).where(_LEASED)
-    return {row[0]: row[1] for row in connection.execute(query.group_by(ROLLOUTS.c.worker))}
+    return counts_by(connection, ROLLOUTS.c.worker, _LEASED)
 
 
 def count(connection: sa.Connection, table: sa.Table, id_: str | None, name: str) -> None:

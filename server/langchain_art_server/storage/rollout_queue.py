@@ -13,8 +13,8 @@ from pydantic_core import to_json
 from langchain_art import wire
 from langchain_art.errors import Conflict, Damaged, NotFound, Overloaded
 from langchain_art_server.storage import rollout_leases as leases
-from langchain_art_server.storage.database import Database, Tables, reads
-from langchain_art_server.storage.queries import select_among, take_page
+from langchain_art_server.storage.database import Database, reads
+from langchain_art_server.storage.queries import count_of, counts_by, select_among, take_page
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import BATCHES, ROLLOUTS, WORKERS, pack, unpack
 
@@ -24,7 +24,7 @@ MAX_HELD = 100_000
 LOOK_SECONDS = 1.0
 
 
-class RolloutQueue(Tables):
+class RolloutQueue(leases.RolloutLeases):
     """The rollouts of one database."""
 
     def __init__(self, database: Database) -> None:
@@ -56,9 +56,9 @@ class RolloutQueue(Tables):
                 )
             _ask(connection, batch.batch)
             rows = [_row(batch, one) for one in batch.rollouts]
-            query = sa.select(ROLLOUTS)
             ids = [row["id"] for row in rows]
-            there = {row.id: row for row in select_among(connection, query, ROLLOUTS.c.id, ids)}
+            stored = select_among(connection, sa.select(ROLLOUTS), ROLLOUTS.c.id, ids)
+            there = {row.id: row for row in stored}
             for row in rows:
                 found = there.get(row["id"])
                 same = ("batch", "scenario", "name", "seed")
@@ -69,8 +69,7 @@ class RolloutQueue(Tables):
                         param="rollouts",
                     )
             new = [row for row in rows if row["id"] not in there]
-            held = connection.execute(sa.select(sa.func.count()).select_from(ROLLOUTS))
-            if new and held.scalar_one() + len(new) > MAX_HELD:
+            if new and count_of(connection, ROLLOUTS) + len(new) > MAX_HELD:
                 raise Overloaded(
                     f"{MAX_HELD} rollouts are put up and not taken. Take finished ones, or cancel "
                     "batches that nobody waits for.",
@@ -83,23 +82,9 @@ class RolloutQueue(Tables):
         self.work.notify()
         return added
 
-    async def lease(self, asked: wire.LeaseRequest) -> wire.Leases:
-        """Lease rollouts to a worker, if some wait."""
-        return await self.write(lambda c: leases.lease(c, asked))
-
-    async def is_due(self, rollout: str) -> bool:
-        """True if there is something to lease, or a lease has ended."""
-        return await self.read(lambda c: leases.is_due(c, rollout))
-
-    async def hold(self, held: wire.LeasesHeld) -> list[str]:
-        """Renew leases; returns those that have ended."""
-        return await self.write(lambda c: leases.hold(c, held))
-
     async def give_back(self, returned: wire.LeasesReturned) -> None:
         """Give leases to other workers."""
-        await self.write(
-            lambda c: leases.give_back(c, returned.worker, returned.holds, leaving=returned.leaving)
-        )
+        await self.write(lambda c: leases.give_back(c, returned))
         self.work.notify()
 
     async def complete(self, rollout_id: str, outcome: wire.AttemptOutcome) -> None:
@@ -160,18 +145,13 @@ class RolloutQueue(Tables):
         def write(connection: sa.Connection) -> None:
             _require_batch(connection, batch)
             _ask(connection, batch)
-            mine = (ROLLOUTS.c.batch == batch) & (ROLLOUTS.c.state == "finished")
-            done = select_among(
-                connection, sa.select(ROLLOUTS).where(mine), ROLLOUTS.c.id, asked.done
-            )
-            for row in list(done):
+            query = sa.select(ROLLOUTS).where(_is_finished(batch))
+            for row in list(select_among(connection, query, ROLLOUTS.c.id, asked.done)):
                 connection.execute(sa.delete(ROLLOUTS).where(ROLLOUTS.c.number == row.number))
 
         def is_noted(connection: sa.Connection) -> bool:
-            asked_at = _require_batch(connection, batch).asked_at
-            return (
-                not asked.done and leases.now_of(connection) - asked_at < leases.BATCH_SECONDS / 10
-            )
+            since = leases.now_of(connection) - _require_batch(connection, batch).asked_at
+            return not asked.done and since < leases.BATCH_SECONDS / 10
 
         if not await self.read(is_noted):
             await self.write(write)
@@ -179,7 +159,7 @@ class RolloutQueue(Tables):
 
     async def finished(self, batch: str, limit: int) -> tuple[list[bytes], bytes]:
         """The answer of `take`, without deleting. Leases that are over end. Raises NotFound."""
-        if await self.read(_any_ended):
+        if await self.read(leases.any_ended):
             await self.write(lambda c: leases.sweep(c, leases.now_of(c)))
             self.work.notify()
         return await self.read(lambda c: _finished(c, batch, limit))
@@ -203,36 +183,27 @@ class RolloutQueue(Tables):
         mine = (ROLLOUTS.c.id == rollout_id) & (ROLLOUTS.c.trajectory_id == trajectory_id)
         return await self.read(lambda c: c.scalar(sa.select(ROLLOUTS.c.name).where(mine)))
 
-    async def resume(self) -> None:
-        """Let no lease end by the time during which no server was there to renew it."""
-        await self.write(leases.prolong)
-
     @reads
     def counts(
         self, connection: sa.Connection
     ) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
         """Rollouts by state, and the workers, those that asked last among the first."""
-        by_state = sa.select(ROLLOUTS.c.state, sa.func.count()).group_by(ROLLOUTS.c.state)
-        states = {row[0]: row[1] for row in connection.execute(by_state)}
         held, now = leases.held_by(connection), leases.now_of(connection)
         recent = WORKERS.c.heard_at >= now - leases.FORGET_SECONDS
         query = sa.select(WORKERS).where(recent).order_by(WORKERS.c.name, WORKERS.c.id)
         workers = tuple(
             wire.WorkerStatus(
-                id=row.id,
-                name=row.name,
-                rollout=row.rollout,
-                slots=row.slots,
+                **{name: getattr(row, name) for name in _SHOWN},
                 leased=held.get(row.id, 0),
-                finished=row.finished,
-                failed=row.failed,
-                expired=row.expired,
                 heard_seconds=max(0.0, now - row.heard_at),
             )
             for row in connection.execute(query)
             if intact(WORKERS, row)
         )
-        return states, workers
+        return counts_by(connection, ROLLOUTS.c.state), workers
+
+
+_SHOWN = ("id", "name", "rollout", "slots", "finished", "failed", "expired")
 
 
 def _row(batch: wire.RolloutBatch, one: wire.QueuedRollout) -> dict[str, Any]:
@@ -270,19 +241,14 @@ def _ask(connection: sa.Connection, batch: str) -> None:
     update(connection, BATCHES, BATCHES.c.id == batch, asked)
 
 
-def _any_ended(connection: sa.Connection) -> bool:
-    ended = (ROLLOUTS.c.state == "leased") & (ROLLOUTS.c.expires_at < leases.now_of(connection))
-    return (
-        connection.execute(sa.select(ROLLOUTS.c.number).where(ended).limit(1)).first() is not None
-    )
+def _is_finished(batch: str) -> sa.ColumnElement[bool]:
+    return (ROLLOUTS.c.batch == batch) & (ROLLOUTS.c.state == "finished")
 
 
 def _status(connection: sa.Connection, batch: str) -> wire.BatchStatus:
     known = _require_batch(connection, batch)
-    query = sa.select(ROLLOUTS.c.state, sa.func.count()).where(ROLLOUTS.c.batch == batch)
-    states = Counter(
-        {row[0]: row[1] for row in connection.execute(query.group_by(ROLLOUTS.c.state))}
-    )
+    states = Counter(counts_by(connection, ROLLOUTS.c.state, ROLLOUTS.c.batch == batch))
+    live = WORKERS.c.heard_at >= leases.now_of(connection) - leases.LIVE_SECONDS
     return wire.BatchStatus(
         batch=batch,
         rollout=known.rollout,
@@ -291,13 +257,12 @@ def _status(connection: sa.Connection, batch: str) -> wire.BatchStatus:
         finished=states["finished"],
         expired=known.expired,
         late=known.late,
-        workers=leases.live_workers(connection, known.rollout),
+        workers=count_of(connection, WORKERS, WORKERS.c.rollout == known.rollout, live),
     )
 
 
 def _finished(connection: sa.Connection, batch: str, limit: int) -> tuple[list[bytes], bytes]:
-    mine = (ROLLOUTS.c.batch == batch) & (ROLLOUTS.c.state == "finished")
-    query = sa.select(ROLLOUTS).where(mine).order_by(ROLLOUTS.c.number).limit(limit + 1)
+    query = sa.select(ROLLOUTS).where(_is_finished(batch)).order_by(ROLLOUTS.c.number)
 
     def item(row: sa.Row[Any]) -> tuple[bytes, int]:
         try:
@@ -309,8 +274,7 @@ def _finished(connection: sa.Connection, batch: str, limit: int) -> tuple[list[b
         body = to_json(about)
         return body, len(body)
 
-    with connection.execute(query, execution_options={"yield_per": 8}) as rows:
-        page = take_page(rows, limit, "id", item)
+    page = take_page(connection, query, limit, "id", item, at_once=8)
     return page.items, _status(connection, batch).model_dump_json().encode()
 
 

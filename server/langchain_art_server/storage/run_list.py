@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Status
 from langchain_art.wire.identifiers import Id, Name, ScenarioName
 from langchain_art_server.storage.database import Database, Tables, reads
-from langchain_art_server.storage.queries import select_among, with_jobs
+from langchain_art_server.storage.queries import count_of, select_among, with_jobs
 from langchain_art_server.storage.run_index import HELD_OUT, RUN_FACTS, RUN_MARKS, having_words
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import JOBS, REVIEWS, TRAINED
@@ -168,8 +168,11 @@ class RunList(Tables):
                 rest = rest.where(number < place[1])
             found += connection.execute(rest.limit(limit + 1 - len(found))).all()
         runs = _summaries(connection, found[:limit])
-        last = found[limit - 1] if len(found) > limit else None
-        return RunsPage(runs=runs, next=_cursor(last, sort) if last is not None else None)
+        if len(found) <= limit:
+            return RunsPage(runs=runs, next=None)
+        last = found[limit - 1]
+        cursor = to_json([None if sort == "number" else last.sorted_by, last.number]).decode()
+        return RunsPage(runs=runs, next=cursor)
 
     @reads
     def siblings(self, connection: sa.Connection, run_id: str) -> list[RunSummary]:
@@ -200,13 +203,9 @@ class RunList(Tables):
     @reads
     def names(self, connection: sa.Connection) -> RunNames:
         """Values to filter by."""
-        return RunNames(
-            policies=_names(connection, "policy"),
-            versions=_names(connection, "version"),
-            nodes=_names(connection, "node"),
-            scores=_names(connection, "score"),
-            runs=connection.scalar(sa.select(sa.func.count()).select_from(RUN_FACTS)) or 0,
-        )
+        kinds = {"policies": "policy", "versions": "version", "nodes": "node", "scores": "score"}
+        found = {name: _names(connection, kind) for name, kind in kinds.items()}
+        return RunNames(runs=count_of(connection, RUN_FACTS), **found)
 
 
 def _names(connection: sa.Connection, kind: str) -> list[str]:
@@ -220,12 +219,6 @@ def _names(connection: sa.Connection, kind: str) -> list[str]:
     last = sa.select(sa.func.max(marks.number)).where(mine).scalar_subquery()
     query = sa.select(names.c.name).where(names.c.name.is_not(None))
     return list(connection.scalars(query.order_by(last.desc(), names.c.name)))
-
-
-def _is_common(connection: sa.Connection, marks: sa.Select[Any]) -> bool:
-    """True if so many runs are marked that one finds them soon in any order of runs."""
-    some = marks.limit(_COMMON).subquery()
-    return connection.scalar(sa.select(sa.func.count()).select_from(some)) == _COMMON
 
 
 def _chosen(
@@ -255,7 +248,7 @@ def _chosen(
             mine = sa.select(marks.number).where(marks.kind == kind, marks.name == name)
             if kind == "score":
                 mine = mine.where(*_within(marks.value, asked.score_min, asked.score_max))
-            if _is_common(connection, mine):
+            if count_of(connection, mine.limit(_COMMON).subquery()) == _COMMON:
                 query = query.where(mine.where(marks.number == facts.number).exists())
             else:
                 query = query.where(facts.number.in_(mine))
@@ -287,10 +280,6 @@ def _behind(
         return keys[0] < place[1] if descending else keys[0] > place[1]
     mine, its = sa.tuple_(*keys), sa.tuple_(*map(sa.literal, place))
     return mine < its if descending else mine > its
-
-
-def _cursor(row: sa.Row[Any], sort: Sort) -> str:
-    return to_json([None if sort == "number" else row.sorted_by, row.number]).decode()
 
 
 def _place(cursor: str | None) -> tuple[float | None, int] | None:
@@ -371,7 +360,8 @@ class Evaluations(Tables):
             name, stamp = str(row.name), tuple[Any, ...](row)
             last = self._known.get(name)
             if last is None or last[0] != stamp:
-                last = stamp, _evaluation(connection, name)
+                mean = mean_of_scenarios(rewards_by_scenario(_runs(connection, name)).values())
+                last = stamp, Evaluation(name, mean.mean, mean.ci95, mean.rewards, mean.scenarios)
             found[name] = last
         self._known = found
         return [one for _, one in found.values()]
@@ -381,12 +371,12 @@ class Evaluations(Tables):
         return await self.read(lambda c: _runs(c, versions))
 
 
-def _evaluation(connection: sa.Connection, versions: str) -> Evaluation:
-    rewards = defaultdict[str, list[float]](list)
-    for run in _runs(connection, versions):
-        rewards[run.scenario] += [] if run.reward is None else [run.reward]
-    found = mean_of_scenarios(rewards.values())
-    return Evaluation(versions, found.mean, found.ci95, found.rewards, found.scenarios)
+def rewards_by_scenario(runs: Iterable[EvaluatedRun]) -> dict[str, list[float]]:
+    """The rewards of each scenario that was run; of one whose runs have none, no number."""
+    found = defaultdict[str, list[float]](list)
+    for run in runs:
+        found[run.scenario] += [] if run.reward is None else [run.reward]
+    return found
 
 
 def _runs(connection: sa.Connection, versions: str) -> list[EvaluatedRun]:

@@ -98,11 +98,7 @@ def update(
 
 
 def intact(table: sa.Table, row: RowT) -> RowT:
-    """The row, if it is what was written.
-
-    Raises:
-        Damaged: it is not.
-    """
+    """The row, if it is what was written. Raises Damaged: it is not."""
     known = values_of(table, row)
     if known[SEAL] != seal(table, known):
         raise Damaged(

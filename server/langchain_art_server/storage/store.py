@@ -17,22 +17,25 @@ import sqlalchemy as sa
 
 from langchain_art.errors import Conflict, NotFound
 from langchain_art.wire import Checkpoint, LoraConfig, Reward, RolledBack, Trajectory
-from langchain_art_server.storage.database import Database, RowCount, reads, writes
+from langchain_art_server.storage.database import RowCount, reads, writes
 from langchain_art_server.storage.deletions import (
+    Versions,
     delete_among,
-    delete_policy,
     delete_run,
-    delete_version,
     jobs_of_run,
     open_job_of_run,
-    refuse_open_jobs,
-    set_pinned,
-    unneeded_versions,
 )
 from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.job_store import JobStore
 from langchain_art_server.storage.key_store import KeyStore
-from langchain_art_server.storage.queries import Page, behind, select_among, take_page, with_jobs
+from langchain_art_server.storage.queries import (
+    Page,
+    behind,
+    counts_by,
+    select_among,
+    take_page,
+    with_jobs,
+)
 from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.rollout_queue import RolloutQueue
@@ -58,7 +61,7 @@ from langchain_art_server.storage.tables import (
 )
 
 
-class Store(Database):
+class Store(Versions):
     """Reads and writes the tables. Coroutines return when what they write is on disk."""
 
     def __init__(self, url: str, *, shared: bool = False, alike: str = "") -> None:
@@ -178,7 +181,8 @@ class Store(Database):
         Raises:
             InvalidRequest: there is no trajectory `after`.
         """
-        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc()).limit(limit + 1)
+        query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc())
+        query = query.where(behind(connection, TRAJECTORIES, after, newest_first=True))
         if scenario is not None:
             query = query.where(TRAJECTORIES.c.scenario == scenario)
         if prefix:  # LIKE would not tell cases apart in SQLite
@@ -189,10 +193,7 @@ class Store(Database):
             body = zlib.decompress(intact(TRAJECTORIES, row).body)
             return body, len(body)
 
-        found = query.where(behind(connection, TRAJECTORIES, after, newest_first=True))
-        options = {"yield_per": 8}  # a body may have megabytes
-        with connection.execute(found, execution_options=options) as rows:
-            return take_page(rows, limit, "id", item)
+        return take_page(connection, query, limit, "id", item, at_once=8)  # they have megabytes
 
     @writes
     def set_reward(
@@ -260,16 +261,6 @@ class Store(Database):
             row = {"name": name, "lora": lora.model_dump_json(), "version": 0}
             insert(connection, POLICIES, [row | {"created_at": time.time()}])
 
-    async def refuse_open_jobs(self, policy: str) -> None:
-        """See `deletions.refuse_open_jobs`."""
-        await self.read(lambda c: refuse_open_jobs(c, policy))
-
-    @writes
-    def delete_policy(self, connection: sa.Connection, policy: str) -> None:
-        """See `deletions.delete_policy`. Raises LeaseLost, too."""
-        self.leases.require(connection, policy)
-        delete_policy(connection, policy)
-
     @reads
     def policies(self, connection: sa.Connection) -> dict[str, tuple[LoraConfig, int]]:
         """Name -> (LoRA shape, version that serves)."""
@@ -318,18 +309,6 @@ class Store(Database):
         """Insert a published version. Idempotent."""
         await self.write(lambda c: insert_checkpoint(c, checkpoint))
 
-    async def set_pinned(self, policy: str, version: int, pinned: bool) -> None:
-        """See `deletions.set_pinned`."""
-        await self.write(lambda c: set_pinned(c, policy, version, pinned))
-
-    async def forget_checkpoint(self, policy: str, version: int) -> None:
-        """See `deletions.delete_version`."""
-        await self.write(lambda c: delete_version(c, policy, version))
-
-    async def unneeded_versions(self, policy: str) -> list[int]:
-        """See `deletions.unneeded_versions`."""
-        return await self.read(lambda c: unneeded_versions(c, policy))
-
     async def stored_bytes(self) -> int:
         """Bytes of the database and of all adapters."""
         query = sa.select(sa.func.coalesce(sa.func.sum(CHECKPOINTS.c.bytes), 0))
@@ -339,8 +318,7 @@ class Store(Database):
     @reads
     def counts(self, connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
         """Number of calls, of trajectories, and of jobs by state."""
-        query = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
-        jobs = {row[0]: row[1] for row in connection.execute(query)}
+        jobs = counts_by(connection, JOBS.c.state)
         return self._calls.read(connection), self._runs.read(connection), jobs
 
 
