@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeAlias
 
+from langchain_art import wire
 from langchain_art.credit.batch_plan import plan
 from langchain_art.credit.candidates import (
     CallDecision,
@@ -22,15 +23,6 @@ from langchain_art.credit.candidates import (
     candidate_run,
 )
 from langchain_art.errors import Damaged
-from langchain_art.wire import (
-    NodeReport,
-    PreferenceConfig,
-    SFTConfig,
-    StepConfig,
-    TrainConfig,
-    TrainRequest,
-    Trajectory,
-)
 from langchain_art_server.algorithms.sequences.token_sets import unpack
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.jobs.eligibility import (
@@ -43,7 +35,7 @@ from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
-_CheckedRun: TypeAlias = tuple[Trajectory, list[CallEligibility]]
+_CheckedRun: TypeAlias = tuple[wire.Trajectory, list[CallEligibility]]
 #: A call, the decision on it, and why it is excluded (empty: it is trained).
 _CheckedCall: TypeAlias = tuple[CallEligibility, CallDecision, str]
 
@@ -82,7 +74,7 @@ def rows_of(
 class Batch:
     """A job's groups as rows for the learner, with a count of what is excluded, by reason."""
 
-    request: TrainRequest
+    request: wire.TrainRequest
     base_version: int
     parents: Mapping[int, int] = field(default_factory=dict[int, int])
     """Parents of the policy's versions: see `steps_since`."""
@@ -110,7 +102,7 @@ class Batch:
 
     async def read_group(
         self, store: Store, scored: Mapping[str, RewardSnapshot], ids: Sequence[str]
-    ) -> tuple[list[Trajectory], dict[str, CallRecord], Collection[str]]:
+    ) -> tuple[list[wire.Trajectory], dict[str, CallRecord], Collection[str]]:
         """The arguments of `add_group`, before the job or after it, by the rewards stored with it.
 
         Runs and calls that another job of the `lineage` trained are not trained again: what was
@@ -122,7 +114,7 @@ class Batch:
         known, request = await store.trajectories(ids), self.request
         if lost := [one for one in ids if one not in known]:
             raise RunsGone(f"The trajectories {lost[:5]} are not in the database any more.")
-        once = isinstance(request.config, TrainConfig) and not request.retrain
+        once = isinstance(request.config, wire.TrainConfig) and not request.retrain
         of = request.policy, self.lineage
         marked = await store.jobs.trained_runs(ids, *of) if once else {}
         if marked:
@@ -134,7 +126,7 @@ class Batch:
 
     def add_group(
         self,
-        runs: Sequence[Trajectory],
+        runs: Sequence[wire.Trajectory],
         records: Mapping[str, CallRecord],
         trained: Collection[str] = (),
     ) -> None:
@@ -144,7 +136,7 @@ class Batch:
         """
         policy, trainable = self.request.policy, self.request.trainable
         self.names.update(*(turn.names for run in runs for turn in run.turns))
-        pair = isinstance(self.request.config, PreferenceConfig)
+        pair = isinstance(self.request.config, wire.PreferenceConfig)
         group = [
             (
                 run,
@@ -167,14 +159,14 @@ class Batch:
             self._groups.append(group)
 
     @property
-    def config(self) -> StepConfig:
+    def config(self) -> wire.StepConfig:
         """Config that the learner gets."""
         config = self.request.config
-        return config.weighted if isinstance(config, PreferenceConfig) else config
+        return config.weighted if isinstance(config, wire.PreferenceConfig) else config
 
     @property
     def _sft(self) -> bool:
-        return isinstance(self.config, SFTConfig)
+        return isinstance(self.config, wire.SFTConfig)
 
     def settle(self) -> None:
         """Decide on every call after the last group, and make the rows of the trained ones."""
@@ -185,7 +177,9 @@ class Batch:
         ]
         made = plan(candidates, self.config, given=given is not None, compared=compared)
         self.excluded += made.excluded
-        self.metrics = made.metrics | self._sampled() | _seconds(self.request)
+        took = self.request.seconds.model_dump() if self.request.seconds is not None else {}
+        self.metrics = made.metrics | self._sampled()
+        self.metrics |= {f"{name}_seconds": value for name, value in took.items()}
         places = ((g, i) for g, group in enumerate(self._groups) for i in range(len(group)))
         for place, (run, judged), decisions in zip(
             places, chain(*self._groups), chain(*made.decisions), strict=True
@@ -238,24 +232,19 @@ class Batch:
             return 0
         return self.lineage.get(record.version or 0)
 
-    def nodes(self) -> dict[str, NodeReport]:
+    def nodes(self) -> dict[str, wire.NodeReport]:
         """The report of each node: trained calls, and ``calls.`` of `excluded`, by node."""
         return {name: _report(self._nodes[name]) for name in sorted(self._nodes)}
 
 
-def _seconds(request: TrainRequest) -> dict[str, float]:
-    took = request.seconds.model_dump() if request.seconds is not None else {}
-    return {f"{name}_seconds": value for name, value in took.items()}
-
-
-def _report(calls: list[_CheckedCall]) -> NodeReport:
+def _report(calls: list[_CheckedCall]) -> wire.NodeReport:
     trained = [
         (len(one.record.token_ids), decision)
         for one, decision, why in calls
         if not why and one.record is not None
     ]
     tokens = sum(count for count, _ in trained)
-    return NodeReport(
+    return wire.NodeReport(
         calls=len(trained),
         tokens=tokens,
         advantage_mean=sum(count * decision.mean for count, decision in trained) / (tokens or 1),

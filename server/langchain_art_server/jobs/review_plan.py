@@ -8,31 +8,24 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
+from typing import TypeAlias
 
 from pydantic_core import to_json
 
+from langchain_art import wire
 from langchain_art.credit.credit_assignment import has_zero_variance
 from langchain_art.errors import Conflict
 from langchain_art.statistics.agreement import verdicts
-from langchain_art.wire import (
-    Message,
-    PlannedNode,
-    PlannedVerdict,
-    Review,
-    ReviewPlan,
-    ReviewTraining,
-    Trajectory,
-    Turn,
-    VerdictFate,
-)
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
 from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.tables import CallRecord
 
+#: What a verdict is on: `VerdictMark.subject`.
+_Subject: TypeAlias = tuple[str, str, str, str]
 #: Fates of rewards that others are compared with, though they are not trained.
 _COMPARED = frozenset({"trained", "ordered", "stale", "rolled_back", "untrainable"})
 
@@ -41,7 +34,7 @@ _COMPARED = frozenset({"trained", "ordered", "stale", "rolled_back", "untrainabl
 class ReviewedRun:
     """A run as a step by reviews sees it: which of its calls the policy can learn from."""
 
-    trajectory: Trajectory
+    trajectory: wire.Trajectory
     held_out: bool
     """True if an evaluation ran it, or its scenario."""
     calls: Sequence[CallEligibility]
@@ -53,7 +46,7 @@ class ReviewedRun:
     @classmethod
     def of(
         cls,
-        run: Trajectory,
+        run: wire.Trajectory,
         records: Mapping[str, CallRecord],
         policy: str,
         lineage: Mapping[int, int],
@@ -79,7 +72,7 @@ class ReviewedRun:
         steps = [index for index in found if turns[index].excluded_because is None]
         return next(iter([*steps, *found]), None)
 
-    def fate(self, asked: ReviewTraining, at: int | None = None) -> VerdictFate:
+    def fate(self, asked: wire.ReviewTraining, at: int | None = None) -> wire.VerdictFate:
         """``trains``, or what stands against it: of a reward of the run, or of its call `at`."""
         run = self.trajectory
         calls = self.calls if at is None else self.calls[at : at + 1]
@@ -104,12 +97,12 @@ class ReviewedRun:
 class PlannedSteps:
     """A plan, and what is stored when it is ordered."""
 
-    plan: ReviewPlan
+    plan: wire.ReviewPlan
     reward_marks: Sequence[VerdictMark]
     """Marks of the step by rewards."""
     correction_marks: Sequence[VerdictMark]
     """Marks of each preference step."""
-    pair_runs: Sequence[Trajectory]
+    pair_runs: Sequence[wire.Trajectory]
     """The runs of `ReviewPlan.pairs`."""
 
 
@@ -119,7 +112,7 @@ class _Reward:
 
     mark: VerdictMark
     value: float
-    fate: VerdictFate
+    fate: wire.VerdictFate
     pool: tuple[str, str] = ("", "")
     """Scenario and node; no node: of whole runs."""
 
@@ -133,8 +126,8 @@ class _Scenario:
 
 
 def plan_reviews(
-    asked: ReviewTraining,
-    reviews: Sequence[Review],
+    asked: wire.ReviewTraining,
+    reviews: Sequence[wire.Review],
     runs: Mapping[str, ReviewedRun],
     marks: Iterable[VerdictMark],
     lineage: Collection[int],
@@ -151,12 +144,12 @@ def plan_reviews(
     Raises:
         ConfigError: `min_agreement` is no number that can be used.
     """
-    past: defaultdict[tuple[str, str, str, str], list[VerdictMark]] = defaultdict(list)
+    past: defaultdict[_Subject, list[VerdictMark]] = defaultdict(list)
     for mark in marks:
         if mark.state != "succeeded" or mark.version in lineage:
             past[mark.subject].append(mark)
-    planned: list[PlannedVerdict] = []
-    rewards = list(_rewards(asked, reviews, runs, past, planned))
+    planner = _Planner(asked, reviews, runs, past)
+    rewards = list(planner.rewards())
     pools: defaultdict[tuple[str, str], list[_Reward]] = defaultdict(list)
     for one in rewards:
         if one.fate == "trains" or one.fate in _COMPARED:
@@ -173,15 +166,16 @@ def plan_reviews(
             found.runs |= dict.fromkeys(one.mark.trajectory for one in live)
             found.compared[node] = tuple(one.value for one in pool if one.fate != "trains")
     trained = [one for one in rewards if one.fate == "trains"]
-    planned += [_planned(one.mark, one.fate, past, asked, one.value) for one in rewards]
-    corrected = list(_corrections(asked, reviews, runs, past, planned))
+    for one in rewards:
+        planner.note(one.mark, one.fate, one.value)
+    corrected = list(planner.corrections())
     pairs = [_pair(run.trajectory, at, reply) for _, run, at, reply in corrected]
     compared = [
         {node: values for node, values in one.compared.items() if values}
         for one in scenarios.values()
     ]
-    plan = ReviewPlan(
-        verdicts=tuple(planned),
+    plan = wire.ReviewPlan(
+        verdicts=tuple(planner.planned),
         groups=tuple(tuple(one.runs) for one in scenarios.values()),
         rewards={o.mark.trajectory: o.value for o in trained if not o.mark.call_id},
         turns={o.mark.call_id: o.value for o in trained if o.mark.call_id},
@@ -210,7 +204,7 @@ def require_untrained(job: str, marks: Sequence[VerdictMark], lineage: Collectio
     Raises:
         Conflict: the base was trained on one of the job's verdicts, with its value.
     """
-    last: dict[tuple[str, str, str, str], VerdictMark] = {}
+    last: dict[_Subject, VerdictMark] = {}
     for mark in marks:
         if mark.state == "succeeded" and mark.version in lineage:
             last[mark.subject] = mark
@@ -233,7 +227,7 @@ def require_untrained(job: str, marks: Sequence[VerdictMark], lineage: Collectio
 
 def _nodes(
     runs: Mapping[str, ReviewedRun], trained: Iterable[_Reward], corrected: Sequence[str]
-) -> dict[str, PlannedNode]:
+) -> dict[str, wire.PlannedNode]:
     """Calls that rewards train, and how often a node is `corrected`, by node."""
     learn: dict[tuple[str, int], str] = {}
     for one in trained:
@@ -244,147 +238,134 @@ def _nodes(
                 learn[name, index] = found.node
     calls, corrections = Counter(learn.values()), Counter(corrected)
     return {
-        node: PlannedNode(calls=calls[node], corrections=corrections[node])
+        node: wire.PlannedNode(calls=calls[node], corrections=corrections[node])
         for node in sorted({*calls, *corrections})
     }
 
 
-def _rewards(
-    asked: ReviewTraining,
-    reviews: Sequence[Review],
-    runs: Mapping[str, ReviewedRun],
-    past: Mapping[tuple[str, str, str, str], Sequence[VerdictMark]],
-    planned: list[PlannedVerdict],
-) -> Iterable[_Reward]:
-    """The verdicts that have a value; those that have none are `planned` at once."""
-    weights = asked.weights
-    own = [one for one in reviews if one.name in weights and one.kind != "correction"]
-    said = [
-        {
-            (one.trajectory, one.call_id): one
-            for one in verdicts(own, name, min_agreement=asked.min_agreement).all
-        }
-        for name in weights
-    ]
-    given: defaultdict[tuple[str, str | None], list[Review]] = defaultdict(list)
-    for review in own:
-        given[review.trajectory, review.call_id].append(review)
-    for (run_id, call_id), reviewed in given.items():
-        about = run_id, call_id or "", "reward", "+".join(weights)
-        parts = [found.get((run_id, call_id)) for found in said]
-        known = [one for one in parts if one is not None]
-        if len(known) < len(parts):
-            names = [(each.source, each.id) for each in reviewed]
-            mark = VerdictMark(*about, "", "", names)
-            planned.append(_planned(mark, "incomplete" if known else "taken_back", past, asked))
-            continue
-        names = [(each.source, each.id) for each in reviewed if each.value is not None]
-        value = fsum(
-            weight * one.value for weight, one in zip(weights.values(), known, strict=True)
-        )
-        mark = VerdictMark(*about, to_json(value).decode(), call_id or run_id, names)
-        found = _Reward(mark, value, "disagreement")
-        if any(one.abstains for one in known):
+@dataclass
+class _Planner:
+    """The verdicts of a plan while it is made; `past` are the marks by subject, by job."""
+
+    asked: wire.ReviewTraining
+    reviews: Sequence[wire.Review]
+    runs: Mapping[str, ReviewedRun]
+    past: Mapping[_Subject, Sequence[VerdictMark]]
+    planned: list[wire.PlannedVerdict] = field(default_factory=list[wire.PlannedVerdict])
+
+    def rewards(self) -> Iterator[_Reward]:
+        """The verdicts that have a value; those that have none are `planned` at once."""
+        weights = self.asked.weights
+        own = [one for one in self.reviews if one.name in weights and one.kind != "correction"]
+        said = [
+            {
+                (one.trajectory, one.call_id): one
+                for one in verdicts(own, name, min_agreement=self.asked.min_agreement).all
+            }
+            for name in weights
+        ]
+        given: defaultdict[tuple[str, str | None], list[wire.Review]] = defaultdict(list)
+        for review in own:
+            given[review.trajectory, review.call_id].append(review)
+        for (run_id, call_id), reviewed in given.items():
+            about = run_id, call_id or "", "reward", "+".join(weights)
+            parts = [found.get((run_id, call_id)) for found in said]
+            known = [one for one in parts if one is not None]
+            if len(known) < len(parts):
+                names = [(each.source, each.id) for each in reviewed]
+                mark = VerdictMark(*about, "", "", names)
+                self.note(mark, "incomplete" if known else "taken_back")
+                continue
+            names = [(each.source, each.id) for each in reviewed if each.value is not None]
+            value = fsum(
+                weight * one.value for weight, one in zip(weights.values(), known, strict=True)
+            )
+            mark = VerdictMark(*about, to_json(value).decode(), call_id or run_id, names)
+            found = _Reward(mark, value, "disagreement")
+            run = self.runs.get(run_id)
+            at = run.at(call_id) if run is not None and call_id is not None else None
+            if any(one.abstains for one in known):
+                pass
+            elif run is None or (call_id is not None and at is None):
+                found.fate = "gone"
+            else:
+                found.fate = run.fate(self.asked, at)
+                node = "" if at is None else run.calls[at].node
+                found.pool = run.trajectory.scenario or "", node
+            if found.fate in _COMPARED or found.fate == "trains":
+                found.fate = self._last(mark) or found.fate
             yield found
-            continue
-        run, at = runs.get(run_id), None
-        if run is not None and call_id is not None:
-            at = run.at(call_id)
-        if run is None or (call_id is not None and at is None):
-            found.fate = "gone"
-        else:
-            found.fate = run.fate(asked, at)
-            node = "" if at is None else run.calls[at].node
-            found.pool = run.trajectory.scenario or "", node
-        if found.fate in _COMPARED or found.fate == "trains":
-            found.fate = _last(past.get(mark.subject, ()), mark) or found.fate
-        yield found
+
+    def corrections(self) -> Iterator[tuple[VerdictMark, ReviewedRun, int, wire.Message]]:
+        """The corrected replies that are trained: mark, run, turn and reply. All are `planned`."""
+        by_call: defaultdict[tuple[str, str], list[wire.Review]] = defaultdict(list)
+        for one in sorted(self.reviews, key=lambda review: review.at):
+            if one.kind == "correction":
+                by_call[one.trajectory, one.call_id or ""].append(one)
+        for (run_id, call_id), given in by_call.items():
+            held = [one for one in given if not one.taken_back]
+            last = (held or given)[-1]
+            reply = last.correction or {}
+            digest = hashlib.sha256(to_json(_said(reply))).hexdigest()
+            names = [(last.source, last.id)]
+            mark = VerdictMark(run_id, call_id, "correction", "", digest, "", names)
+            run = self.runs.get(run_id)
+            at = None if run is None else run.at(call_id)
+            fate: wire.VerdictFate
+            if not held:
+                fate = "taken_back"
+            elif run is None or at is None:
+                fate = "gone"
+            else:
+                fate, sampled = run.fate(self.asked, at), run.trajectory.turns[at].reply
+                if fate not in ("held_out", "other_model"):
+                    same = sampled is not None and _said(sampled) == _said(reply)
+                    fate = "no_reply" if sampled is None else "unchanged" if same else "trains"
+                if fate == "trains":
+                    fate = self._last(mark) or fate
+                if fate == "trains":
+                    yield mark, run, at, reply
+            self.note(mark, fate)
+            for _ in held[:-1]:
+                self.note(mark, "revised")
+
+    def _last(self, mark: VerdictMark) -> wire.VerdictFate | None:
+        """``trained`` or ``ordered`` if the last job on the subject had what is said now."""
+        past = self.past.get(mark.subject, ())
+        if not past or past[-1].said != mark.said:
+            return None
+        return "trained" if past[-1].state == "succeeded" else "ordered"
+
+    def note(self, mark: VerdictMark, fate: wire.VerdictFate, value: float | None = None) -> None:
+        """Plan a verdict."""
+        done = [one for one in self.past.get(mark.subject, ()) if one.state == "succeeded"]
+        self.planned.append(
+            wire.PlannedVerdict(
+                trajectory=mark.trajectory,
+                call_id=mark.call_id or None,
+                kind="correction" if mark.kind == "correction" else "reward",
+                value=value,
+                fate=fate,
+                trained=tuple(dict.fromkeys(f"{self.asked.policy}@{one.version}" for one in done)),
+            )
+        )
 
 
-def _last(past: Sequence[VerdictMark], mark: VerdictMark) -> VerdictFate | None:
-    """``trained`` or ``ordered`` if the last job on the subject had what is said now."""
-    if not past or past[-1].said != mark.said:
-        return None
-    return "trained" if past[-1].state == "succeeded" else "ordered"
-
-
-def _corrections(
-    asked: ReviewTraining,
-    reviews: Sequence[Review],
-    runs: Mapping[str, ReviewedRun],
-    past: Mapping[tuple[str, str, str, str], Sequence[VerdictMark]],
-    planned: list[PlannedVerdict],
-) -> Iterable[tuple[VerdictMark, ReviewedRun, int, Message]]:
-    """The corrected replies that are trained: mark, run, turn and reply. All are `planned`."""
-    by_call: defaultdict[tuple[str, str], list[Review]] = defaultdict(list)
-    for one in sorted(reviews, key=lambda review: review.at):
-        if one.kind == "correction":
-            by_call[one.trajectory, one.call_id or ""].append(one)
-    for (run_id, call_id), given in by_call.items():
-        held = [one for one in given if not one.taken_back]
-        last = (held or given)[-1]
-        digest = hashlib.sha256(to_json(_said(last.correction or {}))).hexdigest()
-        names = [(last.source, last.id)]
-        mark = VerdictMark(run_id, call_id, "correction", "", digest, "", names)
-        run = runs.get(run_id)
-        at = None if run is None else run.at(call_id)
-        fate: VerdictFate
-        if not held:
-            fate = "taken_back"
-        elif run is None or at is None:
-            fate = "gone"
-        else:
-            fate = _fate_of_correction(asked, run, at, last.correction or {})
-            fate = (_last(past.get(mark.subject, ()), mark) or fate) if fate == "trains" else fate
-            if fate == "trains":
-                yield mark, run, at, last.correction or {}
-        planned.append(_planned(mark, fate, past, asked))
-        earlier = (_planned(mark, "revised", past, asked) for _ in held[:-1])
-        planned.extend(earlier)
-
-
-def _fate_of_correction(
-    asked: ReviewTraining, run: ReviewedRun, at: int, reply: Message
-) -> VerdictFate:
-    fate, sampled = run.fate(asked, at), run.trajectory.turns[at].reply
-    if fate in ("held_out", "other_model"):
-        return fate
-    if sampled is None:
-        return "no_reply"
-    return "unchanged" if _said(sampled) == _said(reply) else "trains"
-
-
-def _planned(
-    mark: VerdictMark,
-    fate: VerdictFate,
-    past: Mapping[tuple[str, str, str, str], Sequence[VerdictMark]],
-    asked: ReviewTraining,
-    value: float | None = None,
-) -> PlannedVerdict:
-    done = [one for one in past.get(mark.subject, ()) if one.state == "succeeded"]
-    return PlannedVerdict(
-        trajectory=mark.trajectory,
-        call_id=mark.call_id or None,
-        kind="correction" if mark.kind == "correction" else "reward",
-        value=value,
-        fate=fate,
-        trained=tuple(dict.fromkeys(f"{asked.policy}@{one.version}" for one in done)),
-    )
-
-
-def _pair(run: Trajectory, at: int, reply: Message) -> tuple[Trajectory, Trajectory]:
+def _pair(
+    run: wire.Trajectory, at: int, reply: wire.Message
+) -> tuple[wire.Trajectory, wire.Trajectory]:
     """The corrected reply and the sampled one, each as a run of that call alone."""
     turn = run.turns[at]
     alone = {"extends": None, "messages": tuple(run.prompt(at)), "reward": None}
     sampled = turn.model_copy(update=alone | {"excluded_because": None})
-    better = Turn(messages=sampled.messages, reply=reply, tools=turn.tools, ours=False)
+    better = wire.Turn(messages=sampled.messages, reply=reply, tools=turn.tools, ours=False)
     return _named("correction", better), _named("call", sampled)
 
 
-def _named(kind: str, turn: Turn) -> Trajectory:
+def _named(kind: str, turn: wire.Turn) -> wire.Trajectory:
     digest = hashlib.sha256(turn.model_dump_json().encode()).hexdigest()[:32]
-    return Trajectory(id=f"{kind}:{digest}", turns=(turn,))
+    return wire.Trajectory(id=f"{kind}:{digest}", turns=(turn,))
 
 
-def _said(reply: Message) -> tuple[object, object]:
+def _said(reply: wire.Message) -> tuple[object, object]:
     return reply.get("content") or "", reply.get("tool_calls") or []

@@ -186,14 +186,10 @@ def share_prompts(
     shared = dict(records)
     for run in runs:
         for index, turn in enumerate(run.turns):
-            name = turn.call_id
-            if name is not None and name in records and name not in sampled:
-                found = prompts.get(_asked(run, index))
-                if found is not None:
-                    why = why_too_long(found, records[name].token_ids, max_len)
-                    shared[name] = replace(
-                        records[name], prompt_token_ids=found, excluded_because=why
-                    )
+            record, found = records.get(turn.call_id or ""), prompts.get(_asked(run, index))
+            if record is not None and record.id not in sampled and found is not None:
+                why = why_too_long(found, record.token_ids, max_len)
+                shared[record.id] = replace(record, prompt_token_ids=found, excluded_because=why)
     return shared
 
 
@@ -257,7 +253,11 @@ async def _logprobs(
     found: list[tuple[float, float]] = []
     for some in _parts(pairs):
         rows = [row for pair in some for side in pair for row in side]
-        sums = iter(map(_sum, rows, await learner.logprobs(adapter, rows)))
+        given = zip(rows, await learner.logprobs(adapter, rows), strict=True)
+        sums = (
+            sum(one for one, trained in zip(logprobs, row.mask, strict=True) if trained)
+            for row, logprobs in given
+        )
         found += [
             (sum(islice(sums, len(chosen))), sum(islice(sums, len(rejected))))
             for chosen, rejected in some
@@ -276,7 +276,3 @@ def _parts(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
         part.append(pair)
         tokens += its
     yield part
-
-
-def _sum(row: Row, logprobs: Sequence[float]) -> float:
-    return sum(one for one, trained in zip(logprobs, row.mask, strict=True) if trained)

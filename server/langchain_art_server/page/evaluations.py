@@ -29,7 +29,12 @@ from langchain_art.statistics.intervals import (
 from langchain_art.wire import Message, Review, Trajectory
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers, as_json
-from langchain_art_server.storage.run_list import EvaluatedRun, Evaluation, Evaluations
+from langchain_art_server.storage.run_list import (
+    EvaluatedRun,
+    Evaluation,
+    Evaluations,
+    rewards_by_scenario,
+)
 
 #: Before the id of the other run, in the name of the score that a choice is.
 BETTER_THAN = "better_than:"
@@ -256,9 +261,7 @@ class VersionComparison(BaseModel):
 
 def evaluation_routes(router: APIRouter, service: Service) -> None:
     """Add the facts of evaluations."""
-    evaluations = Evaluations(service.store)
-
-    shared = SharedAnswers()
+    evaluations, shared = Evaluations(service.store), SharedAnswers()
 
     async def read() -> AllEvaluations:
         return AllEvaluations(evaluations=await evaluations.all())
@@ -338,7 +341,7 @@ def compare(
         gpu_rate: US dollars an hour of the server; None: the cost of its calls is not counted.
     """
     first, second = [by_scenario(some) for some in runs]
-    rewards = [{name: _rewards(some) for name, some in one.items()} for one in (first, second)]
+    rewards = [rewards_by_scenario(some) for some in runs]
     old, new = [{name: given for name, given in one.items() if given} for one in rewards]
     scenarios = [
         ComparedScenario(
@@ -391,10 +394,6 @@ def compare(
         ],
         notes=notes,
     )
-
-
-def _rewards(runs: Sequence[EvaluatedRun]) -> list[float]:
-    return [run.reward for run in runs if run.reward is not None]
 
 
 def _without_version(model: str, versions: str) -> str:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, fields
 from itertools import takewhile
+from typing import Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter
@@ -21,6 +21,7 @@ from starlette.responses import StreamingResponse
 
 from langchain_art.errors import ArtError, Overloaded
 from langchain_art_server.gateway.service import Service
+from langchain_art_server.storage.queries import counts_by
 from langchain_art_server.storage.tables import CALLS, EVENTS, JOBS, REVIEWS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
@@ -45,22 +46,8 @@ class Happened(BaseModel):
     ready: bool
 
 
-@dataclass(frozen=True)
-class Activity:
-    """Numbers of the newest rows, and the job that runs. Two equal ones: nothing happened."""
-
-    runs: int
-    calls: int
-    reviews: int
-    jobs: tuple[tuple[str, int], ...]
-    """State and number of jobs, sorted."""
-    job: str | None
-    """The job that runs."""
-    event: int
-    """The number of its last event; 0 before the first."""
-    message: str
-    progress: float | None
-    """0 to 1, where it is known."""
+#: What there is of each kind, two equal ones if nothing happened; the end of the running job's log.
+_Activity = tuple[dict[str, object], dict[str, Any]]
 
 
 class Live:
@@ -68,7 +55,7 @@ class Live:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._viewers = 0
+        self.viewers = 0
         self._task: asyncio.Task[None] | None = None
         #: Set when there was a first look: what comes after it is an event.
         self._ready = asyncio.Event()
@@ -78,7 +65,7 @@ class Live:
 
     async def stream(self) -> AsyncGenerator[str]:
         """The events from now on, for ever."""
-        self._viewers += 1
+        self.viewers += 1
         try:
             if self._task is None or self._task.done():
                 self._ready = asyncio.Event()
@@ -94,12 +81,7 @@ class Live:
                 if not found and not await self._wait(at):
                     yield ": alive\n\n"
         finally:
-            self._viewers -= 1
-
-    @property
-    def full(self) -> bool:
-        """True if as many watch as may."""
-        return self._viewers >= MAX_VIEWERS
+            self.viewers -= 1
 
     async def _wait(self, at: int) -> bool:
         """True if there is something after event `at`, or the server ends, before it is time."""
@@ -111,67 +93,54 @@ class Live:
         return True
 
     async def _watch(self, ready: asyncio.Event) -> None:
-        before: tuple[Activity, object, object] | None = None
-        while self._viewers and not self._service.is_stopping():
+        before: dict[str, object] | None = None
+        while self.viewers and not self._service.is_stopping():
             try:
-                now = await self._look()
+                now, job = await self._look()
             except ArtError as error:  # the database does not answer; health says so
                 log.warning("What happens could not be read: %s", error)
             else:
                 if before is not None and before != now:
-                    self._note(before, now)
+                    self._note([kind for kind in now if now[kind] != before[kind]], job)
                 before = now
             finally:
                 ready.set()
             async with self._news:
                 self._news.notify_all()
-            pause = self._viewers * EACH_SECONDS
+            pause = self.viewers * EACH_SECONDS
             await asyncio.sleep(pause)
             await self._service.jobs.wait(max(0.0, LOOK_SECONDS - pause))
         ready.set()
         async with self._news:
             self._news.notify_all()
 
-    async def _look(self) -> tuple[Activity, object, object]:
+    async def _look(self) -> _Activity:
         service = self._service
         restarts = service.sampler.restarts + service.learner.restarts
         replicas = [one.problem for one in service.sampler.replicas]
         health = (service.health.reasons, restarts, replicas, dict(service.router.serving))
         rollouts, workers = await service.store.rollouts.counts()
         done = [one.model_dump(exclude={"heard_seconds"}) for one in workers]
-        return await service.store.read(read_activity), health, (rollouts, done)
+        found, job = await service.store.read(read_activity)
+        return found | {"health": health, "workers": (rollouts, done)}, job
 
-    def _note(
-        self, before: tuple[Activity, object, object], now: tuple[Activity, object, object]
-    ) -> None:
-        (old, was, did), (new, health, done) = before, now
-        names = [one.name for one in fields(Activity) if one.name in _KINDS]
-        changed = [one for one in names if getattr(old, one) != getattr(new, one)]
-        if (old.job, old.event) != (new.job, new.event):
-            changed.append("event")
-        if was != health:
-            changed.append("health")
-        if did != done:
-            changed.append("workers")
+    def _note(self, changed: list[str], job: dict[str, Any]) -> None:
         happened = Happened(
             changed=changed,
             running_calls=self._service.running_calls,
-            job=new.job,
-            message=new.message,
-            progress=new.progress,
             ready=not self._service.health.reasons,
+            **job,
         )
         self._number += 1
         self._events.append((self._number, happened.model_dump_json()))
 
 
-def read_activity(connection: sa.Connection) -> Activity:
+def read_activity(connection: sa.Connection) -> _Activity:
     """Read what there is now. Rows are not checked: only numbers and a message are read."""
 
     def newest(column: sa.Column[int]) -> int:
         return connection.scalar(sa.select(sa.func.max(column))) or 0
 
-    states = sa.select(JOBS.c.state, sa.func.count()).group_by(JOBS.c.state)
     running = sa.select(JOBS.c.id).where(JOBS.c.state == "running").order_by(JOBS.c.number)
     job = connection.scalar(running.limit(1))
     events = sa.select(EVENTS.c.seq, EVENTS.c.message).where(EVENTS.c.job_id == job)
@@ -179,19 +148,15 @@ def read_activity(connection: sa.Connection) -> Activity:
     known = sa.select(EVENTS.c.progress).where(
         EVENTS.c.job_id == job, EVENTS.c.progress.is_not(None)
     )
-    return Activity(
-        runs=newest(TRAJECTORIES.c.number),
-        calls=newest(CALLS.c.number),
-        reviews=newest(REVIEWS.c.number),
-        jobs=tuple(sorted((row[0], row[1]) for row in connection.execute(states))),
-        job=job,
-        event=last.seq if last else 0,
-        message=last.message if last else "",
-        progress=connection.scalar(known.order_by(EVENTS.c.seq.desc()).limit(1)),
-    )
-
-
-_KINDS = {"runs", "calls", "reviews", "jobs"}
+    found: dict[str, object] = {
+        "runs": newest(TRAJECTORIES.c.number),
+        "calls": newest(CALLS.c.number),
+        "reviews": newest(REVIEWS.c.number),
+        "jobs": counts_by(connection, JOBS.c.state),
+        "event": (job, last.seq if last else 0),
+    }
+    progress = connection.scalar(known.order_by(EVENTS.c.seq.desc()).limit(1))
+    return found, {"job": job, "message": last.message if last else "", "progress": progress}
 
 
 def live_routes(router: APIRouter, service: Service) -> None:
@@ -201,7 +166,7 @@ def live_routes(router: APIRouter, service: Service) -> None:
     @router.get("/events")
     async def events() -> StreamingResponse:
         """Server-sent events (`Happened`)."""
-        if live.full:
+        if live.viewers >= MAX_VIEWERS:
             raise Overloaded(f"{MAX_VIEWERS} pages watch this server already.", retry_after=5)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         kind = "text/event-stream"

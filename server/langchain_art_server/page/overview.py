@@ -20,7 +20,6 @@ from langchain_art_server.storage.queries import MAX_PAGE
 _JOBS, _LINES = 600, 30
 #: The key that a fit gives its jobs (`langchain_art.training.fit_state`).
 _OF_FIT = re.compile(r"(?P<fit>.+):(?P<policy>[^:]+):step:(?P<step>\d+)(:\d+)?")
-
 _ID = re.compile(r"(?<=.)-[0-9a-f]{12}$")
 
 
@@ -88,6 +87,8 @@ def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
         mine = match is not None and match["policy"] == job.policy
         fit = match["fit"] if match is not None and mine else None
         steps = found.setdefault((job.policy, fit), [])
+        # The learner counts each token as often as it made an update with it; the nodes do once.
+        tokens = float(sum(node.tokens for node in job.result.nodes.values()))
         step = Step(
             job=job.id,
             step=int(match["step"]) if match is not None and mine else len(steps) + 1,
@@ -95,7 +96,7 @@ def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
             version=job.result.version,
             learned=job.result.version != job.base_version,
             at=job.finished_at or job.created_at,
-            metrics=job.result.metrics | _tokens(job.result),
+            metrics=job.result.metrics | ({"tokens_trained": tokens} if job.result.nodes else {}),
             excluded=job.result.excluded,
         )
         steps.append(step)
@@ -108,12 +109,6 @@ def series_of(jobs: list[wire.TrainJob]) -> list[Series]:
             named.add((one.policy, name))
             one.fit = name
     return series
-
-
-def _tokens(result: wire.TrainResult) -> dict[str, float]:
-    """The tokens of its nodes: the learner counts each as often as it made an update with it."""
-    nodes = result.nodes.values()
-    return {"tokens_trained": float(sum(node.tokens for node in nodes))} if nodes else {}
 
 
 class OverviewFacts:
@@ -154,16 +149,6 @@ class OverviewFacts:
         )
 
 
-def overview_routes(router: APIRouter, service: Service) -> None:
-    """Add the overview's facts."""
-    facts, shared = OverviewFacts(service), SharedAnswers()
-
-    @router.get("/overview", response_model=Overview)
-    async def overview() -> Response:
-        """Return the overview."""
-        return await shared.get("overview", facts.read)
-
-
 class LatestJobs(BaseModel):
     """The answer of ``GET /page/jobs``."""
 
@@ -183,9 +168,14 @@ class OneJob(BaseModel):
     """Meaning of each reason of what was excluded, by ``calls.…`` or the node's own name of it."""
 
 
-def job_routes(router: APIRouter, service: Service) -> None:
-    """Add the jobs' facts."""
-    shared = SharedAnswers()
+def overview_routes(router: APIRouter, service: Service) -> None:
+    """Add the overview's facts, and the jobs'."""
+    facts, shared = OverviewFacts(service), SharedAnswers()
+
+    @router.get("/overview", response_model=Overview)
+    async def overview() -> Response:
+        """Return the overview."""
+        return await shared.get("overview", facts.read)
 
     @router.get("/jobs", response_model=LatestJobs)
     async def latest(limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 200) -> Response:

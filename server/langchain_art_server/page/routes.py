@@ -23,7 +23,7 @@ from langchain_art_server.gateway.service import Service
 from langchain_art_server.gateway.sessions import SESSION_SECONDS
 from langchain_art_server.page.evaluations import evaluation_routes
 from langchain_art_server.page.live import live_routes
-from langchain_art_server.page.overview import job_routes, overview_routes
+from langchain_art_server.page.overview import overview_routes
 from langchain_art_server.page.runs import run_routes
 
 FILES = Path(__file__).parent / "static"
@@ -73,7 +73,6 @@ def page_routes(app: FastAPI, service: Service) -> None:
     overview_routes(router, service)
     evaluation_routes(router, service)
     live_routes(router, service)
-    job_routes(router, service)
     run_routes(router, service)
     app.include_router(router)
 

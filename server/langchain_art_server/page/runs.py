@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
@@ -121,10 +121,9 @@ def run_routes(router: APIRouter, service: Service) -> None:
     @router.get("/runs", response_model=RunsPage)
     async def find_runs(asked: Annotated[RunsQuery, Query()]) -> Response:
         """List runs that all given fields choose, sorted; `next` is the cursor of the next page."""
-        which = RunFilter(**asked.model_dump(include=set(RunFilter.model_fields)))
         read = partial(
             store.runs.page,
-            which,
+            asked,
             sort=asked.sort,
             descending=asked.descending,
             limit=asked.limit,
@@ -171,19 +170,13 @@ def run_routes(router: APIRouter, service: Service) -> None:
         """Get the sampled tokens of a call: text, logprob."""
         call = await store.call(call_id)
         path = service.sampler.info.path
-        tokens = CallTokens(
-            call_id=call.id,
-            model=call.model,
-            temperature=call.temperature,
-            finish_reason=call.finish_reason,
-            latency=call.latency,
-            token_ids=list(call.token_ids),
-            texts=await asyncio.to_thread(token_texts, path, call.token_ids),
-            logprobs=list(call.logprobs),
-            restricted=bool(call.drawn_from),
-            excluded_because=call.excluded_because,
-        )
-        return await as_json(tokens)
+        texts = await asyncio.to_thread(token_texts, path, call.token_ids)
+        more: dict[str, Any] = {
+            "call_id": call.id,
+            "texts": texts,
+            "restricted": bool(call.drawn_from),
+        }
+        return await as_json(CallTokens(**vars(call) | more))
 
     @router.get("/images/{sha256}")
     async def view_image(sha256: str) -> Response:
