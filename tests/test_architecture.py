@@ -219,7 +219,6 @@ SHORT_MODULES = {
     "langchain_art_server.algorithms.loss.lr_schedule": "arithmetic without torch, by a contract",
     "langchain_art_server.backends.embedded.sampler": "an engine, no torch",
     "langchain_art_server.backends.unsloth.learner": "an engine, no torch",
-    "langchain_art_server.telemetry.job_watch": "imports OpenTelemetry only where it is wanted",
 }
 
 

@@ -102,10 +102,10 @@ def back_up(data_dir: Path, target: Path, database_url: str | None) -> tuple[Nam
                 "Try again with a higher keep_checkpoints, or while less is trained."
             )
         for place in named:  # numbers that were used
-            for note in _deleted_below(data_dir / place):
-                copy = partial / place / "adapters" / ".deleted" / note.name
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(note, copy)
+            notes = Path(place, "adapters", ".deleted")
+            for name in names_in(data_dir / notes):
+                (partial / notes).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(data_dir / notes / name, partial / notes / name)
         damaged = [line for place in named for line in _check_copy(partial / place, named[place])]
         for path in [*partial.rglob("*"), partial]:
             fsync(path)
@@ -118,11 +118,6 @@ def back_up(data_dir: Path, target: Path, database_url: str | None) -> tuple[Nam
 
 def _flat(named: Named) -> set[tuple[Path, str, int]]:
     return {(place, *one) for place, some in named.items() for one in some}
-
-
-def _deleted_below(directory: Path) -> list[Path]:
-    folder = directory / "adapters" / ".deleted"
-    return [folder / name for name in names_in(folder)]
 
 
 def _copy_versions(

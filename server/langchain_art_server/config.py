@@ -170,11 +170,7 @@ class RaySettings(_Table):
 
 def _with_kind(default: str) -> BeforeValidator:
     """Makes `kind` optional in a table that is discriminated by it."""
-
-    def fill_in(table: Any) -> Any:
-        return {"kind": default} | table if isinstance(table, dict) else table
-
-    return BeforeValidator(fill_in)
+    return BeforeValidator(lambda of: {"kind": default} | of if isinstance(of, dict) else of)
 
 
 def _template(value: Any) -> Any:
@@ -282,7 +278,7 @@ class Settings(_Table):
     too, and each request is one."""
 
     @model_validator(mode="after")
-    def _base_named(self) -> Settings:
+    def _named(self) -> Settings:
         if "@" in self.base_name:
             raise ValueError(
                 f"got the base model's name {self.base_name!r}, expected one without '@': it would "
@@ -293,10 +289,6 @@ class Settings(_Table):
                 f"policies: got {self.base_name!r}, which is the base model's name; name the "
                 "policy otherwise, or give another --served-model-name"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _losses_named(self) -> Settings:
         for name, where in self.losses.items():
             if name in BUILT_IN_LOSSES:
                 raise ValueError(f"losses: got {name!r}, a built-in loss; give yours another name")
@@ -326,10 +318,6 @@ class Settings(_Table):
                 f"got device={self.device!r} with [ray], which gives each engine its own GPUs; "
                 "expected cuda, cpu or nothing"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _fleet_on_postgresql(self) -> Settings:
         if self.fleet and not self.url.startswith("postgresql"):
             raise ValueError(
                 "got fleet=true without a database that several servers can use, expected a "

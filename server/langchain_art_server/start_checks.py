@@ -193,8 +193,21 @@ def _unreadable(file: Path, why: object) -> ConfigError:
 
 def check_port(host: str, port: int) -> None:
     """Raises ConfigError if no socket can listen there now."""
-    if (problem := _port_problem(host, port)) is not None:
-        raise ConfigError(_in_words(host, port, problem)) from problem
+    if (problem := _port_problem(host, port)) is None:
+        return
+    if isinstance(problem, socket.gaierror):
+        words = (
+            f"got the host {host!r}, which is no address of this machine ({problem.strerror}); "
+            "expected 127.0.0.1, 0.0.0.0 or another address of it"
+        )
+    elif problem.errno == errno.EADDRINUSE:
+        words = (
+            f"cannot listen at {host}:{port}: another process listens there. Take another --port, "
+            "or end that process; `langchain-art status` says whether it is a server of yours"
+        )
+    else:
+        words = f"cannot listen at {host}:{port}: {problem.strerror}. Take another --host or --port"
+    raise ConfigError(words) from problem
 
 
 def _port_problem(host: str, port: int) -> OSError | None:
@@ -216,17 +229,3 @@ def _port_problem(host: str, port: int) -> OSError | None:
                 problems.append(error)
     in_use = [one for one in problems if one.errno == errno.EADDRINUSE]
     return next(iter(in_use or (problems if len(problems) == len(found) else [])), None)
-
-
-def _in_words(host: str, port: int, problem: OSError) -> str:
-    if isinstance(problem, socket.gaierror):
-        return (
-            f"got the host {host!r}, which is no address of this machine ({problem.strerror}); "
-            "expected 127.0.0.1, 0.0.0.0 or another address of it"
-        )
-    if problem.errno == errno.EADDRINUSE:
-        return (
-            f"cannot listen at {host}:{port}: another process listens there. Take another --port, "
-            "or end that process; `langchain-art status` says whether it is a server of yours"
-        )
-    return f"cannot listen at {host}:{port}: {problem.strerror}. Take another --host or --port"

@@ -31,7 +31,7 @@ from langchain_art_server.gateway.request_watch import RequestWatch
 from langchain_art_server.gateway.review_routes import review_routes
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.storage.queries import Page
-from langchain_art_server.telemetry.log_context import current
+from langchain_art_server.telemetry.log_context import CURRENT
 
 T = TypeVar("T")
 MAX_WAIT = 30.0
@@ -235,7 +235,7 @@ def job_routes(app: FastAPI, service: Service) -> None:
         """
         key = checked_key(idempotency_key, 128)
         job = await service.train(await model_of(request, wire.TrainRequest), key)
-        if (context := current()) is not None:
+        if (context := CURRENT.get()) is not None:
             context.policy, context.job_id = job.policy, job.id
         await service.note(access_of(request.scope), "trained", f"{job.policy} by {job.id}")
         return job
@@ -245,8 +245,7 @@ def job_routes(app: FastAPI, service: Service) -> None:
         limit: Limit = 100, policy: str | None = None, after: After = None
     ) -> PageOf[wire.TrainJob]:
         """List jobs, oldest first; with `policy`, those of that policy."""
-        page = await service.store.jobs.page(limit, after, policy)
-        return PageOf.of(page)
+        return PageOf.of(await service.store.jobs.page(limit, after, policy))
 
     @app.get("/v1/jobs/{job_id}")
     async def get_job(
@@ -335,8 +334,7 @@ def key_routes(app: FastAPI, service: Service) -> None:
         limit: Limit = 100, after: Annotated[int | None, Query(ge=0, le=2**63 - 1)] = None
     ) -> PageOf[wire.LoggedAction]:
         """List who did what, newest first: training, rollbacks, deletions, reviews, keys."""
-        page = await service.store.keys.actions(limit, after)
-        return PageOf.of(page)
+        return PageOf.of(await service.store.keys.actions(limit, after))
 
 
 def _keys_of(service: Service) -> Keyring:

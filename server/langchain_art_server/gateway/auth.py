@@ -30,7 +30,7 @@ from langchain_art_server.gateway.keys.scopes import ADMINISTRATOR, Rule, is_pat
 from langchain_art_server.gateway.refusals import answer, no_such_path
 from langchain_art_server.gateway.request_bodies import RequestBodies
 from langchain_art_server.gateway.sessions import FILES, Sessions
-from langchain_art_server.telemetry.log_context import current
+from langchain_art_server.telemetry.log_context import CURRENT
 
 log = logging.getLogger(__name__)
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -209,7 +209,7 @@ class AccessControl:
                 await self._wrong.note(peer_of(scope))
             raise
         scope["art.access"] = access
-        if (context := current()) is not None:
+        if (context := CURRENT.get()) is not None:
             context.tenant = access.tenant if access is not None else DEFAULT_TENANT
             context.key = access.id if access is not None else None
         return access
@@ -247,7 +247,17 @@ class AccessControl:
             if not path.startswith(FILES) and not is_path(path):
                 raise no_such_path(method, path)
             return
-        _require(rule, method, path, access)
+        if rule.allowed.isdisjoint(access.scopes):
+            if ADMINISTRATOR in rule.allowed:
+                raise PermissionDenied(
+                    "Only the server's administrator may do this: with ART_API_KEY, or a key of "
+                    f"the tenant {DEFAULT_TENANT!r} that has the scope 'admin'."
+                )
+            raise PermissionDenied(
+                f"The key {access.id} has the scopes {sorted(access.scopes)}, and {method} "
+                f"{path:.200} needs one of {sorted(rule.allowed)}. Ask the server's administrator "
+                "for a key with one of them."
+            )
         if rule.stores and access.meter is not None:
             access.meter.require_space(self._stored_bytes(access.tenant))
 
@@ -258,20 +268,6 @@ def _name_run(scope: Scope, run: str) -> None:
         raise InvalidRequest(
             f"got the run {scope['art.run']!r:.200} in the URL and {run!r:.200} in the key, "
             "expected one of them alone"
-        )
-
-
-def _require(rule: Rule, method: str, path: str, access: Access) -> None:
-    if rule.allowed.isdisjoint(access.scopes):
-        if ADMINISTRATOR in rule.allowed:
-            raise PermissionDenied(
-                "Only the server's administrator may do this: with ART_API_KEY, or a key of the "
-                f"tenant {DEFAULT_TENANT!r} that has the scope 'admin'."
-            )
-        raise PermissionDenied(
-            f"The key {access.id} has the scopes {sorted(access.scopes)}, and {method} {path:.200} "
-            f"needs one of {sorted(rule.allowed)}. Ask the server's administrator for a key with "
-            "one of them."
         )
 
 

@@ -55,15 +55,11 @@ _OTHER_FILES = 256
 def max_connections() -> int:
     """Limit of open connections: that of open files, which is raised as far as it can be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    wanted, endless = MAX_CONNECTIONS + _OTHER_FILES, resource.RLIM_INFINITY
+    if soft != endless and soft < wanted:
+        soft = wanted if hard == endless else min(hard, wanted)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (
-        MAX_CONNECTIONS
-        if soft == resource.RLIM_INFINITY
-        else min(MAX_CONNECTIONS, soft - _OTHER_FILES)
-    )
+    return MAX_CONNECTIONS if soft == endless else min(MAX_CONNECTIONS, soft - _OTHER_FILES)
 
 
 class _Refused(Exception):

@@ -109,7 +109,9 @@ def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
     answered = {"405", "500", "503"} if path in _NO_KEY else set(_REFUSALS) - {"404", "409", "413"}
-    if "{" in path or path in CALLS or "policy" in _fields_of_body(operation):
+    body = operation.get("requestBody", {"content": {"application/json": {"schema": {}}}})
+    fields = body["content"]["application/json"]["schema"].get("properties", {})
+    if "{" in path or path in CALLS or "policy" in fields:
         answered.add("404")
     if method != "get" and path not in CALLS:
         answered.add("409")
@@ -121,9 +123,3 @@ def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
     for status in sorted(answered):
         content = {"application/json": {"schema": ref}}
         responses[status] = {"description": _REFUSALS[status], "content": content}
-
-
-def _fields_of_body(operation: dict[str, Any]) -> dict[str, Any]:
-    if "requestBody" not in operation:
-        return {}
-    return operation["requestBody"]["content"]["application/json"]["schema"].get("properties", {})

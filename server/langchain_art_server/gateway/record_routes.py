@@ -106,13 +106,9 @@ def whole(page: Page[bytes]) -> Response:
 
 
 def rollout_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of rollouts."""
+    """Add the routes of rollouts: for workers, and for those who put them up."""
     looks = look_turns()
-    _workers_routes(app, service, looks)
-    _owners_routes(app, service, looks)
 
-
-def _workers_routes(app: FastAPI, service: Service, looks: Turns[Any]) -> None:
     @app.post("/v1/rollouts/lease", openapi_extra=body_docs(wire.LeaseRequest))
     async def lease_rollouts(request: Request) -> wire.Leases:
         """Lease rollouts to a worker: as many as it has slots free, or its share of what waits.
@@ -148,8 +144,6 @@ def _workers_routes(app: FastAPI, service: Service, looks: Turns[Any]) -> None:
         await service.store.rollouts.complete(rollout_id, outcome)
         return {"completed": rollout_id}
 
-
-def _owners_routes(app: FastAPI, service: Service, looks: Turns[Any]) -> None:
     @app.post("/v1/rollouts", openapi_extra=body_docs(wire.RolloutBatch))
     async def put_rollouts(request: Request) -> dict[str, int]:
         """Put rollouts up, for workers to lease. Idempotent by their ids."""

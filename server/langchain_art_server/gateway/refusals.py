@@ -21,12 +21,10 @@ from langchain_art.errors import (
     RequestRefused,
 )
 from langchain_art.wire.field_hints import place, unknown_field
-from langchain_art_server.telemetry.log_context import current
+from langchain_art_server.telemetry.log_context import CURRENT
 
 #: Characters of a message, and of one value in it: a request of 30 MB gets no answer of 30 MB.
 _MESSAGE, _VALUE = 4000, 200
-
-
 #: Anthropic's name of an error, by its status; of others: ``invalid_request_error`` below 500.
 _ANTHROPIC = {
     401: "authentication_error",
@@ -37,6 +35,8 @@ _ANTHROPIC = {
     500: "api_error",
     503: "overloaded_error",
 }
+_UNEXPECTED = "The server failed at this request; its log has the traceback. Please report it."
+_LISTED = "GET /openapi.json lists the routes."
 
 
 def answer(error: Exception, path: str = "") -> JSONResponse:
@@ -45,7 +45,7 @@ def answer(error: Exception, path: str = "") -> JSONResponse:
     `path` is the request's: Anthropic's has errors of its own shape.
     """
     body, status, headers = _answer(error)
-    if (context := current()) is not None:
+    if (context := CURRENT.get()) is not None:
         context.refused = body["error"]["code"]
     if path.startswith("/v1/messages"):
         body = anthropic_error(status, body)
@@ -80,12 +80,6 @@ def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:
     """An error in Anthropic's shape, with the fields of ours beside."""
     kind = _ANTHROPIC.get(status, "invalid_request_error")
     return {"type": "error", "error": body["error"] | {"type": kind}}
-
-
-_UNEXPECTED = "The server failed at this request; its log has the traceback. Please report it."
-
-
-_LISTED = "GET /openapi.json lists the routes."
 
 
 def no_such_path(method: str, path: str) -> NotFound:

@@ -33,8 +33,7 @@ from langchain_art_server.policies.adapter_store import AdapterStore, make_direc
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.database import lock_data_dir, make_private
 from langchain_art_server.storage.store import Store
-from langchain_art_server.telemetry.job_watch import JobWatch
-from langchain_art_server.telemetry.metrics import Metrics
+from langchain_art_server.telemetry.metrics import JobWatch, Metrics
 
 
 class Service:

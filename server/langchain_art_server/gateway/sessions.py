@@ -13,10 +13,10 @@ import hmac
 import secrets
 import time
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from starlette.requests import cookie_parser
 from starlette.types import Scope
 
 from langchain_art.errors import AuthenticationFailed
@@ -95,12 +95,7 @@ class Sessions:
         return found if found is not None and found.ends > time.monotonic() else None
 
     def _value(self, headers: Mapping[bytes, bytes]) -> str:
-        sent = headers.get(b"cookie", b"").decode("latin-1")
-        try:
-            morsel = SimpleCookie(sent).get(self.cookie)
-        except CookieError:
-            return ""
-        return morsel.value if morsel else ""
+        return cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(self.cookie, "")
 
 
 def _require_own_origin(headers: Mapping[bytes, bytes]) -> None:

@@ -15,7 +15,7 @@ from langchain_art.wire import TrainJob
 from langchain_art_server.storage.fleet import LeaseLost
 from langchain_art_server.storage.job_store import JobCancelled, JobStore
 from langchain_art_server.storage.rollout_queue import ChangeSignal, wait_for
-from langchain_art_server.telemetry.job_watch import JobWatch
+from langchain_art_server.telemetry.metrics import JobWatch
 
 log = logging.getLogger(__name__)
 #: Pause before jobs go on after the store failed.

@@ -38,7 +38,7 @@ from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterSt
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
 from langchain_art_server.storage.store import Store
-from langchain_art_server.telemetry.job_watch import JobWatch
+from langchain_art_server.telemetry.metrics import JobWatch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -184,26 +184,21 @@ class AdapterStore:
         write_manifest(staged, manifest | {"files": files})
         fsync(staged / MANIFEST)
         fsync(staged)
-        if not self._publish(staged, policy, version):
-            raise VersionTaken(
-                f"{policy}@{version} exists, or was deleted; a version's name is used once."
-            )
-        return self.path(policy, version)
-
-    def _publish(self, staged: Path, policy: str, version: int) -> bool:
-        """Move a sealed version to its place, by one rename; False: there is one."""
         target = self.path(policy, version)
         make_directory(target.parent)
+        taken = VersionTaken(
+            f"{policy}@{version} exists, or was deleted; a version's name is used once."
+        )
         if target.exists():
-            return False
+            raise taken
         try:
             staged.rename(target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # since then
-                return False
+                raise taken from error
             raise
         fsync(target.parent)
-        return True
+        return target
 
     def check(
         self, policy: str, version: int, names: Collection[str] | None = None
@@ -263,10 +258,8 @@ class AdapterStore:
 
     def versions(self, policy: str) -> list[int]:
         """Numbers of the versions that are there, ascending."""
-        folder = self.path(policy, 0).parent
-        if not folder.is_dir():
-            return []
-        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdecimal())
+        names = names_in(self.path(policy, 0).parent)
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def unused(self, policy: str) -> int:
         """The number after the highest one that a version has, or had before it was deleted."""

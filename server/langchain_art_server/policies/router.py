@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -85,8 +85,11 @@ class Router:
     async def remove(self, policy: str) -> None:
         """Route the policy's names no more, and unload its versions."""
         self.serving.pop(policy, None)
-        for name in [name for name in self._loaded if name.partition("@")[0] == policy]:
-            del self._loaded[name]
+        await self._unload([one for one in self._loaded if one.partition("@")[0] == policy])
+
+    async def _unload(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._loaded.pop(name, None)
             await self._sampler.unload_adapter(name)
 
     async def forget(self, policy: str, version: int) -> None:
@@ -97,8 +100,7 @@ class Router:
                 f"{name} is answering {self._users[name]} calls right now; try again when they "
                 "have ended."
             )
-        self._loaded.pop(name, None)
-        await self._sampler.unload_adapter(name)
+        await self._unload([name])
 
     async def keep(
         self, versions: Collection[tuple[str, int]], is_changing: Callable[[str], bool]
@@ -111,16 +113,13 @@ class Router:
         kept |= {f"{policy}@{version}" for policy, version in self.serving.items()}
         for name in [n for n in self._loaded if n not in kept and not self._users[n]]:
             if not is_changing(name.partition("@")[0]):
-                self._loaded.pop(name, None)
-                await self._sampler.unload_adapter(name)
+                await self._unload([name])
 
     async def trim(self) -> None:
         """Unload versions that neither serve nor answer calls, but for the last used few."""
         serving = {f"{policy}@{version}" for policy, version in self.serving.items()}
         idle = [n for n in self._loaded if n not in serving and not self._users[n]]
-        for name in idle[: max(0, len(idle) - MAX_PINNED_LOADED)]:
-            del self._loaded[name]
-            await self._sampler.unload_adapter(name)
+        await self._unload(idle[: max(0, len(idle) - MAX_PINNED_LOADED)])
 
     @asynccontextmanager
     async def use(self, model: str) -> AsyncGenerator[RoutedModel]:

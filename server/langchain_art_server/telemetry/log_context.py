@@ -60,12 +60,8 @@ class LogContext:
         return {name: without_keys(redact(value)) for name, value in found.items()}
 
 
+#: The context of the code that runs; None outside of requests and jobs.
 CURRENT: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
-
-
-def current() -> LogContext | None:
-    """The context of the code that runs; None outside of requests and jobs."""
-    return CURRENT.get()
 
 
 def without_keys(text: str) -> str:
@@ -105,7 +101,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (context := current()) is not None:
+        if (context := CURRENT.get()) is not None:
             line |= context.fields()
         line |= getattr(record, "fields", {})
         if record.exc_info:

@@ -8,6 +8,10 @@ deleted, and no run, call, job or version is one.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -18,6 +22,8 @@ from prometheus_client import (
 )
 
 from langchain_art.wire import TrainJob
+from langchain_art.wire.api_keys import DEFAULT_TENANT
+from langchain_art_server.telemetry.log_context import CURRENT, LogContext
 
 #: Upper bounds of vLLM's own histograms, in seconds, so that both can be put into one query.
 _LATENCY = (
@@ -139,7 +145,7 @@ class Metrics:
             "Groups, runs and calls of jobs that were not trained, by reason.",
             (*policy, "reason"),
         )
-        self._phases = histogram(
+        self.phases = histogram(
             "langchain_art_job_phase_seconds",
             "Time of jobs' phases: prepare, learn, check, publish.",
             ("tenant", "phase"),
@@ -186,10 +192,6 @@ class Metrics:
         """A request was answered with an error; `tenant` is empty if its key is not known."""
         self._refusals.labels(tenant, str(status), code).inc()
 
-    def phase_ended(self, tenant: str, phase: str, seconds: float) -> None:
-        """A phase of a job is over."""
-        self._phases.labels(tenant, phase).observe(seconds)
-
     def job_ended(self, tenant: str, job: TrainJob) -> None:
         """A job has ended, with what it says of itself."""
         labels = (tenant, job.policy)
@@ -210,3 +212,38 @@ class Metrics:
 def _label(reason: str) -> str:
     kind, superseded, why = reason.partition("superseded_")
     return f"{kind}superseded" if superseded and why not in _SUPERSEDED else reason
+
+
+class JobWatch:
+    """Watches one tenant's jobs, of which one runs at a time."""
+
+    def __init__(self, metrics: Metrics | None = None, tenant: str = DEFAULT_TENANT) -> None:
+        self._metrics, self._tenant = metrics or Metrics(), tenant
+        self._phase: tuple[str, float] | None = None
+
+    @contextmanager
+    def running(self, job: TrainJob) -> Generator[None]:
+        """A context in which a job runs, from its first phase, ``prepare``, to its last."""
+        token = CURRENT.set(LogContext(tenant=self._tenant, policy=job.policy, job_id=job.id))
+        self._phase = "prepare", time.monotonic()
+        try:
+            yield
+        finally:
+            self._leave()
+            CURRENT.reset(token)
+
+    def enter(self, phase: str) -> None:
+        """The phase that ran is over, and another begins."""
+        if self._phase is not None:
+            self._leave()
+            self._phase = phase, time.monotonic()
+
+    def ended(self, job: TrainJob) -> None:
+        """A job has ended in the store."""
+        self._metrics.job_ended(self._tenant, job)
+
+    def _leave(self) -> None:
+        if self._phase is not None:
+            phase, begun = self._phase
+            self._metrics.phases.labels(self._tenant, phase).observe(time.monotonic() - begun)
+            self._phase = None

@@ -160,14 +160,17 @@ class MessagesDialect(Dialect):
         for index, one in enumerate(body.messages):
             messages += _messages(index, one)
         choice = body.tool_choice
-        output = body.output_config.format if body.output_config is not None else None
+        form: dict[str, Any] | None = None
+        if body.output_config is not None and (output := body.output_config.format) is not None:
+            named = {"name": "output", "schema": output.schema_}
+            form = {"type": "json_schema", "json_schema": named}
         return {
             "model": body.model,
             "messages": messages,
             "tools": [_tool(one) for one in body.tools] if body.tools else None,
             "tool_choice": _tool_choice(choice) if choice is not None else None,
             "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
-            "response_format": _response_format(output.schema_) if output is not None else None,
+            "response_format": form,
             "art": raw.get("art"),
         }
 
@@ -319,10 +322,6 @@ def _tool_choice(choice: _Choice) -> str | dict[str, Any]:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type
-
-
-def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -51,7 +51,10 @@ class ChatDialect(Dialect):
 
     def close(self, replies: list[ChatReply]) -> bytes:
         """See `Dialect`."""
-        return (usage_chunk(self._frame, replies) if self._usage else b"") + _DONE
+        if not self._usage:
+            return _DONE
+        about = self._frame | {"object": "chat.completion.chunk"}
+        return sse(about | {"choices": [], "usage": usage(replies)}) + _DONE
 
     def refusal(self, error: RequestRefused) -> bytes:
         """See `Dialect`."""
@@ -61,7 +64,22 @@ class ChatDialect(Dialect):
         self, frame: dict[str, Any], call: CheckedChatRequest, replies: list[ChatReply]
     ) -> bytes:
         """See `Dialect`."""
-        return await completion(frame, replies, bool(call.body.logprobs))
+        answer = frame | {"object": "chat.completion", "usage": usage(replies)}
+        choices = [
+            {
+                "index": index,
+                "message": message(reply),
+                "finish_reason": reply.finish_reason,
+                "logprobs": None,
+            }
+            for index, reply in enumerate(replies)
+        ]
+        if not call.body.logprobs:
+            return to_json(answer | {"choices": choices})
+        parts: list[bytes] = []
+        for choice, reply in zip(choices, replies, strict=True):
+            parts.append(to_json(choice).removesuffix(b"null}") + await logprobs(reply) + b"}")
+        return to_json(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
 
 
 def message(reply: ChatReply) -> dict[str, Any]:
@@ -102,26 +120,6 @@ def usage(replies: list[ChatReply]) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-async def completion(frame: dict[str, Any], replies: list[ChatReply], with_logprobs: bool) -> bytes:
-    """The whole answer. `frame` holds ``id``, ``created`` and ``model``."""
-    answer = frame | {"object": "chat.completion", "usage": usage(replies)}
-    choices = [
-        {
-            "index": index,
-            "message": message(reply),
-            "finish_reason": reply.finish_reason,
-            "logprobs": None,
-        }
-        for index, reply in enumerate(replies)
-    ]
-    if not with_logprobs:
-        return to_json(answer | {"choices": choices})
-    parts: list[bytes] = []
-    for choice, reply in zip(choices, replies, strict=True):
-        parts.append(to_json(choice).removesuffix(b"null}") + await logprobs(reply) + b"}")
-    return to_json(answer)[:-1] + b',"choices":[' + b",".join(parts) + b"]}"
-
-
 class Chunks:
     """One choice's chunks, as server-sent events."""
 
@@ -151,7 +149,7 @@ class Chunks:
         event = self._event({}, reply.finish_reason)
         if not with_logprobs:
             return event
-        said = _one_line(await logprobs(reply))
+        said = one_line(await logprobs(reply))
         return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
 
     def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
@@ -160,28 +158,18 @@ class Chunks:
         return sse(self._frame | {"choices": [choice]})
 
 
-def usage_chunk(frame: dict[str, Any], replies: list[ChatReply]) -> bytes:
-    """The chunk with the usage of all choices, after their last."""
-    about = frame | {"object": "chat.completion.chunk"}
-    return sse(about | {"choices": [], "usage": usage(replies)})
-
-
 def sse(value: Any) -> bytes:
     """A server-sent event."""
-    return b"data: " + one_line(value) + b"\n\n"
+    return b"data: " + one_line(to_json(value)) + b"\n\n"
 
 
 def event(value: dict[str, Any]) -> bytes:
     """A server-sent event that is named by its ``type``."""
-    return b"event: " + value["type"].encode() + b"\ndata: " + one_line(value) + b"\n\n"
+    return b"event: " + value["type"].encode() + b"\n" + sse(value)
 
 
-def one_line(value: Any) -> bytes:
-    """A value as JSON that is one line to every client."""
-    return _one_line(to_json(value))
-
-
-def _one_line(text: bytes) -> bytes:
+def one_line(text: bytes) -> bytes:
+    """JSON as one line to every client."""
     if not text.isascii():
         for separator, escaped in _SEPARATORS:
             text = text.replace(separator, escaped)

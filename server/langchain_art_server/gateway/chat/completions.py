@@ -39,7 +39,7 @@ from langchain_art_server.gateway.limits import Lease, Meter
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.policies.router import RoutedModel
 from langchain_art_server.storage.tables import CallRecord
-from langchain_art_server.telemetry.log_context import LogContext, current
+from langchain_art_server.telemetry.log_context import CURRENT, LogContext
 
 _LISTEN_AFTER = 0.5  # seconds
 _UNLIMITED = nullcontext()
@@ -184,7 +184,7 @@ class _Completion:
         self._frame = {"id": self._id, "created": int(made), "model": target.model}
         named, self._run = target.policy or target.model, call.body.art.trajectory_id
         self._series = service.metrics.calls_of(service.tenant, named)
-        self._context = context = current() or LogContext()
+        self._context = context = CURRENT.get() or LogContext()
         context.policy, context.call_id, context.run_id = named, self._id, self._run
         context.model = target.model
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from math import isinf
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -242,16 +243,11 @@ def parse_json(body: bytes) -> Any:
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise InvalidRequest(f"The body is not JSON: {error}{_not_finite(body)}") from error
-
-
-def _not_finite(body: bytes) -> str:
-    """A hint for the error message if the body is JSON but for NaN or infinity."""
-    try:
-        from_json(body, allow_inf_nan=True)
-    except ValueError:
-        return ""
-    return ". NaN and infinity are no JSON: expected finite numbers, and null for no score"
+        hint = ""
+        with suppress(ValueError):
+            from_json(body, allow_inf_nan=True)
+            hint = ". NaN and infinity are no JSON: expected finite numbers, and null for no score"
+        raise InvalidRequest(f"The body is not JSON: {error}{hint}") from error
 
 
 def read_body(
@@ -366,7 +362,15 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
                 param="messages",
             )
     if calls := message.get("tool_calls"):
-        check_calls(index, calls)
+        is_list = isinstance(calls, list)
+        if malformed := [one for one in calls if not _function(one)] if is_list else [calls]:
+            raise InvalidRequest(
+                f"messages.{index}.tool_calls: got {shown(malformed[0])}, expected "
+                '{"id", "type": "function", "function": {"name", "arguments"}}',
+                param="messages",
+            )
+        for call in calls:
+            _check_arguments(index, call["function"].get("arguments"))
 
 
 def shown_tools(
@@ -437,24 +441,6 @@ def _allowed(choice: Any, names: set[str]) -> str:
 
 def _choice(problem: str) -> InvalidRequest:
     return InvalidRequest(f"tool_choice: {problem}", param="tool_choice")
-
-
-def check_calls(index: int, calls: Any) -> None:
-    """Check the tool calls of message `index`. Raises InvalidRequest."""
-    if not isinstance(calls, list):
-        raise _malformed_call(index, calls)
-    for call in cast(list[Any], calls):
-        if not _function(call):
-            raise _malformed_call(index, call)
-        _check_arguments(index, call["function"].get("arguments"))
-
-
-def _malformed_call(index: int, got: Any) -> InvalidRequest:
-    return InvalidRequest(
-        f"messages.{index}.tool_calls: got {shown(got)}, expected "
-        '{"id", "type": "function", "function": {"name", "arguments"}}',
-        param="messages",
-    )
 
 
 def _check_arguments(index: int, arguments: Any) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from starlette.routing import BaseRoute, Mount, Route
 
@@ -113,14 +113,9 @@ RULES: dict[tuple[str, str], Rule] = {
 }
 
 
-def _pattern(template: str) -> re.Pattern[str]:
-    parts = map(re.escape, _PARAMETER.split(template))
-    return re.compile("[^/]+".join(parts))
-
-
 _PLAIN = {route: rule for route, rule in RULES.items() if "{" not in route[1]}
 _PATTERNS = [
-    (method, _pattern(template), rule, template)
+    (method, re.compile("[^/]+".join(map(re.escape, _PARAMETER.split(template)))), rule, template)
     for (method, template), rule in RULES.items()
     if "{" in template
 ]
@@ -165,12 +160,8 @@ def routes_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 yield method, route.path
         elif not isinstance(route, Mount):
-            yield from routes_of(_inner(route))
-
-
-def _inner(route: Any) -> Sequence[BaseRoute]:
-    """The routes of a router that FastAPI has included as a whole."""
-    return route.original_router.routes
+            # A router that FastAPI has included as a whole.
+            yield from routes_of(cast(Any, route).original_router.routes)
 
 
 def require_rules(routes: Iterable[BaseRoute]) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from langchain_art.wire import TrainJob, TrainResult
-from langchain_art_server.telemetry.job_watch import JobWatch
-from langchain_art_server.telemetry.log_context import current
-from langchain_art_server.telemetry.metrics import Metrics
+from langchain_art_server.telemetry.log_context import CURRENT
+from langchain_art_server.telemetry.metrics import JobWatch, Metrics
 from tests.support.exclusion_reasons import sent_reasons
 
 
@@ -63,11 +62,11 @@ def test_a_jobs_phases_follow_each_other_and_its_records_know_it() -> None:
     watch = JobWatch(metrics, "ana")
     watch.enter("publish")  # of no job
     with watch.running(job("running")):
-        context = current()
+        context = CURRENT.get()
         assert context is not None
         assert context.fields() == {"tenant": "ana", "policy": "p", "job_id": "j"}
         watch.enter("learn")
-    assert current() is None
+    assert CURRENT.get() is None
     name = "langchain_art_job_phase_seconds_count"
     counts = {p: value(metrics, name, tenant="ana", phase=p) for p in ("prepare", "learn")}
     assert counts == {"prepare": 1, "learn": 1}
