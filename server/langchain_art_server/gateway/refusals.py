@@ -44,16 +44,6 @@ def answer(error: Exception, path: str = "") -> JSONResponse:
 
     `path` is the request's: Anthropic's has errors of its own shape.
     """
-    body, status, headers = _answer(error)
-    if (context := CURRENT.get()) is not None:
-        context.refused = body["error"]["code"]
-    if path.startswith("/v1/messages"):
-        body = anthropic_error(status, body)
-    return JSONResponse(body, status_code=status, headers=headers)
-
-
-def _answer(error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
-    """The body, status and headers of the response."""
     if isinstance(error, ConfigError):  # of what the request asks for
         error = InvalidRequest(str(error))
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -61,19 +51,23 @@ def _answer(error: Exception) -> tuple[dict[str, Any], int, dict[str, str]]:
             "The server's disk is full. Free disk space, then send the request again.",
             retry_after=30,
         )
-    if not isinstance(error, RequestRefused):
-        said = str(error) if isinstance(error, ArtError) else _UNEXPECTED
-        body = RequestRefused(said).body()
-        body["error"] |= {"type": "server_error", "code": "internal_error"}
-        return body, 500, {}
     headers: dict[str, str] = {}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    body = error.body()
-    body["error"]["message"] = body["error"]["message"][:_MESSAGE]
-    return body, error.status, headers
+    if isinstance(error, RequestRefused):
+        status, body = error.status, error.body()
+        body["error"]["message"] = body["error"]["message"][:_MESSAGE]
+        if error.retry_after is not None:
+            headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+    else:
+        said = str(error) if isinstance(error, ArtError) else _UNEXPECTED
+        status, body = 500, RequestRefused(said).body()
+        body["error"] |= {"type": "server_error", "code": "internal_error"}
+    if (context := CURRENT.get()) is not None:
+        context.refused = body["error"]["code"]
+    if path.startswith("/v1/messages"):
+        body = anthropic_error(status, body)
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def anthropic_error(status: int, body: dict[str, Any]) -> dict[str, Any]:

@@ -50,12 +50,9 @@ def checked_key(key: str | None, most: int) -> str:
 
 
 class RequestBodies:
-    """The bodies that are being received.
+    """The bodies that are being received, each of at most `limit` bytes.
 
-    Args:
-        limit: bytes of one.
-        context: tokens of the model's context, which bound a chat request: parsing one occupies
-            the event loop.
+    The tokens of the model's `context` bound a chat request: parsing one occupies the event loop.
     """
 
     def __init__(self, limit: int, context: int | None = None) -> None:

@@ -259,8 +259,7 @@ async def is_loading(scope: Scope, receive: Receive, send: Send) -> None:
 async def answer_while_loading(config: uvicorn.Config) -> AsyncGenerator[list[socket.socket]]:
     """Answer as `config` says during the context; yields the sockets, which listen on after it.
 
-    Raises:
-        ConfigError: no socket can listen there.
+    Raises ConfigError: no socket can listen there.
     """
     config.load()
     state, loop = ServerState(), asyncio.get_running_loop()

@@ -74,7 +74,8 @@ class Service:
         self.jobs = JobRunner(*parts, sampler, learner, beside, watch)
         #: None: the database is this server's alone.
         self.fleet = Fleet(self.store, self.router, self.jobs) if settings.fleet else None
-        self._lag, self._watch = LoopLag(), list[asyncio.Task[None]]()
+        #: Longest time that the event loop did not turn, in the last minute or two.
+        self.lag, self._watch = LoopLag(), list[asyncio.Task[None]]()
         self._started = time.monotonic()
         #: Whether the server ends: answers that have no end of their own are ended then.
         self.is_stopping: Callable[[], bool] = lambda: False
@@ -90,7 +91,7 @@ class Service:
             self.health = Health(engines, self.store, settings.data_dir, *bounds, measure)
         else:
             self.tenants, self.slots, self.health = main.tenants, main.slots, main.health
-            self.sessions, self.keys, self._lag = main.sessions, main.keys, main._lag
+            self.sessions, self.keys, self.lag = main.sessions, main.keys, main.lag
             self.is_stopping = lambda: main.is_stopping()
         self.jobs.is_held = lambda: self.health.is_disk_full
         self.policies = Policies(
@@ -105,13 +106,12 @@ class Service:
     async def start(self) -> None:
         """Start the engines, serve the versions that served before, resume unfinished jobs.
 
-        Raises:
-            ConfigError: the model cannot be loaded, a policy has no usable version left, or there
-                are keys and the server has none of its own.
+        Raises ConfigError: the model cannot be loaded, a policy has no usable version left, or
+        there are keys and the server has none of its own.
         """
         if self._main is self:
             await require_servers_key(self.store.keys, self.keys)
-            self._watch.append(asyncio.create_task(watch_event_loop(self._lag)))
+            self._watch.append(asyncio.create_task(watch_event_loop(self.lag)))
             await self._start_engines()
         await self.policies.start()
         if self.fleet is None:
@@ -132,11 +132,6 @@ class Service:
     def _others_policies(self) -> int:
         """The policies of all other tenants."""
         return sum(len(one.router.serving) for one in self.tenants if one is not self)
-
-    @property
-    def gateway_pause(self) -> float:
-        """Longest time that the event loop did not turn, in the last minute or two, in seconds."""
-        return self._lag.seconds
 
     @property
     def no_images(self) -> str:
@@ -349,7 +344,7 @@ class Service:
             min_free_bytes=self.settings.min_free_bytes,
             running_calls=self.running_calls,
             engine_restarts=self.sampler.restarts + self.learner.restarts,
-            gateway_pause=self.gateway_pause,
+            gateway_pause=self.lag.seconds,
             sampler_pause=None if state is None else state.loop_lag,
             uptime=time.monotonic() - self._started,
         )

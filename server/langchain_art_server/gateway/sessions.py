@@ -70,8 +70,7 @@ class Sessions:
     def key_of(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bytes | None:
         """The hash of the key that opened a request's session; None if it needs no session.
 
-        Raises:
-            AuthenticationFailed: it needs one and has none, or is another site's page's.
+        Raises AuthenticationFailed: it needs one and has none, or is another site's page's.
         """
         _require_own_origin(headers)
         method, path = scope["method"], scope["path"]

@@ -26,8 +26,7 @@ from langchain_art_server.storage.tables import CallRecord, StoredRun
 def chosen_calls(pairs: Sequence[str]) -> dict[str, bool]:
     """`TrainRequest.trainable` from a query: ``["writer:true", "critic:false"]``.
 
-    Raises:
-        InvalidRequest: a pair is malformed, or a name is chosen and not chosen.
+    Raises InvalidRequest: a pair is malformed, or a name is chosen and not chosen.
     """
     trainable: dict[str, bool] = {}
     for pair in pairs:
@@ -58,8 +57,7 @@ def audit(
 
     For a supervised step, the run and the records are those of `sft_records`.
 
-    Raises:
-        InvalidRequest: a record is invalid; training raises the same error.
+    Raises InvalidRequest: a record is invalid; training raises the same error.
     """
     run = stored.trajectory
     judged = check_eligibility(run, records, policy, trainable, imitates=imitates, trained=trained)

@@ -47,8 +47,7 @@ def rows_of(
 
     Without `decisions` on its turns, all that are not excluded are trained, with advantage 0.
 
-    Raises:
-        InvalidRequest: a record is invalid (`rows_of_run`).
+    Raises InvalidRequest: a record is invalid (`rows_of_run`).
     """
     return rows_of_run(
         SampledCall(
@@ -108,8 +107,7 @@ class Batch:
         Runs and calls that another job of the `lineage` trained are not trained again: what was
         trained on the way to another version, which a rollback discarded, may be.
 
-        Raises:
-            RunsGone: a run is not stored any more.
+        Raises RunsGone: a run is not stored any more.
         """
         known, request = await store.trajectories(ids), self.request
         if lost := [one for one in ids if one not in known]:

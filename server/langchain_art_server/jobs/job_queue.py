@@ -246,8 +246,7 @@ class AdmissionGate:
     async def through(self, calls: int = 1) -> AsyncGenerator[None]:
         """A context for so many calls; entering it waits until the gate is open.
 
-        Raises:
-            EngineUnavailable: it is shut, and no more may wait; with `retry_after`.
+        Raises EngineUnavailable: it is shut, and no more may wait; with `retry_after`.
         """
         if self._shut_since is not None:
             await self._wait(calls, self._shut_since)

@@ -332,8 +332,6 @@ class JobRunner(JobQueue):
         other, reference = request.reference
         await self.retention.retain(policy, reference if other == policy else 0)
 
-    # --- from groups to rows --------------------------------------------------------------------
-
     async def _batch(
         self, job: TrainJob, request: TrainRequest, scored: dict[str, RewardSnapshot], base: int
     ) -> Batch:

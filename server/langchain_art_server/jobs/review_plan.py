@@ -201,8 +201,7 @@ def require_untrained(job: str, marks: Sequence[VerdictMark], lineage: Collectio
     `marks` are those of the policy's jobs (`ReviewStore.marks`), `lineage` the versions that the
     job's base descends from, and the base.
 
-    Raises:
-        Conflict: the base was trained on one of the job's verdicts, with its value.
+    Raises Conflict: the base was trained on one of the job's verdicts, with its value.
     """
     last: dict[_Subject, VerdictMark] = {}
     for mark in marks:

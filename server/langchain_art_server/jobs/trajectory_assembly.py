@@ -47,8 +47,7 @@ MAX_TURNS = 4096
 def assemble(trajectory_id: str, calls: Iterable[CallRecord]) -> Trajectory:
     """A trajectory of all calls with one tag, its turns in the order in which they started.
 
-    Raises:
-        InvalidRequest: more calls than a trajectory may have turns.
+    Raises InvalidRequest: more calls than a trajectory may have turns.
     """
     # Choices of one completion stand together, in their order.
     ordered = sorted(calls, key=lambda call: (call.began, *_completion(call)))
@@ -94,9 +93,6 @@ def _completion(call: CallRecord) -> tuple[str, int]:
     """The id of a call's completion, and which choice of it the call is: ``chatcmpl-x:2``."""
     name, _, choice = call.id.partition(":")
     return name, int(choice or 0)
-
-
-# --- which call continues which -------------------------------------------------------------------
 
 
 def _link(calls: Sequence[CallRecord]) -> list[tuple[int, ...]]:
@@ -153,9 +149,6 @@ def _canonical_call(call: Any) -> Any:
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return [call.get("id"), function.get("name"), arguments]
-
-
-# --- which calls do not count ---------------------------------------------------------------------
 
 
 def _exclusions(calls: Sequence[CallRecord], links: Sequence[Sequence[int]]) -> dict[int, str]:

@@ -332,13 +332,10 @@ def compare(
     bodies: Sequence[Sequence[Trajectory]],
     gpu_rate: float | None,
 ) -> VersionComparison:
-    """Compare two versions by their held-out runs.
+    """Compare two versions, before and after, by their held-out runs.
 
-    Args:
-        names: before and after.
-        runs: of either, all.
-        bodies: of either, those whose calls are counted.
-        gpu_rate: US dollars an hour of the server; None: the cost of its calls is not counted.
+    The calls of `bodies` are counted; `gpu_rate` is in US dollars an hour of the server (None: the
+    cost of its calls is not counted).
     """
     first, second = [by_scenario(some) for some in runs]
     rewards = [rewards_by_scenario(some) for some in runs]
@@ -364,8 +361,9 @@ def compare(
         costs, unknown = prices(turns, gpu_rate)
         notes += [one for one in unknown if one not in notes]
         for figures in node_figures(turns, costs):
-            key = figures.node, _without_version(figures.model, name)
-            nodes.setdefault(key, [None, None])[index] = figures
+            is_compared = figures.model in name.split(" + ")
+            model = figures.model.partition("@")[0] if is_compared else figures.model
+            nodes.setdefault((figures.node, model), [None, None])[index] = figures
         mean = mean_of_scenarios(rewards[index].values())
         sides.append(
             Side(
@@ -394,8 +392,3 @@ def compare(
         ],
         notes=notes,
     )
-
-
-def _without_version(model: str, versions: str) -> str:
-    """A policy's name, of a model that is one of the versions; else the model's."""
-    return model.partition("@")[0] if model in versions.split(" + ") else model

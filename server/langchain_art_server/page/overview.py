@@ -190,13 +190,13 @@ def overview_routes(router: APIRouter, service: Service) -> None:
     @router.get("/jobs/{job_id}", response_model=OneJob)
     async def one(job_id: str) -> Response:
         """One job, its log, and what its reasons mean."""
-        return await shared.get(f"job {job_id}", lambda: _one(service, job_id))
 
+        async def read() -> OneJob:
+            job = await service.store.jobs.get(job_id)
+            names = set(job.result.excluded if job.result else ())
+            for node in job.result.nodes.values() if job.result else ():
+                names |= set(node.excluded)
+            log = await service.store.jobs.last_events(job_id, 200)
+            return OneJob(job=job, log=log, reasons={name: meaning(name) for name in sorted(names)})
 
-async def _one(service: Service, job_id: str) -> OneJob:
-    job = await service.store.jobs.get(job_id)
-    names = set(job.result.excluded if job.result else ())
-    for node in job.result.nodes.values() if job.result else ():
-        names |= set(node.excluded)
-    log = await service.store.jobs.last_events(job_id, 200)
-    return OneJob(job=job, log=log, reasons={name: meaning(name) for name in sorted(names)})
+        return await shared.get(f"job {job_id}", read)

@@ -364,8 +364,7 @@ class ReviewEffect(BaseModel):
 async def effect_of(service: Service, review: Review) -> ReviewEffect:
     """Effect of a review by the rules of `plan_reviews`, beside what others say.
 
-    Raises:
-        NotFound: the run is not stored, or has no such call.
+    Raises NotFound: the run is not stored, or has no such call.
     """
     run = (await service.store.trajectory(review.trajectory)).trajectory
     turns = [turn for turn in run.turns if review.call_id in (None, turn.call_id)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import Any
 
 from pydantic import BaseModel
@@ -79,12 +79,11 @@ def compare(of: str, summaries: Sequence[RunSummary], runs: Mapping[str, Traject
 
 def parting(one: Trajectory, other: Trajectory) -> Parting | None:
     """Place where two runs part, call by call; None: they have the same nodes and replies."""
-    for index in range(max(len(one.turns), len(other.turns))):
-        mine, its = one.turns[index : index + 1], other.turns[index : index + 1]
-        if not mine or not its:
+    for index, (mine, its) in enumerate(zip_longest(one.turns, other.turns)):
+        if mine is None or its is None:
             return Parting(turn=index, characters=0)
-        said, says = _said(mine[0]), _said(its[0])
-        if said != says or mine[0].node != its[0].node:
+        said, says = _said(mine), _said(its)
+        if said != says or mine.node != its.node:
             pairs = zip(said, says, strict=False)
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             return Parting(turn=index, characters=same)

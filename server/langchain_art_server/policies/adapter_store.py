@@ -177,8 +177,7 @@ class AdapterStore:
 
         `files` is the result of `seal`, if it was called already.
 
-        Raises:
-            VersionTaken: the version exists.
+        Raises VersionTaken: the version exists.
         """
         files = files or self.seal(staged)
         write_manifest(staged, manifest | {"files": files})
@@ -207,14 +206,15 @@ class AdapterStore:
 
         They are then at `path`.
 
-        Raises:
-            Damaged: it is damaged (`Absent`: not there); says from what it can be restored.
+        Raises Damaged: it is damaged (`Absent`: not there); says from what it can be restored.
         """
         try:
             return self._checked(policy, version, names)
         except Damaged as error:
-            kind = Absent if isinstance(error, Absent) else Damaged
-            raise kind(f"{error} {self._remedy(policy, version)}") from error
+            whole = [other for other in self.versions(policy) if self.is_whole(policy, other)]
+            remedy = f"Put the directory {self.path(policy, version)} back from a backup"
+            remedy += f", or roll back to a version that is whole: {whole}" if whole else ""
+            raise type(error)(f"{error} {remedy}.") from error
 
     def _checked(
         self, policy: str, version: int, names: Collection[str] | None = None
@@ -225,11 +225,6 @@ class AdapterStore:
             if self.exists(policy, version):
                 raise
             raise Absent(str(error)) from error
-
-    def _remedy(self, policy: str, version: int) -> str:
-        whole = [other for other in self.versions(policy) if self.is_whole(policy, other)]
-        back = f"Put the directory {self.path(policy, version)} back from a backup"
-        return f"{back}, or roll back to a version that is whole: {whole}." if whole else f"{back}."
 
     def is_whole(self, policy: str, version: int) -> bool:
         """True if a version is there and undamaged."""

@@ -142,8 +142,7 @@ class Versions(Database):
     ) -> None:
         """Protect a version from retention, or stop protecting it.
 
-        Raises:
-            Conflict: `MAX_PINNED` other versions of the policy are pinned.
+        Raises Conflict: `MAX_PINNED` other versions of the policy are pinned.
         """
         others = _pinned_and_serving(connection, policy)[0] - {version}
         if pinned and len(others) >= MAX_PINNED:

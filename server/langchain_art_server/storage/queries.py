@@ -127,8 +127,7 @@ def behind(
 ) -> sa.ColumnElement[bool]:
     """The condition of the rows that come after the one of the id `after`; None: all do.
 
-    Raises:
-        InvalidRequest: there is no such row, or no longer.
+    Raises InvalidRequest: there is no such row, or no longer.
     """
     if after is None:
         return sa.true()

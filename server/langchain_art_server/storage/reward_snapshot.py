@@ -51,8 +51,7 @@ def changed(run: Trajectory, reward: Reward, turns: Sequence[Turn] | None = None
 
     `turns` replace its turns, of which those that were there keep their rewards.
 
-    Raises:
-        InvalidRequest: the trajectory does not have a call that a reward is for.
+    Raises InvalidRequest: the trajectory does not have a call that a reward is for.
     """
     rewards = {turn.call_id: turn.reward for turn in run.turns} | reward.turns
     new = run.turns if turns is None else turns

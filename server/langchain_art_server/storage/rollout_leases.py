@@ -69,10 +69,11 @@ def sweep(connection: sa.Connection, now: float) -> int:
     ended = locked(connection, _LEASED & (ROLLOUTS.c.expires_at < now))
     for row in ended:
         late = now - row.expires_at
+        known = connection.scalar(sa.select(WORKERS.c.name).where(WORKERS.c.id == row.worker))
         fail_attempt(
             connection,
             row,
-            f"The worker {_name_of(connection, row.worker)} did not renew its lease of attempt "
+            f"The worker {known or repr(row.worker)} did not renew its lease of attempt "
             f"{row.attempt}, which ended {late:.0f} s before this was seen. It was stopped, or "
             "its event loop did not turn.",
         )
@@ -185,11 +186,6 @@ def count(connection: sa.Connection, table: sa.Table, id_: str | None, name: str
     row = connection.execute(sa.select(table).where(table.c.id == id_)).first()
     if row is not None:
         update(connection, table, table.c.id == id_, {name: getattr(row, name) + 1})
-
-
-def _name_of(connection: sa.Connection, worker: str | None) -> str:
-    known = connection.scalar(sa.select(WORKERS.c.name).where(WORKERS.c.id == worker))
-    return known or repr(worker)
 
 
 def _greet(connection: sa.Connection, asked: LeaseRequest, now: float) -> None:

@@ -138,8 +138,7 @@ class RolloutQueue(leases.RolloutLeases):
     async def take(self, batch: str, asked: wire.TakeRequest) -> tuple[list[bytes], bytes]:
         """The next finished rollouts, each as JSON, and the status of the batch as JSON.
 
-        Raises:
-            NotFound: there is no such batch.
+        Raises NotFound: there is no such batch.
         """
 
         def write(connection: sa.Connection) -> None:

@@ -180,22 +180,18 @@ class RunList(Tables):
 
         The newest `MAX_SIBLINGS`, oldest first; the run itself is among them.
 
-        Raises:
-            NotFound: there is no such run.
+        Raises NotFound: there is no such run.
         """
         mine = sa.select(RUN_FACTS).where(RUN_FACTS.c.id == run_id)
         row = connection.execute(mine).first()
         if row is None:
             raise NotFound(f"No trajectory {run_id!r} is stored here.")
-        query = sa.select(RUN_FACTS).where(RUN_FACTS.c.number != row.number)
+        facts, beside = RUN_FACTS.c, sa.false()
         if row.group_id is not None:
-            query = query.where(RUN_FACTS.c.group_id == row.group_id)
+            beside = facts.group_id == row.group_id
         elif row.scenario is not None:
-            query = query.where(
-                RUN_FACTS.c.scenario == row.scenario, RUN_FACTS.c.group_id.is_(None)
-            )
-        else:
-            query = query.where(sa.false())
+            beside = (facts.scenario == row.scenario) & facts.group_id.is_(None)
+        query = sa.select(RUN_FACTS).where(beside, facts.number != row.number)
         newest = query.order_by(RUN_FACTS.c.number.desc()).limit(MAX_SIBLINGS - 1)
         rows = [row, *connection.execute(newest)]
         return _summaries(connection, sorted(rows, key=lambda one: one.number))

@@ -85,8 +85,7 @@ def update(
 ) -> None:
     """Change the rows that `where` chooses, and their seals.
 
-    Raises:
-        Damaged: one is damaged; a new seal would hide it.
+    Raises Damaged: one is damaged; a new seal would hide it.
     """
     # Locked: another server's transaction may not change it in between.
     chosen = sa.select(table).where(where).with_for_update()

@@ -74,8 +74,6 @@ class Store(Versions):
         self.rollouts = RolloutQueue(self)
         self._calls, self._runs = RowCount(CALLS, shared), RowCount(TRAJECTORIES, shared)
 
-    # --- calls ----------------------------------------------------------------------------------
-
     async def call(self, call_id: str) -> CallRecord:
         """Raises NotFound."""
         found = await self.calls([call_id])
@@ -109,8 +107,6 @@ class Store(Versions):
         tagged = sa.select(CALLS).where(CALLS.c.trajectory_id == trajectory_id)
         query = tagged.order_by(CALLS.c.number)
         return await self.read(lambda c: [CallRecord.of(row) for row in c.execute(query)])
-
-    # --- trajectories ---------------------------------------------------------------------------
 
     async def add_trajectories(
         self, trajectories: Sequence[Trajectory], group_id: str | None = None
@@ -178,8 +174,7 @@ class Store(Versions):
 
         Only those of a `scenario`, and whose ids begin with a `prefix`, if these are given.
 
-        Raises:
-            InvalidRequest: there is no trajectory `after`.
+        Raises InvalidRequest: there is no trajectory `after`.
         """
         query = sa.select(TRAJECTORIES).order_by(TRAJECTORIES.c.number.desc())
         query = query.where(behind(connection, TRAJECTORIES, after, newest_first=True))
@@ -250,8 +245,6 @@ class Store(Versions):
         await self.write(lambda c: delete_run(c, trajectory_id))
         self._calls.recount()
         self._runs.recount()
-
-    # --- policies and checkpoints ---------------------------------------------------------------
 
     @writes
     def add_policy(self, connection: sa.Connection, name: str, lora: LoraConfig) -> None:

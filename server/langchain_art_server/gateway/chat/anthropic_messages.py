@@ -228,8 +228,6 @@ class MessagesDialect(Dialect):
         """See `Dialect`."""
         return event(anthropic_error(error.status, error.body()))
 
-    # --- blocks of a stream -----------------------------------------------------------------------
-
     def _said(self, pieces: list[tuple[Kind, str]]) -> bytes:
         events: list[bytes] = []
         for kind, text in pieces:
@@ -272,9 +270,6 @@ class TokenCount(MessagesDialect):
     ) -> bytes:
         """See `Dialect`."""
         return to_json({"input_tokens": len(replies[0].prompt_token_ids)})
-
-
-# --- requests -------------------------------------------------------------------------------------
 
 
 def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
@@ -322,9 +317,6 @@ def _tool_choice(choice: _Choice) -> str | dict[str, Any]:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type
-
-
-# --- answers --------------------------------------------------------------------------------------
 
 
 def _message(frame: dict[str, Any]) -> dict[str, Any]:

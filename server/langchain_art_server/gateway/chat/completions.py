@@ -238,8 +238,6 @@ class _Completion:
             images=self._call.images,
         )
 
-    # --- whole ----------------------------------------------------------------------------------
-
     async def whole(self) -> bytes:
         """Sample and record; returns the answer."""
         if self._call.count == 1:  # without a task of its own
@@ -259,8 +257,6 @@ class _Completion:
         if reply is None:
             raise EngineUnavailable("The sampler gave no reply.", retry_after=1)
         return reply
-
-    # --- streamed -------------------------------------------------------------------------------
 
     async def stream(
         self, scope: Scope, receive: Receive, send: Send, stop_listening: Callable[[], None]

@@ -19,8 +19,7 @@ def take_images(messages: list[dict[str, Any]], no_images: str = "") -> dict[str
 
     `no_images` is the reason why there may be none; empty: there may.
 
-    Raises:
-        InvalidRequest: there may be none, or one is an address, too large, or of another format.
+    Raises InvalidRequest: there may be none, or one is an address, too large, or of another format.
     """
     found: dict[str, bytes] = {}
     for index, message in enumerate(messages):

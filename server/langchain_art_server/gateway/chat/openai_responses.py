@@ -241,8 +241,6 @@ class ResponsesDialect(Dialect):
         about = {name: error.body()["error"][name] for name in ("code", "message", "param")}
         return self._event("error", **about)
 
-    # --- the answer -------------------------------------------------------------------------------
-
     def _about(self, frame: dict[str, Any]) -> dict[str, Any]:
         """The fields of a response that are known before its reply."""
         body = self._asked
@@ -307,8 +305,6 @@ class ResponsesDialect(Dialect):
             },
         }
 
-    # --- events -----------------------------------------------------------------------------------
-
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._sent += 1
         return event({"type": kind, "sequence_number": self._sent - 1} | fields)
@@ -353,9 +349,6 @@ class ResponsesDialect(Dialect):
         ]
         self._open, self._items = None, self._items + 1
         return b"".join(events)
-
-
-# --- requests -------------------------------------------------------------------------------------
 
 
 def _messages(items: list[Any]) -> list[dict[str, Any]]:
@@ -416,9 +409,6 @@ def _response_format(form: _Format) -> dict[str, Any]:
         return {"type": form.type}
     schema = {"name": form.name, "schema": form.schema_, "strict": form.strict}
     return {"type": form.type, "json_schema": {n: v for n, v in schema.items() if v is not None}}
-
-
-# --- items of the answer --------------------------------------------------------------------------
 
 
 def _id(frame: dict[str, Any], kind: str, index: int) -> str:

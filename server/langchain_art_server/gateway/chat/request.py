@@ -178,12 +178,8 @@ def _sampling(body: ChatBody) -> Sampling:
 def refuse_oversize(body: ChatBody, most: int) -> None:
     """Refuse what cannot fit before anything is rendered, tokenised or compiled.
 
-    Args:
-        body: a request's.
-        most: characters of messages and tools (`ModelInfo.max_prompt_chars`).
-
     Raises:
-        PromptTooLong: there are more.
+        PromptTooLong: messages and tools have more than `most` characters.
         InvalidRequest: the schema of the reply is too long.
     """
     if _is_longer([body.messages, body.tools], most):
@@ -255,14 +251,10 @@ def read_body(
 ) -> Body:
     """The body of a request, checked.
 
-    Args:
-        raw: its parsed JSON. Its names in `neutral` and `notes` are removed.
-        kind: the model of all other names.
-        neutral: options that are not supported, and their values that have no effect.
-        notes: options that change no reply.
+    From `raw`, its parsed JSON, the names in `neutral` (options that are not supported, with their
+    values that have no effect) and in `notes` are removed; `kind` has all others.
 
-    Raises:
-        InvalidRequest: the field, what was got, what is expected.
+    Raises InvalidRequest: the field, what was got, what is expected.
     """
     if not isinstance(raw, dict):
         raise InvalidRequest(f"got a {type(raw).__name__} as body, expected a JSON object")
@@ -380,8 +372,7 @@ def shown_tools(
 
     With OpenAI's ``allowed_tools``, only those are in the prompt.
 
-    Raises:
-        InvalidRequest: a tool that is not in the request, or an unknown form of the choice.
+    Raises InvalidRequest: a tool that is not in the request, or an unknown form of the choice.
     """
     names = {_tool_name(index, tool) for index, tool in enumerate(tools)}
     if isinstance(choice, str):

@@ -78,12 +78,9 @@ async def _nothing(_tenant: str) -> None: ...
 
 @dataclass
 class Keyring:
-    """All keys of one server.
+    """All keys of one server: those of `store`, if there is one, and ``ART_API_KEY``.
 
-    Args:
-        servers_key: ``ART_API_KEY``. Its tenant is the default one, and it may do everything.
-        store: of the other keys; None: there are none.
-        clock: that limits are counted by.
+    That one's tenant is the default one, and it may do everything.
     """
 
     servers_key: InitVar[str]

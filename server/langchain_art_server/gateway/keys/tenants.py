@@ -163,9 +163,8 @@ class Tenants:
     async def start(self) -> None:
         """Open the tenants of all keys, and look for new keys from now on.
 
-        Raises:
-            ConfigError: the database of one cannot be opened, or a policy of one has no usable
-                version left.
+        Raises ConfigError: the database of one cannot be opened, or a policy of one has no usable
+        version left.
         """
         if self._main.keys is not None:
             self._main.keys.open_tenant = self.open
