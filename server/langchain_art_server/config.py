@@ -9,7 +9,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -170,7 +170,11 @@ class RaySettings(_Table):
 
 def _with_kind(default: str) -> BeforeValidator:
     """Makes `kind` optional in a table that is discriminated by it."""
-    return BeforeValidator(lambda of: {"kind": default} | of if isinstance(of, dict) else of)
+
+    def fill_in(table: Any) -> Any:
+        return {"kind": default} | table if isinstance(table, dict) else table
+
+    return BeforeValidator(fill_in)
 
 
 def _template(value: Any) -> Any:
@@ -193,11 +197,6 @@ SamplerTable = Annotated[
 LearnerTable = Annotated[
     PeftSettings | UnslothSettings, Field(discriminator="kind"), _with_kind("peft")
 ]
-#: The tables by name, and in each the options that a kind has.
-_KINDS: dict[str, dict[str, type[_Table]]] = {
-    "sampler": {"transformers": TransformersSettings, "vllm": VllmSettings},
-    "learner": {"peft": PeftSettings, "unsloth": UnslothSettings},
-}
 
 
 class Settings(_Table):
@@ -413,10 +412,10 @@ def _in_words(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 3:
         table, kind, option = map(str, error["loc"])
         where = f"{table}.{option}"
-        for other, options in _KINDS.get(table, {}).items():
-            if option in options.model_fields:
+        for other in get_args(Settings.model_fields[table].annotation):
+            if option in other.model_fields:
                 got = f"got {option}={error['input']!r} with kind={kind!r}"
-                return f"{where}: {got}, expected it with kind={other!r}"
+                return f"{where}: {got}, expected it with kind={other().kind!r}"
     if error["type"] == "extra_forbidden":
         return unknown_field(Settings, error["loc"])
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"

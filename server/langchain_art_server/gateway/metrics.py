@@ -183,9 +183,7 @@ def _of_engine(model: str, state: SamplerState | None) -> list[Metric]:
     of_model = {"model_name": model}
     return [
         _gauge(
-            "vllm:num_requests_running",
-            "Calls that are sampled now.",
-            [(of_model, state.running)],
+            "vllm:num_requests_running", "Calls that are sampled now.", [(of_model, state.running)]
         ),
         _gauge(
             "vllm:num_requests_waiting",

@@ -91,10 +91,7 @@ def _sigmoid(x: float) -> float:
 
 
 async def demonstrations(
-    runs: Sequence[Trajectory],
-    records: Mapping[str, CallRecord],
-    learner: Learner,
-    max_len: int,
+    runs: Sequence[Trajectory], records: Mapping[str, CallRecord], learner: Learner, max_len: int
 ) -> tuple[list[Trajectory], dict[str, CallRecord]]:
     """The runs with a record for every turn that has a reply.
 

@@ -409,11 +409,7 @@ def _order_digest(order: wire.ReviewTraining) -> str:
 
 
 def _row(
-    job_id: str,
-    key: str,
-    asked: str,
-    request: wire.TrainRequest,
-    runs: Iterable[wire.Trajectory],
+    job_id: str, key: str, asked: str, request: wire.TrainRequest, runs: Iterable[wire.Trajectory]
 ) -> dict[str, Any]:
     """The row of a job that waits, with the rewards of its runs as they are now."""
     scored = {run.id: RewardSnapshot.of(run, request) for run in runs}

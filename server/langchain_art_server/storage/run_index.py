@@ -57,16 +57,12 @@ RUN_MARKS = sealed_table(
 )
 sa.Index(
     "ix_run_marks_value",
-    RUN_MARKS.c.kind,
-    RUN_MARKS.c.name,
-    RUN_MARKS.c.value,
-    RUN_MARKS.c.number,
+    *(RUN_MARKS.c[name] for name in ("kind", "name", "value", "number")),
     sqlite_where=RUN_MARKS.c.value.is_not(None),
     postgresql_where=RUN_MARKS.c.value.is_not(None),
 )
-for _sorted in ("reward", "calls", "tokens", "seconds"):
+for _sorted in ("reward", "calls", "tokens", "seconds", "status"):
     sa.Index(f"ix_run_facts_{_sorted}", RUN_FACTS.c[_sorted], RUN_FACTS.c.number)
-sa.Index("ix_run_facts_status", RUN_FACTS.c.status, RUN_FACTS.c.number)
 
 #: Most words of one run that are kept, their longest, and characters that are read for them.
 MAX_WORDS, MAX_WORD, MAX_TEXT = 2048, 48, 1 << 18

@@ -376,8 +376,7 @@ class CallRecord:
         values |= {name: unpack(values[name]) for name in ("request", "reply")}
         record = cls(**values)
         return replace(
-            record,
-            **{name: array(code, values[name]).tolist() for name, code in record._arrays()},
+            record, **{name: array(code, values[name]).tolist() for name, code in record._arrays()}
         )
 
     def public(self) -> dict[str, Any]:
