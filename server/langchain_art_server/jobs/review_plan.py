@@ -132,14 +132,10 @@ def plan_reviews(
     marks: Iterable[VerdictMark],
     lineage: Collection[int],
 ) -> PlannedSteps:
-    """The step that reviews make.
+    """The step that reviews, of any kind and name, make.
 
-    Args:
-        asked: what for.
-        reviews: of any kind and name.
-        runs: by id; those that are missing are not stored.
-        marks: of the policy's jobs (`ReviewStore.marks`).
-        lineage: the versions that the serving one descends from, and itself.
+    Those of `runs` that are missing are not stored; `marks` are of the policy's jobs
+    (`ReviewStore.marks`), `lineage` the versions that the serving one descends from, and itself.
 
     Raises:
         ConfigError: `min_agreement` is no number that can be used.

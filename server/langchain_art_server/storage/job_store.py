@@ -118,14 +118,9 @@ class JobStore(Tables):
         """Queue the jobs of a step by reviews, with marks of the verdicts: in one transaction.
 
         Other than `add`, the same key never queues them anew: what a failed one did not train may
-        have been ordered again by another key.
-
-        Args:
-            key: of the order; its jobs have it with their numbers behind it.
-            order: what was asked for.
-            steps: one for each job.
-            known: the marks (`ReviewStore.marks`) of which the steps' verdicts are none.
-            max_open: as for `add`.
+        have been ordered again by another key. There is a job for each of `steps`; it has the
+        order's key with its number behind it. Of the marks that are `known` (`ReviewStore.marks`)
+        the steps' verdicts are none.
 
         Returns:
             None: jobs on other verdicts were ordered meanwhile, and nothing is queued.

@@ -138,13 +138,9 @@ class RunList(Tables):
     ) -> RunsPage:
         """Some runs. Those that have no value to sort by come last, the newest first.
 
-        Args:
-            connection: to read by (`reads`).
-            asked: which runs.
-            sort: ``number`` is the order in which they came, ``score`` that of `asked.score`.
-            descending: the highest (newest) first.
-            limit: the most that are wanted, at most `MAX_RUNS`.
-            after: the `next` of the page before.
+        To `sort` by ``number`` is the order in which they came, ``score`` that of `asked.score`;
+        `descending`: the highest (newest) first. `limit` is at most `MAX_RUNS`, `after` the `next`
+        of the page before.
 
         Raises:
             InvalidRequest: the cursor is none, or ``score`` without a score's name.
