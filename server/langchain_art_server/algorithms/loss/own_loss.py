@@ -55,21 +55,20 @@ bonus are the step's, as with every loss.
 
 def load_losses(named: Mapping[str, str]) -> dict[str, LossFunction]:
     """The functions that ``MODULE:FUNCTION`` name. Raises ConfigError if one is not there."""
-    return {name: _load(name, where) for name, where in named.items()}
-
-
-def _load(name: str, where: str) -> LossFunction:
-    module, _, function = where.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), function)
-    except Exception as error:
-        raise ConfigError(
-            f"[losses] {name} = {where!r} cannot be imported where the learner runs: "
-            f"{type(error).__name__}: {error}. Install its package there."
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"[losses] {name} = {where!r} is {found!r:.200}, expected a function")
-    return cast("LossFunction", found)
+    losses: dict[str, LossFunction] = {}
+    for name, where in named.items():
+        module, _, function = where.partition(":")
+        try:
+            found: Any = getattr(importlib.import_module(module), function)
+        except Exception as error:
+            raise ConfigError(
+                f"[losses] {name} = {where!r} cannot be imported where the learner runs: "
+                f"{type(error).__name__}: {error}. Install its package there."
+            ) from error
+        if not callable(found):
+            raise ConfigError(f"[losses] {name} = {where!r} is {found!r:.200}, expected a function")
+        losses[name] = cast("LossFunction", found)
+    return losses
 
 
 def own_token_loss(

@@ -104,14 +104,11 @@ class FairSlots:
 
     def _grant(self) -> None:
         """Give out the free slots."""
-        while found := self._waiting.take(self._held, self._may_have_one()):
+        while self.held < self._limit + self._kept:
+            may = {one for one in self._waiting.clients if self._held[one] < self._limit}
+            if (found := self._waiting.take(self._held, may)) is None:
+                return
             client, granted = found
             if not granted.cancelled():
                 self._held[client] += 1
                 granted.set_result(None)
-
-    def _may_have_one(self) -> set[str]:
-        running = self._held.total()
-        if running >= self._limit + self._kept:
-            return set()
-        return {c for c in self._waiting.clients if self._held[c] < self._limit}

@@ -169,13 +169,12 @@ class GrammarLogitsProcessor:
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher, self._vocab = matcher, vocab
 
-    def allowed(self) -> bytes:
-        """The set of the tokens that are allowed next (`token_sets`)."""
-        return token_sets.of_bits(self._matcher.compute_bitmask(), self._vocab)
-
     def apply(self, logits: Tensor) -> bytes:
-        """Set the logits ``[vocab]`` of forbidden tokens to -inf, in place; returns `allowed`."""
-        allowed = self.allowed()
+        """Set the logits ``[vocab]`` of forbidden tokens to -inf, in place.
+
+        Returns the set of the tokens that are allowed next (`token_sets`).
+        """
+        allowed = token_sets.of_bits(self._matcher.compute_bitmask(), self._vocab)
         forbidden = torch.from_numpy(~token_sets.mask_of(allowed, self._vocab))
         logits.masked_fill_(forbidden.to(logits.device), float("-inf"))
         return allowed

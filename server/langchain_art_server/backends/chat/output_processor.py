@@ -89,21 +89,15 @@ class Detokenizer:
         these are the `last` tokens.
         """
         self._ids += ids
-        return self._cut(self._new_text(last), last)
-
-    def _new_text(self, last: bool) -> str:
         # Decoded after a few earlier tokens: some tokenizers treat the first token differently.
         before = self._decode(self._ids[self._prefix : self._read])
         text = self._decode(self._ids[self._prefix :])
         if text.endswith(_INCOMPLETE) and not last:
             return ""
         self._prefix, self._read = self._read, len(self._ids)
-        return text[len(before) :]
-
-    def _cut(self, text: str, last: bool) -> str:
         if self.stopped is not None:
             return ""
-        text = self._held + text
+        text = self._held + text[len(before) :]
         found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             at, self.stopped = min(found)

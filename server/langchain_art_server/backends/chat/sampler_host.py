@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -57,7 +57,10 @@ class ChatCall(Generic[AdapterT]):
 
 
 class SamplerHost(Generic[AdapterT]):
-    """The part of a child process that all sampler engines share."""
+    """The part of a child process that all sampler engines share.
+
+    `images` reads those of calls, or is the reason why they may have none.
+    """
 
     min_temperature: ClassVar[float]
     """The lowest temperature but 0 that the engine computes exactly."""
@@ -67,13 +70,15 @@ class SamplerHost(Generic[AdapterT]):
         model: LoadedModel,
         channel: Channel,
         tools: ToolFormat | None = None,
-        images: Images | None = None,
+        images: Images | str = "",
     ) -> None:
-        self.info, self._images = model.info, images
+        self._images = None if isinstance(images, str) else images
+        no_images = images if isinstance(images, str) else ""
+        self.info = replace(model.info, no_images=no_images)
         self._channel, self._eos = channel, model.eos
         self._template = ChatTemplate(model.tokenizer, model.eos, tools)
-        if images is not None:
-            self._template.image = images.placeholder, images.token
+        if self._images is not None:
+            self._template.image = self._images.placeholder, self._images.token
         self._token_limit = model.model.get_input_embeddings().weight.shape[0]
         self._grammars = GrammarCompiler(model.tokenizer, model.info.vocab_size, sorted(model.eos))
         self._adapters: dict[str, AdapterT] = {}
@@ -97,8 +102,7 @@ class SamplerHost(Generic[AdapterT]):
         """True if `_prepare` takes so little time that the engine's loop may do it."""
         asked = call.params
         free = asked["response_format"] is None and asked["tool_choice"] in ("auto", "none")
-        free = free and not asked["images"]
-        return free and call.size <= _QUICK_BYTES
+        return free and not asked["images"] and call.size <= _QUICK_BYTES
 
     def _prepare(self, call: EngineCall, adapter: AdapterT | None) -> ChatCall[AdapterT]:
         """Check, render and tokenise a call, and make its grammar. Threads may do it.

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -74,27 +73,21 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
         host.step()
 
 
-@dataclass(eq=False)
 class _WaitingCall:
     """A call that waits to be sampled. Threads prepare a slow one before."""
 
-    host: TransformersHost
-    call: EngineCall
-    adapter: RoutedAdapter | None
     prepared: Future[tuple[ChatCall[RoutedAdapter], SamplingState]] | None = None
 
-    @property
-    def client(self) -> str:
-        """See `Queued`."""
-        return self.call.params["client"]
-
-    def cancelled(self) -> bool:
-        """See `Queued`."""
-        return self.call.cancelled
+    def __init__(
+        self, host: TransformersHost, call: EngineCall, adapter: RoutedAdapter | None
+    ) -> None:
+        self._host, self.call, self.adapter = host, call, adapter
+        self.client: str = call.params["client"]
+        self.cancelled: Callable[[], bool] = lambda: call.cancelled
 
     def prepare(self) -> SequenceState | None:
         """See `Queued`."""
-        return self.host.begin(self)
+        return self._host.begin(self)
 
 
 class TransformersHost(SamplerHost[RoutedAdapter]):
@@ -126,13 +119,8 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
             self._prefixes = PrefixCache(
                 cache.layout, budget=budget, device=cache.device, dtype=cache.dtype
             )
-        why = images if isinstance(images, str) else ""
-        info = dataclasses.replace(model.info, max_model_len=max_len, no_images=why)
-        super().__init__(
-            dataclasses.replace(model, info=info),
-            channel,
-            images=None if isinstance(images, str) else images,
-        )
+        info = dataclasses.replace(model.info, max_model_len=max_len)
+        super().__init__(dataclasses.replace(model, info=info), channel, images=images)
         self._device = runner.device
         self._bank = AdapterBank(model.model, runner.device)
         self.scheduler = Scheduler(
@@ -281,9 +269,7 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         """Root of a tenant's base model blocks, so that times tell nothing of other tenants."""
         if not tenant or self._prefixes is None:
             return 0
-        if tenant not in self._base_roots:
-            self._base_roots[tenant] = self._prefixes.new_root()
-        return self._base_roots[tenant]
+        return self._base_roots.setdefault(tenant, self._prefixes.new_root())
 
     def _fail(self, call: EngineCall, error: Exception) -> None:
         """Answer a call by an error."""

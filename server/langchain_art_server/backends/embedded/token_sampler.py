@@ -28,15 +28,8 @@ from langchain_art_server.backends.embedded.multi_lora import RoutedAdapter
 class Queued(Protocol):
     """Item of the scheduler's queue: a call, or a sequence that was sent back to wait."""
 
-    @property
-    def client(self) -> str:
-        """Client that asked."""
-        ...
-
-    @property
-    def cancelled(self) -> Callable[[], bool]:
-        """Asked at every step."""
-        ...
+    client: str  # that asked
+    cancelled: Callable[[], bool]  # asked at every step
 
     def prepare(self) -> SequenceState | None:
         """The sequence, when there is room for it; None: there is none, and the caller knows."""

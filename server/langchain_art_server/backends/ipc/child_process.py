@@ -26,7 +26,6 @@ import langchain_art_server
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art_server.backends.ipc.fork_server import (
     ForkedProcess,
-    ForkRequest,
     ForkServer,
     can_fork,
 )
@@ -140,7 +139,11 @@ class EngineProgram:
         self._imports = imports if can_fork() else ()
         if Path(python) != Path(sys.executable):
             self._imports = ()
-            self._packages = _package_links()
+            # Links to the two packages, and nothing else of the server's environment.
+            self._packages = tempfile.TemporaryDirectory(prefix="art-packages-")
+            for package in (langchain_art, langchain_art_server):
+                home = Path(package.__path__[0]).resolve()
+                Path(self._packages.name, home.name).symlink_to(home, target_is_directory=True)
             paths = (self._packages.name, os.environ.get("PYTHONPATH"))
             self._env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
@@ -161,10 +164,7 @@ class EngineProgram:
         kind = EngineProgram
         if kind._forks is None or not kind._forks.alive:
             kind._forks = ForkServer()
-        request = ForkRequest(
-            target=self.target, config=self._config, env=self._env, imports=self._imports
-        )
-        return kind._forks.fork(request, theirs)
+        return kind._forks.fork((self.target, self._config, self._env, self._imports), theirs)
 
     def _started(self, theirs: socket.socket) -> ChildProcess:
         channel = "langchain_art_server.backends.ipc.channel"
@@ -223,12 +223,3 @@ class EnginePlace:
 
     async def close(self) -> None:
         """Give the place back; the engine has ended."""
-
-
-def _package_links() -> tempfile.TemporaryDirectory[str]:
-    """A folder with links to the two packages and nothing else of the server's environment."""
-    folder = tempfile.TemporaryDirectory(prefix="art-packages-")
-    for package in (langchain_art, langchain_art_server):
-        home = Path(package.__path__[0]).resolve()
-        Path(folder.name, home.name).symlink_to(home, target_is_directory=True)
-    return folder

@@ -32,7 +32,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from langchain_art_server.backends.ipc.channel import run_engine
 
@@ -42,13 +42,8 @@ MODEL_IMPORTS = ("transformers.modeling_layers", "transformers.generation.utils"
 _MOST = 1 << 17
 
 
-class ForkRequest(TypedDict):
-    """Process to fork: `target` is run with `config`, after `imports`, with `env` added."""
-
-    target: str
-    config: Mapping[str, Any]
-    env: Mapping[str, str]
-    imports: Sequence[str]
+#: Process to fork: a target that is run with a config, with variables added, after some imports.
+ForkRequest = tuple[str, Mapping[str, Any], Mapping[str, str], Sequence[str]]
 
 
 @cache
@@ -184,7 +179,7 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
             os._exit(0)  # the parent is gone; the engines see it by themselves
         request: ForkRequest = json.loads(message)
         engine, tell = (socket.socket(fileno=fd) for fd in fds)
-        for module in request["imports"]:
+        for module in request[-1]:
             with contextlib.suppress(ImportError):  # the engine will fail by it, and say so
                 importlib.import_module(module)
         gc.freeze()
@@ -224,12 +219,12 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
     request, engine = serve(socket.socket(fileno=int(sys.argv[1])))
     os.setsid()
-    os.environ.update(request["env"])
-    target = request["target"]
+    target, config, env, _ = request
+    os.environ.update(env)
     # What `ps` and `top` show beside the server's command line, which all of them have.
     Path("/proc/self/comm").write_text(target.split(".")[-2][:15])
     gc.enable()
-    run_engine(target, engine, request["config"])
+    run_engine(target, engine, config)
 
 
 if __name__ == "__main__":

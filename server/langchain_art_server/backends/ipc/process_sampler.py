@@ -12,7 +12,6 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,31 +51,26 @@ _REMEMBERED = 600.0
 _MAX_KNOWN = 64
 
 
-@dataclass
-class _Death:
-    at: float
-    running: set[bytes] = field(default_factory=set[bytes])
-
-
 class PoisonRequests:
     """The requests of one sampler that were running at a death of its process, by digest."""
 
     def __init__(self) -> None:
-        self._deaths: OrderedDict[Hashable, _Death] = OrderedDict()
+        #: When each death was, and the requests of which it may be.
+        self._deaths: OrderedDict[Hashable, tuple[float, set[bytes]]] = OrderedDict()
 
     def __bool__(self) -> bool:
         """True while any death is remembered; otherwise nothing has to be asked."""
         while self._deaths:
-            number, oldest = next(iter(self._deaths.items()))
-            if time.monotonic() - oldest.at <= _REMEMBERED:
+            number, (at, _) = next(iter(self._deaths.items()))
+            if time.monotonic() - at <= _REMEMBERED:
                 return True
             del self._deaths[number]
         return False
 
     def add(self, request: ChatRequest, death: Hashable) -> None:
         """Remember that a request was running at a death; `death` numbers the engine's deaths."""
-        known = self._deaths.setdefault(death, _Death(time.monotonic()))
-        known.running.add(_digest(request))  # the choices of one request die together
+        _, running = self._deaths.setdefault(death, (time.monotonic(), set()))
+        running.add(_digest(request))  # the choices of one request die together
         if len(self._deaths) > _MAX_KNOWN:
             self._deaths.popitem(last=False)
 
@@ -87,7 +81,7 @@ class PoisonRequests:
             InvalidRequest: it is the only one left of too many; says so, and what to do.
         """
         key = _digest(request)
-        alone = sum(death.running == {key} for death in self._deaths.values())
+        alone = sum(running == {key} for _, running in self._deaths.values())
         if alone >= MAX_DEATHS:
             log.error("The request %s is refused: %d deaths of the engine.", key.hex(), alone)
             raise InvalidRequest(
@@ -95,14 +89,14 @@ class PoisonRequests:
                 f"is refused for {_REMEMBERED / 60:.0f} minutes so that it cannot end it again. "
                 "Change the request; if it is an ordinary one, report it with the server's log."
             )
-        return any(key in death.running for death in self._deaths.values())
+        return any(key in running for _, running in self._deaths.values())
 
     def answered(self, request: ChatRequest) -> None:
         """Clear a request, which the engine has survived."""
         key = _digest(request)
-        for number, death in list(self._deaths.items()):
-            death.running.discard(key)
-            if not death.running:
+        for number, (_, running) in list(self._deaths.items()):
+            running.discard(key)
+            if not running:
                 del self._deaths[number]
 
 

@@ -67,16 +67,12 @@ class PendingCall:
     deaths: int = 0
 
     def receive(self, kind: str, payload: Any) -> None:
-        """Pass on what the child sent: an ``event``, its ``result`` or its ``error``."""
+        """Pass on an ``event``, or what ends the call: its ``result`` or an ``error``."""
         if kind == "event":
             self.resend = False  # or its caller would get the event twice
         else:
             self.ended = True
         self.receiver(kind, payload)
-
-    def fail(self, error: ArtError) -> None:
-        """End it without the child's answer."""
-        self.receive("error", error)
 
 
 class EngineSocket(asyncio.Protocol):
@@ -329,7 +325,7 @@ class Worker:
         for pending in self._pending.values():
             if pending.early and not pending.ended:
                 message = f"The engine's process ended{status}."
-                pending.fail(WorkerDied(message, retry_after=2))
+                pending.receive("error", WorkerDied(message, retry_after=2))
 
     async def _watch(self) -> None:
         """Ping the child, and end it if it is silent or hangs; then it is started again."""
@@ -381,11 +377,11 @@ class Worker:
             if self._heartbeat.hangs:
                 kind, what = WorkerHung, f"The engine did nothing for {self._hang_seconds:g} s"
             message = f"{what} and is being started again. Nothing was recorded; send it again."
-            pending.fail(kind(message, retry_after=2))
+            pending.receive("error", kind(message, retry_after=2))
 
     def _fail_all(self, message: str) -> None:
         for pending in self._pending.values():
-            pending.fail(EngineUnavailable(message, retry_after=2))
+            pending.receive("error", EngineUnavailable(message, retry_after=2))
         self._pending.clear()
 
     async def _reap(self) -> None:

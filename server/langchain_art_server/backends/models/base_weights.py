@@ -109,6 +109,13 @@ def text_modules(model: nn.Module) -> set[nn.Module]:
     return {*language_model(model).modules(), *([] if head is None else [head])}
 
 
+def text_weights(model: PreTrainedModel) -> int:
+    """Number of weights that a text goes through, but for embeddings and head."""
+    embedding = model.get_input_embeddings().weight
+    text = language_model(model).parameters()
+    return sum(p.numel() for p in text if p.shape != embedding.shape)
+
+
 def base_outline(name: str, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
     """The model on torch's ``meta`` device: no memory, the names and shapes of its files checked.
 

@@ -71,7 +71,7 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
     else:
         model = base_outline(name, dtype)
         held = weights_in(name, read)
-    _check_tokens(name, tokenizer, _rows(model))
+    _check_tokens(name, tokenizer, known_tokens(model))
     config = model.config.get_text_config()
     info = ModelInfo(
         name=settings.base_name,
@@ -105,11 +105,8 @@ def load_tokenizer(name: str, template: str | None = None) -> Any:
                 "template for it to go before; expected a file with a whole one"
             )
         said = [{"role": role, "content": _PROBE} for role in ("system", "user")]
-        try:
-            tokenizer.apply_chat_template(said, chat_template=own, tokenize=False)
-            first = "system"
-        except (TemplateError, ValueError, TypeError, AttributeError):  # some refuse the role
-            first = "user"
+        refuses = _rendered(tokenizer, said, chat_template=own) is None
+        first = "user" if refuses else "system"
         before = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
         template = f"{{%- set art_first = {first!r} -%}}{before.rstrip()}{own}"
     if template is not None:
@@ -117,17 +114,21 @@ def load_tokenizer(name: str, template: str | None = None) -> Any:
     return tokenizer
 
 
+def _rendered(tokenizer: Any, said: list[dict[str, Any]], **options: Any) -> str | None:
+    """A conversation by a chat template; None: there is no template, or it refuses this one."""
+    try:
+        return tokenizer.apply_chat_template(said, tokenize=False, **options)
+    except (TemplateError, ValueError, TypeError, AttributeError):
+        return None
+
+
 def _check_beginning(name: str, tokenizer: Any) -> None:
     """Warns of a chat template without the token that the tokenizer puts before every text."""
     bos: str | None = tokenizer.bos_token
     if bos is None or tokenizer(_PROBE).input_ids[0] != tokenizer.bos_token_id:
         return
-    said = [{"role": "user", "content": _PROBE}]
-    try:
-        text: str = tokenizer.apply_chat_template(said, tokenize=False)
-    except (TemplateError, ValueError, TypeError, AttributeError):  # of which others complain
-        return
-    if not text.lstrip().startswith(bos):
+    text = _rendered(tokenizer, [{"role": "user", "content": _PROBE}])
+    if text is not None and not text.lstrip().startswith(bos):  # of none, others complain
         log.warning(
             "The chat template begins prompts of %r with %r, and its tokenizer begins every text "
             "with %r: a model that was trained with it says nonsense without it. Write "
@@ -164,7 +165,7 @@ def _max_len(settings: Settings, config: Any) -> int:
     return asked
 
 
-def _rows(model: Any) -> int:
+def known_tokens(model: Any) -> int:
     """Number of tokens that both embedding and head know."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return min(len(next(end.parameters())) for end in ends)
@@ -193,7 +194,7 @@ def eos_ids(model: Any, tokenizer: Any) -> set[int]:
     Raises:
         ConfigError: a config has one that is no token of the model.
     """
-    found, rows = set[int](), _rows(model)
+    found, rows = set[int](), known_tokens(model)
     for file, source in (
         ("generation_config.json", model.generation_config),
         ("config.json", model.config),
@@ -210,11 +211,7 @@ def eos_ids(model: Any, tokenizer: Any) -> set[int]:
     rest = ""
     for said in (_PROBE, [{"type": "text", "text": _PROBE}]):  # some templates want parts
         dialog = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
-        try:
-            text: str = tokenizer.apply_chat_template(dialog, tokenize=False)
-        except (TemplateError, ValueError, TypeError, AttributeError):
-            continue  # no template, or one that refuses this dialog
-        if _PROBE in text:
+        if _PROBE in (text := _rendered(tokenizer, dialog) or ""):
             rest = text.rpartition(_PROBE)[2].lstrip()
             break
     specials = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}

@@ -253,11 +253,10 @@ def load_optimizer(
         moments = [state[key] for key in keys[:2]]
         if state["step"] is None or any(m is None or m.shape != parameter.shape for m in moments):
             raise ConfigError(f"{path.name} of {folder.name!r} does not fit the parameter {name!r}")
-        optimizer.state[parameter] = {
-            key: _restored(key, value, parameter.device, kind)
-            for key, value in state.items()
-            if value is not None
-        }
+        kept = {key: value for key, value in state.items() if value is not None}
+        step, moved = kept.pop("step"), {k: v.to(parameter.device) for k, v in kept.items()}
+        # Adam keeps its step on the CPU whatever the parameter's device; 8-bit Adam in a number.
+        optimizer.state[parameter] = moved | {"step": int(step) if kind == "adamw_8bit" else step}
     scale = tensors.pop(LOSS_SCALE, None)
     if scale is not None and scaler.is_enabled():
         now, held = scale.tolist()
@@ -266,13 +265,6 @@ def load_optimizer(
         raise ConfigError(
             f"{path.name} of {folder.name!r} has unknown tensors: {sorted(tensors)[:3]}"
         )
-
-
-def _restored(key: str, value: Tensor, device: torch.device, kind: str) -> Tensor | int:
-    if key != "step":
-        return value.to(device)
-    # Adam keeps its step on the CPU whatever the device of the parameter; 8-bit Adam in a number.
-    return int(value) if kind == "adamw_8bit" else value
 
 
 def write_adapter(

@@ -34,15 +34,11 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
     """
     channel.listen()
     methods: dict[str, Callable[[EngineCall], Any]] = {}
-    give_back: Callable[[], None] | None = None
     while True:
         call = channel.inbox.get()
         try:
             if call.method == "start":
                 core = _make_core(config, call.params["beside"])
-                from langchain_art_server.backends.models.device import free_cache  # noqa: PLC0415
-
-                give_back = free_cache
                 methods, payload = _methods(core, channel), core.info
             elif call.cancelled:
                 raise ArtError("The call was cancelled before it began.")
@@ -54,8 +50,10 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
             error.__traceback__ = error.__cause__ = error.__context__ = None  # they hold tensors
             answer = partial(channel.error, call, error)
         # Before the answer, after which a sampler may take the memory.
-        if give_back is not None:
-            give_back()
+        if methods:
+            from langchain_art_server.backends.models.device import free_cache  # noqa: PLC0415
+
+            free_cache()
         answer()
         channel.flush()
 

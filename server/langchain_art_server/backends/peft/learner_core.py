@@ -39,7 +39,7 @@ from langchain_art_server.backends.models.device import (
     torch_device,
 )
 from langchain_art_server.backends.models.images import Images, images_of
-from langchain_art_server.backends.models.loading import eos_ids, load_tokenizer
+from langchain_art_server.backends.models.loading import eos_ids, known_tokens, load_tokenizer
 from langchain_art_server.backends.peft import adapter_io
 from langchain_art_server.backends.peft.adapter_io import HeldAdapter
 from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Progress, Scorer
@@ -103,8 +103,7 @@ class LearnerCore(HeldAdapter):
         self.dtype = DTYPES[dtype]
         self.base = self._load()
         self._parameters, self._base_weights = self.base.num_parameters(), weights_of(self.base)
-        ends = (self.base.get_input_embeddings(), self.base.get_output_embeddings())
-        self._vocab_size = min(len(next(end.parameters())) for end in ends if end is not None)
+        self._vocab_size = known_tokens(self.base)
         self._linears = adapter_io.linear_names(self.base)
         if not self._linears:
             raise ConfigError(
@@ -475,14 +474,13 @@ def token_turns(
     """
     tokenizer = load_tokenizer(path, template)
     chat = ChatTemplate(tokenizer, eos_ids(base, tokenizer))
-    return [_token_turn(chat, turn) for turn in turns]
-
-
-def _token_turn(chat: ChatTemplate, turn: Demonstration) -> TokenTurn | str:
-    try:
-        prompt = chat.prompt(turn.messages, turn.tools)
-        reply = chat.reply_ids(prompt, turn.reply)
-        chat.remember(prompt, reply, turn.reply)
-    except InvalidRequest as error:
-        return str(error)
-    return TokenTurn(prompt.ids, reply)
+    found: list[TokenTurn | str] = []
+    for turn in turns:
+        try:
+            prompt = chat.prompt(turn.messages, turn.tools)
+            reply = chat.reply_ids(prompt, turn.reply)
+            chat.remember(prompt, reply, turn.reply)
+            found.append(TokenTurn(prompt.ids, reply))
+        except InvalidRequest as error:
+            found.append(str(error))
+    return found

@@ -119,16 +119,13 @@ class MicroBatches:
                 return visit(logprobs_T, all_T[terms_T])
 
             report(progress, index, len(self._groups))
-            packing.sweep(scorer, visit_group if len(numbers_T) else _visit_nothing)
+            packing.sweep(scorer, visit_group if len(numbers_T) else lambda *_: None)
 
 
 def report(progress: Progress | None, index: int, count: int) -> None:
     """Report that the micro-batch `index` of `count` begins."""
     if progress is not None:
         progress(index / count, f"micro-batch {index + 1} of {count}")
-
-
-def _visit_nothing(_logprobs_T: Tensor, _terms_T: Tensor) -> None: ...
 
 
 def number_dtype(base: PreTrainedModel) -> torch.dtype:
@@ -369,12 +366,11 @@ class PaddedRows:
     ) -> None:
         shape = (len(rows), max(len(row.token_ids) for row in rows))
         positions = np.tile(np.arange(shape[1]), (shape[0], 1))
+        ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
         for b, row in enumerate(rows):
             if images is not None:
                 at = np.arange(len(row.token_ids))
                 positions = placed(positions, b, at, images.shifts(row.token_ids))
-        ids_BT, attention_BT = (np.zeros(shape, dtype=np.int64) for _ in range(2))
-        for b, row in enumerate(rows):
             ids_BT[b, : len(row.token_ids)] = row.token_ids
             attention_BT[b, : len(row.token_ids)] = 1
         row_T, at_T = counted.row_T, counted.at_T

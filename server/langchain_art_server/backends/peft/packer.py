@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from langchain_art.wire.choices import MAX_COUNT
 from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints, PartCosts
 from langchain_art_server.algorithms.sequences.training_rows import Row, microbatches
-from langchain_art_server.backends.models.base_weights import growing_rope, language_model
+from langchain_art_server.backends.models.base_weights import growing_rope, text_weights
 from langchain_art_server.backends.models.delta_nets import delta_nets
 from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.peft.forest.attention_flex import LEAST
@@ -294,10 +295,8 @@ LONG_ROWS = [[*range(1, 301), *range(end, end + 150)] for end in (7, 8)]
 def part_costs(base: PreTrainedModel, device: str) -> PartCosts:
     """Those of a model on a kind of device."""
     launches, beside, operations = COSTS.get(device, (0.0, 0.0, 1.0))
-    layers, ends = base.config.get_text_config().num_hidden_layers, base.get_input_embeddings()
-    text = language_model(base).parameters()
-    weights = sum(p.numel() for p in text if p.shape != ends.weight.shape)
-    return PartCosts(layers * launches, layers * beside, 4 * weights / operations)
+    layers = base.config.get_text_config().num_hidden_layers
+    return PartCosts(layers * launches, layers * beside, 4 * text_weights(base) / operations)
 
 
 def has_plain_head(base: PreTrainedModel) -> bool:
@@ -321,26 +320,29 @@ def use_forest(scorer: Scorer) -> str | None:
     if why is None and base.device.type not in ("cpu", "cuda"):
         why = f"there is no forest attention for {base.device.type}"
     if why is None:
-        try:
-            install(delta_nets(base))
-            for offsets, budget in compared_rows(base):
-                if (why := difference(scorer, offsets, budget)) is not None:
-                    break
-        except torch.OutOfMemoryError:
-            raise  # not a property of the model
-        except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-            log.debug("The forest does not fit the model.", exc_info=True)
-            why = str(error) or type(error).__name__
+        why = first_gap(base, partial(difference, scorer))
     if why is None:
         base.set_attn_implementation(FOREST_ATTENTION)
     return why
 
 
-def compared_rows(base: PreTrainedModel) -> list[tuple[list[list[int]], int]]:
-    """The rows that are compared on a model's device, and most tokens of a part of a forest."""
+def first_gap(
+    base: PreTrainedModel, compare: Callable[[Sequence[Sequence[int]], int], str | None]
+) -> str | None:
+    """The first difference that `compare` finds, or why a model cannot be compared; None: none.
+
+    It gets rows, for the model's device, and most tokens of a part of a forest.
+    """
     longest = getattr(base.config.get_text_config(), "max_position_embeddings", None)
     long = ([row[:longest] for row in LONG_ROWS], 320)
-    return [(ROWS, 8), *([long] if base.device.type in BY_BLOCKS else [])]
+    pairs = [(ROWS, 8), *([long] if base.device.type in BY_BLOCKS else [])]
+    try:
+        return next(filter(None, (compare(*pair) for pair in pairs)), None)
+    except torch.OutOfMemoryError:
+        raise  # not a property of the model
+    except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        log.debug("Rows laid out otherwise do not fit the model.", exc_info=True)
+        return str(error) or type(error).__name__
 
 
 def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) -> str | None:
@@ -352,6 +354,7 @@ def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) ->
         OddAttentionError: the model does not run that attention, or asks more of it.
     """
     base = scorer.base
+    install(delta_nets(base))
     before: Any = getattr(base.config, "_attn_implementation")  # noqa: B009 - its only name
 
     def forest(rows: Sequence[Row], counted: CountedTokens, _scorer: Scorer) -> Packing:

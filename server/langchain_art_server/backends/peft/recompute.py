@@ -64,7 +64,7 @@ class Recompute:
     def _norm(self, norm: Any, function: Any, x: Tensor, *more: Any) -> Tensor:
         half = function.func is _rms_norm and x.dtype in (torch.bfloat16, torch.float16)
         forward = function if half else partial(type(norm).forward, norm)
-        if more or not (self._keeps(x) or (half and not x.is_cuda and _has_gradient(x))):
+        if more or not ((self.on or (half and not x.is_cuda)) and _has_gradient(x)):
             return forward(x, *more)
         made = _Made(forward, x)
         output = _Again.apply(made, x)
@@ -86,7 +86,7 @@ class Recompute:
             return type(attention).forward(attention, *args, **options)
 
     def _mlp(self, mlp: Any, x: Tensor) -> Tensor:
-        if not self._keeps(x):
+        if not (self.on and _has_gradient(x)):
             return type(mlp).forward(mlp, x)
         with _instead(x, getattr(x, AGAIN, None)):
             gate, up = mlp.gate_proj(x), mlp.up_proj(x)
@@ -94,10 +94,6 @@ class Recompute:
         inner = _Again.apply(made, gate, up)
         with _instead(inner, made):
             return mlp.down_proj(inner)
-
-    def _keeps(self, x: Tensor) -> bool:
-        """True if a plain call would keep something for the backward pass."""
-        return self.on and _has_gradient(x)
 
 
 class _Made:
@@ -222,6 +218,7 @@ def _within(module: nn.Module, context: contextlib.AbstractContextManager[Any]) 
 
 
 def _has_gradient(x: Tensor) -> bool:
+    """True if a plain call would keep something for the backward pass."""
     return torch.is_grad_enabled() and x.requires_grad
 
 

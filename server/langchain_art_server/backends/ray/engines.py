@@ -281,19 +281,9 @@ def learner_place(settings: Settings) -> RayPlace:
     assert settings.ray is not None
     chosen = settings.learner
     others = [RANK] * (chosen.ranks - 1) if chosen.kind == "peft" else []
-    needs = learner_needs(settings)
+    if (needs := settings.ray.learner) is None:
+        needs = {"CPU": chosen.threads or 1} | ({} if settings.device == "cpu" else {"GPU": 1})
     return RayPlace("The learner", needs, settings.ray.start_seconds, others)
-
-
-def learner_needs(settings: Settings) -> dict[str, float]:
-    """Resources, in Ray's terms, that each rank of the learner takes of one node."""
-    assert settings.ray is not None
-    if settings.ray.learner is not None:
-        return settings.ray.learner
-    needs: dict[str, float] = {"CPU": settings.learner.threads or 1}
-    if settings.device != "cpu":
-        needs["GPU"] = 1
-    return needs
 
 
 def replica_needs(settings: Settings) -> dict[str, float]:

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from unsloth import FastLanguageModel  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,7 +34,6 @@ from langchain_art_server.backends.models.base_weights import (
     in_four_bits,
     read_config,
 )
-from langchain_art_server.backends.peft.forest.packing import OddAttentionError
 from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
 from langchain_art_server.backends.peft.logprob_scoring import (
     CountedTokens,
@@ -45,12 +43,11 @@ from langchain_art_server.backends.peft.logprob_scoring import (
 )
 from langchain_art_server.backends.peft.packer import (
     Packer,
-    compared_rows,
     excluded_by_config,
+    first_gap,
     gap_of,
 )
 
-log = logging.getLogger(__name__)
 #: Context of a model whose config does not say.
 MAX_MODEL_LEN = 32768
 
@@ -179,19 +176,10 @@ class UnslothPacker(Packer):
 
     def _mixed(self) -> str | None:
         """Reason why rows in one sequence are not as each to itself, if they are not."""
-        base = self._scorer.base
-        if why := excluded_by_config(base):
-            return why
-        try:
-            for offsets, _ in compared_rows(base):
-                if why := gap_of(self._scorer, offsets, PackedRows):
-                    return why
-        except torch.OutOfMemoryError:
-            raise  # not a property of the model
-        except (OddAttentionError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-            log.debug("Rows cannot be laid end to end.", exc_info=True)
-            return str(error) or type(error).__name__
-        return None
+        scorer = self._scorer
+        return excluded_by_config(scorer.base) or first_gap(
+            scorer.base, lambda offsets, _: gap_of(scorer, offsets, PackedRows)
+        )
 
     def _padded_groups(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         lengths = [len(row.token_ids) for row in rows]

@@ -99,7 +99,12 @@ class AdapterCopies:
         folder = Path(tempfile.mkdtemp(prefix="adapter-", dir=self.folder))
         try:
             shutil.copyfile(path / CONFIG_FILE, folder / CONFIG_FILE)
-            self._copy_weights(path / WEIGHTS_FILE, folder / WEIGHTS_FILE)
+            if self._dtype == "float32":
+                shutil.copyfile(path / WEIGHTS_FILE, folder / WEIGHTS_FILE)
+            else:  # in 16 bits, as vLLM will round them: half as much is written and read
+                parts, dtype = load_file(path / WEIGHTS_FILE), getattr(torch, self._dtype)
+                rounded = {name: part.to(dtype) for name, part in parts.items()}
+                save_file(rounded, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{path} can not be copied to {folder}: {error}") from error
         return CopiedAdapter(
@@ -109,16 +114,6 @@ class AdapterCopies:
             folder=folder,
             has_effect=any(bool(up.any()) for _, up in pairs.values()),
         )
-
-    def _copy_weights(self, path: Path, to: Path) -> None:
-        """Copy them; in 16 bits, as vLLM will round them: half as much is written and read."""
-        if self._dtype == "float32":
-            shutil.copyfile(path, to)
-            return
-        rounded = {
-            name: part.to(getattr(torch, self._dtype)) for name, part in load_file(path).items()
-        }
-        save_file(rounded, to, metadata={"format": "pt"})
 
     def zero_adapter(self) -> Path:
         """The folder of an adapter that changes nothing: zeros, of rank 1, on one layer."""

@@ -140,10 +140,7 @@ class VllmClient:
 
     async def context(self) -> int:
         """Tokens of its longest call. Raises VllmError."""
-        try:
-            answer = await self._http.get("/v1/models")
-        except httpx.TransportError as error:
-            raise VllmError(repr(error)) from error
+        answer = await self._ask("GET", "/v1/models")
         if answer.status_code != 200:
             raise VllmError(f"/v1/models: {_message(answer.content)}")
         return next(
@@ -153,17 +150,17 @@ class VllmClient:
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter. Raises ConfigError if vLLM refuses it, and VllmError."""
         body = {"lora_name": name, "lora_path": str(folder)}
-        answer = await self._post("/v1/load_lora_adapter", body)
+        answer = await self._ask("POST", "/v1/load_lora_adapter", body)
         if answer.status_code != 200:
             raise ConfigError(f"vLLM refused the adapter: {_message(answer.content)}")
 
     async def unload(self, name: str) -> None:
         """Unload an adapter. Raises VllmError."""
-        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+        await self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     async def change(self, path: str) -> None:
         """Make it sleep or wake. Raises VllmError."""
-        answer = await self._post(path, {})
+        answer = await self._ask("POST", path, {})
         if answer.status_code != 200:
             raise VllmError(f"{path}: {_message(answer.content)}")
 
@@ -190,7 +187,7 @@ class VllmClient:
         """
         route = "/inference/v1/generate" if "content_parts" in body else "/v1/completions"
         if not body["stream"]:
-            answer = await self._post(route, body)
+            answer = await self._ask("POST", route, body)
             if answer.status_code != 200:
                 raise _refusal(answer.status_code, answer.content)
             whole = from_json(answer.content)
@@ -208,9 +205,9 @@ class VllmClient:
         except httpx.TransportError as error:
             raise VllmError(repr(error)) from error
 
-    async def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def _ask(self, method: str, path: str, body: object = None) -> httpx.Response:
         try:
-            return await self._http.post(path, json=body)
+            return await self._http.request(method, path, json=body)
         except httpx.TransportError as error:
             raise VllmError(repr(error)) from error
 

@@ -90,12 +90,11 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         settings, outline = fill_in(settings, load_outline(settings), cards)
         assert settings.sampler.kind == "vllm"
         form = settings.sampler.tool_format
-        found = images_of(settings.model, outline.model, outline.tokenizer, SentImages)
-        why = found if isinstance(found, str) else route_lacks(settings.sampler.python)
-        self._sent = None if why or not isinstance(found, SentImages) else found
-        info = replace(outline.info, no_images=why)
-        tools = FORMATS[form] if form else None
-        super().__init__(replace(outline, info=info), channel, tools, self._sent)
+        images = images_of(settings.model, outline.model, outline.tokenizer, SentImages)
+        if not isinstance(images, str):
+            images = route_lacks(settings.sampler.python) or images
+        self._sent = images if isinstance(images, SentImages) else None
+        super().__init__(outline, channel, FORMATS[form] if form else None, images)
         self._copies = copies = AdapterCopies(
             outline.model, settings.sampler.max_rank or settings.lora.rank, self.info.dtype
         )

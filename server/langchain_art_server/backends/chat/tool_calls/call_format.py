@@ -6,11 +6,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from random import Random
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from langchain_art_server.backends.base import ChatDelta
+
+if TYPE_CHECKING:
+    from langchain_art_server.backends.chat.tool_calls.json_calls import HarmonyRewriter
 
 #: Text in which the closing mark counts outside of JSON strings alone.
 JSON_TEXT = r'(?:[^"]|"(?:[^"\\]|\\.)*")*?'
@@ -29,14 +31,6 @@ class FunctionCall(NamedTuple):
     name: str
     arguments: str
     id: str = ""
-
-
-class Rewriter(Protocol):
-    """Rewrites a reply while it is streamed, before calls are looked for."""
-
-    def push(self, text: str, *, last: bool) -> str:
-        """Add text; returns what is final. Markers that may be incomplete are held back."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +82,8 @@ class ToolFormat:
         starts: without an `opener`, what a reply with calls begins with.
         inside: pattern of the text before `closer`.
         markers: special tokens that must not be removed from the decoded text.
-        rewriter: makes what rewrites a reply first; None: it is read as it is.
+        rewriter: makes what rewrites a reply while it is streamed, before calls are looked for;
+            None: it is read as it is.
         new_id: draws the id of a call that the model gave none.
     """
 
@@ -101,7 +96,7 @@ class ToolFormat:
     starts: tuple[str, ...] = ()
     inside: str = JSON_TEXT
     markers: tuple[str, ...] = ()
-    rewriter: Callable[[], Rewriter] | None = None
+    rewriter: Callable[[], HarmonyRewriter] | None = None
     new_id: Callable[[Random], str] = lambda rng: f"call_{rng.getrandbits(128):032x}"
 
     def calls(self, text: str, schemas: Schemas) -> list[FunctionCall]:
@@ -123,12 +118,9 @@ class ToolFormat:
         """End of the first `closer` that counts in a `text` with `opener`, or -1."""
         if not self.closer:
             return -1
-        match = self._to_closer.match(text, len(self.opener))
+        to_closer = re.compile(self.inside + re.escape(self.closer), re.DOTALL)
+        match = to_closer.match(text, len(self.opener))
         return match.end() if match else -1
-
-    @cached_property
-    def _to_closer(self) -> re.Pattern[str]:
-        return re.compile(self.inside + re.escape(self.closer), re.DOTALL)
 
 
 def overlap(text: str, marker: str) -> int:

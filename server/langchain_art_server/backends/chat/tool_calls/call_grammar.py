@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH, ChatRequest
-from langchain_art_server.backends.chat.tool_calls.call_format import Guide, ToolFormat
+from langchain_art_server.backends.chat.tool_calls.call_format import ToolFormat
 from langchain_art_server.backends.chat.tool_calls.marked_calls import (
     GEMMA_QUOTE,
     referred,
@@ -113,17 +113,16 @@ class _Rules:
                 self._rules.append(f"args_{index}: %json {schema_json(schema)}")
             else:
                 schema_json(schema)  # for its checks
-                members = self._members(f"args_{index}", schema, schema, guide)
+                members = self._members(f"args_{index}", schema, schema)
                 self._rules.append(f"args_{index}: {members}")
         calls = f"{self._literal(guide.before)} body"
         if guide.between is not None and not once:
             calls += f" ({self._literal(guide.between)} body)*"
         return [*self._rules, f"calls: {calls} {self._literal(guide.after)}"]
 
-    def _members(
-        self, rule: str, schema: Mapping[str, Any], root: Mapping[str, Any], guide: Guide
-    ) -> str:
+    def _members(self, rule: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
         """Arguments with their keys: the required ones, then the others, in the schema's order."""
+        guide = self._guide
         assert guide.argument is not None
         known = schema.get("properties")
         properties = cast(dict[str, Any], known) if isinstance(known, dict) else {}
@@ -213,7 +212,7 @@ class _Rules:
             )
             return f'"[" ({rule}_one ("," {rule}_one)*)? "]"'
         if kind == "object" and told.get("properties"):
-            self._rules.append(f"{rule}_all: {self._members(rule, told, root, self._guide)}")
+            self._rules.append(f"{rule}_all: {self._members(rule, told, root)}")
             return f'"{{" {rule}_all "}}"'
         if _ANY_GEMMA not in self._rules:
             self._rules += [_ANY_GEMMA, self._text("any_end", "/(?s:.*)/", GEMMA_QUOTE)]

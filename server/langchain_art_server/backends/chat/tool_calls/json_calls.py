@@ -216,7 +216,7 @@ class HarmonyRewriter:
         self._held = self._header = self._kind = ""
 
     def push(self, text: str, *, last: bool) -> str:
-        """Add text; returns what is final."""
+        """Add text; returns what is final. Markers that may be incomplete are held back."""
         text = self._held + text
         keep = 0 if last else max(overlap(text, marker) for marker in HARMONY_MARKERS)
         text, self._held = text[: len(text) - keep], text[len(text) - keep :]

@@ -135,7 +135,13 @@ class DataParallelCore(LearnerCore):
             return sharded_base(self.name, self.dtype, self._ranks)
 
     def _forward(self) -> tuple[Scorer, Packer]:
-        return sharded_forward(self.base, self._ranks) if self._shard else super()._forward()
+        if not self._shard:
+            return super()._forward()
+        scorer = ShardedScorer(self.base, self._ranks)
+        with self._ranks.one_pass():  # several, the same on each; a refused attention is no failure
+            packer = ShardedPacker(scorer, self._ranks)
+        scorer.checked = True
+        return scorer, packer
 
     def _begin(self, request: LearnerStep) -> None:
         with self._ranks.together():
@@ -198,15 +204,6 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
     for tensor in (*whole, *base.buffers()):
         tensor.data = tensor.data.to(ranks.device)
     return base
-
-
-def sharded_forward(base: PreTrainedModel, ranks: Ranks) -> tuple[Scorer, Packer]:
-    """The scorer and the packer of `sharded_base`'s model. All ranks must come here."""
-    scorer = ShardedScorer(base, ranks)
-    with ranks.one_pass():  # several, the same on each rank; a refused attention is no failure
-        packer = ShardedPacker(scorer, ranks)
-    scorer.checked = True
-    return scorer, packer
 
 
 class ShardedScorer(Scorer):

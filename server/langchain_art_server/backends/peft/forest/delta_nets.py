@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,18 +24,11 @@ from transformers.activations import ACT2FN
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
 from langchain_art_server.backends.models.delta_nets import CONVOLUTION, RULE, divert
 
+if TYPE_CHECKING:
+    from langchain_art_server.backends.peft.forest.packing import ForestPass
+
 #: Tokens that the rule computes at once; pieces are padded to as many.
 _CHUNK = 64
-
-
-class LayerPass(Protocol):
-    """The part of `packing.ForestPass` that these layers read and write."""
-
-    chains: PartChains | None
-    above: dict[int, tuple[Tensor, Tensor]]
-    kept: dict[int, tuple[Tensor, Tensor]] | None
-    mixed: dict[int, Tensor]
-    ran: dict[int, int | None]
 
 
 @dataclass(frozen=True)
@@ -196,7 +189,7 @@ def _bind(layer: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str
 
 def _convolve(
     _original: Callable[..., Tensor],
-    forest: tuple[LayerPass, int],
+    forest: tuple[ForestPass, int],
     hidden_states: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -218,7 +211,7 @@ def _convolve(
 
 def _compute(
     original: Callable[..., tuple[Tensor, Tensor]],
-    forest: tuple[LayerPass, int],
+    forest: tuple[ForestPass, int],
     query: Tensor,
     key: Tensor,
     value: Tensor,

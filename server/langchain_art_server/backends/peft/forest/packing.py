@@ -24,7 +24,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import (
 )
 from langchain_art_server.algorithms.sequences.token_sets import column
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.models.base_weights import language_model
+from langchain_art_server.backends.models.base_weights import text_weights
 from langchain_art_server.backends.models.delta_nets import delta_nets
 from langchain_art_server.backends.models.images import Images, placed
 from langchain_art_server.backends.peft.forest.attention_flex import Blocks
@@ -347,10 +347,7 @@ def token_cost(base: PreTrainedModel) -> float:
     """
     config = base.config.get_text_config()
     queries, _ = attention_widths(config)
-    embedding = base.get_input_embeddings().weight
-    text = language_model(base).parameters()
-    weights = sum(p.numel() for p in text if p.shape != embedding.shape)
-    return weights / config.num_hidden_layers / (PIECE * queries)
+    return text_weights(base) / config.num_hidden_layers / (PIECE * queries)
 
 
 def attention_widths(config: PreTrainedConfig) -> tuple[float, float]:
