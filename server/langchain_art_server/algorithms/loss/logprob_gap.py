@@ -39,14 +39,13 @@ def check_sync(
     The bound grows with `staleness`, as older versions differ more:
     ``max_logprob_gap * (1 + staleness)``.
 
+    Raises ArtError: the gap is over the bound; names the fault that explains it best.
+
     Args:
         metrics: reads ``logprob_gap_mean`` and ``logprob_gap_max`` of `LossStats.metrics`.
         max_logprob_gap: the bound at staleness 0, in nats per token; None: never refuse.
         staleness: mean number of versions between a trained call's sampler and the learner.
         suspects: called only if the step is refused; see `suspects_of`.
-
-    Raises:
-        ArtError: the gap is over the bound; names the fault that explains it best.
     """
     if max_logprob_gap is None:
         return

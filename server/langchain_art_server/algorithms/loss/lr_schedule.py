@@ -13,6 +13,8 @@ def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
     ``(decay_steps, final_fraction * peak)``, constant from there on. Without warm-up it starts at
     the peak, without `decay_steps` it stays there.
 
+    Raises InvalidRequest: `step` is below 1.
+
     Example: ``peak=1e-3, warmup_steps=2, decay_steps=12, final_fraction=0.1``::
 
         step  1     2     7       12    13
@@ -20,9 +22,6 @@ def learning_rate(peak: float, schedule: LRSchedule, step: int) -> float:
 
     `transformers.get_linear_schedule_with_warmup` is one step behind: its first step has the rate
     0, and changes nothing.
-
-    Raises:
-        InvalidRequest: `step` is below 1.
     """
     if step < 1:
         raise InvalidRequest(f"got step={step}, expected 1 or more", param="step")

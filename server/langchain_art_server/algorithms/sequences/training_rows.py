@@ -107,16 +107,15 @@ def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
     excludes calls that are not trained; a later prompt that holds their replies has them as
     context.
 
+    Raises InvalidRequest: a call's tokens, logprobs or temperature are invalid, a call occurs
+    twice, an advantage or a weight is not finite, or only some calls have a weight.
+
     Args:
         calls: in the order in which they were made.
 
     Returns:
         In the order in which they were opened. Their tokens with mask 1 are the sampled tokens of
         the calls, each once.
-
-    Raises:
-        InvalidRequest: a call's tokens, logprobs or temperature are invalid, a call occurs
-            twice, an advantage or a weight is not finite, or only some calls have a weight.
     """
     open_rows: list[_OpenRow] = []
     seen: set[str] = set()
@@ -156,8 +155,7 @@ def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def check_rows(rows: Sequence[Row], vocab_size: int, *, trained: bool = True) -> None:
     """Refuse rows if there are none, or one is invalid, or (with `trained`) no token is trained.
 
-    Raises:
-        InvalidRequest: naming the first row that is wrong, and why.
+    Raises InvalidRequest: naming the first row that is wrong, and why.
     """
     if not rows:
         raise InvalidRequest("got no rows, expected at least one", param="rows")

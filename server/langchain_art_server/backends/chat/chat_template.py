@@ -140,6 +140,8 @@ class Prompt:
 class ChatTemplate:
     """Renders and tokenises messages for one model. Several threads may ask for prompts.
 
+    Raises ConfigError: the tokenizer has no chat template, or one that shows no messages.
+
     Args:
         tokenizer: of transformers, with a chat template.
         eos: ids of the tokens that end a turn.
@@ -148,9 +150,6 @@ class ChatTemplate:
     Attributes:
         image: the placeholder of an image, and the tokenizer's id of an image's tokens; None: there
             may be no images.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template, or one that shows no messages.
     """
 
     def __init__(self, tokenizer: Any, eos: set[int], tools: ToolFormat | None = None) -> None:
@@ -224,9 +223,8 @@ class ChatTemplate:
 
         They are what the template adds to the prompt for the reply, up to the end-of-turn token.
 
-        Raises:
-            InvalidRequest: the template renders the prompt differently with the reply than without
-                it, adds more than one turn, or does not end the turn with an end-of-turn token.
+        Raises InvalidRequest: the template renders the prompt differently with the reply than
+        without it, adds more than one turn, or does not end the turn with an end-of-turn token.
         """
         text = self._render([*prompt.messages, reply], prompt.tools, reply=True)
         if not text.startswith(prompt.text):
@@ -265,8 +263,7 @@ class ChatTemplate:
     def may_call(self, request: ChatRequest) -> bool:
         """True if the reply to a request may have tool calls.
 
-        Raises:
-            InvalidRequest: no format is known for calls of this model.
+        Raises InvalidRequest: no format is known for calls of this model.
         """
         if not request.tools or request.tool_choice == "none":
             return False

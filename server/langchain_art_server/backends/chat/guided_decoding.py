@@ -124,8 +124,7 @@ class GrammarChild:
     def problem(self, grammar: str) -> str:
         """Reason why the grammar cannot be compiled within the limits; empty if it can be.
 
-        Raises:
-            ArtError: the child process cannot be started.
+        Raises ArtError: the child process cannot be started.
         """
         key = blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
@@ -149,8 +148,7 @@ class GrammarChild:
 
         None if that takes too long.
 
-        Raises:
-            ArtError: the child process cannot be started.
+        Raises ArtError: the child process cannot be started.
         """
         with self._lock:
             asked = {"grammar": grammar, "reply": reply, "cpu": _REPLY_CPU_SECONDS}
@@ -199,9 +197,8 @@ class GrammarCompiler:
     def grammar(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
         """The grammar of the reply, as Lark; None if the reply is free.
 
-        Raises:
-            InvalidRequest: there is no tool to call, its schema has what the format of calls
-                cannot enforce, or there is too much of a schema.
+        Raises InvalidRequest: there is no tool to call, its schema has what the format of calls
+        cannot enforce, or there is too much of a schema.
         """
         options: list[str] = []
         rules: list[str] = []
@@ -225,8 +222,7 @@ class GrammarCompiler:
     def check(self, grammar: str) -> None:
         """Prove in a process of its own that a grammar compiles, in reasonable time and memory.
 
-        Raises:
-            InvalidRequest: it does not, or uses something that llguidance does not know.
+        Raises InvalidRequest: it does not, or uses something that llguidance does not know.
         """
         with self._lock:  # one child process, whoever is first
             checker = self._check

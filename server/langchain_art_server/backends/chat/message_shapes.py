@@ -101,9 +101,8 @@ class MessageShapes:
 
         Its content is a string or a list of parts, arguments are an object or JSON.
 
-        Raises:
-            InvalidRequest: it has parts, calls or arguments that cannot be shown, or a role that
-                the template leaves out.
+        Raises InvalidRequest: it has parts, calls or arguments that cannot be shown, or a role that
+        the template leaves out.
         """
         parts = _parts_of(index, message.get("content"))
         texts = [part["text"] for part in parts if "text" in part]

@@ -24,8 +24,7 @@ _INCOMPLETE = "\ufffd"
 def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
     """Number of tokens a reply to a prompt of `prompt` tokens may have, at least 1.
 
-    Raises:
-        PromptTooLong: the context has no room for a reply.
+    Raises PromptTooLong: the context has no room for a reply.
     """
     left = max_model_len - prompt
     if left < 1:
@@ -114,8 +113,7 @@ class OutputProcessor:
     A call with a seed draws the ids of its tool calls from the seed and the prompt, since templates
     write them into later prompts.
 
-    Raises:
-        InvalidRequest: it may call tools, in a format that is not known here.
+    Raises InvalidRequest: it may call tools, in a format that is not known here.
     """
 
     def __init__(self, request: ChatRequest, template: ChatTemplate, prompt: Sequence[int]) -> None:

@@ -265,8 +265,7 @@ def make_runner(
     At most `max_slots` sequences of up to `max_len` tokens run at once; `budget` is in bytes of
     keys and values. If not `exact`, `max_len` shrinks to what the budget has room for.
 
-    Raises:
-        ConfigError: `budget` holds no sequence of `max_len` tokens.
+    Raises ConfigError: `budget` holds no sequence of `max_len` tokens.
     """
     try:
         layout = _layout(model)

@@ -77,8 +77,7 @@ class PoisonRequests:
     def check(self, request: ChatRequest) -> bool:
         """True if a request was running at a death.
 
-        Raises:
-            InvalidRequest: it is the only one left of too many; says so, and what to do.
+        Raises InvalidRequest: it is the only one left of too many; says so, and what to do.
         """
         key = _digest(request)
         alone = sum(running == {key} for _, running in self._deaths.values())

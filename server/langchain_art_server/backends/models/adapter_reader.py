@@ -62,9 +62,8 @@ def read_adapter(path: Path, linears: Mapping[str, nn.Linear]) -> AdapterWeights
 
     Of `linears` (see `linear_layers`), only shapes are read: they may be on the ``meta`` device.
 
-    Raises:
-        ConfigError: a file is missing or broken; a tensor is missing, unknown, of the wrong shape
-            or not finite; or the adapter uses a feature of PEFT that the samplers do not compute.
+    Raises ConfigError: a file is missing or broken; a tensor is missing, unknown, of the wrong
+    shape or not finite; or the adapter uses a feature of PEFT that the samplers do not compute.
     """
     config = read_config(path)
     rank, alpha = cast(int, config["r"]), float(config["lora_alpha"])
@@ -140,8 +139,7 @@ def _check_targets(
 def read_config(path: Path) -> dict[str, Any]:
     """The config of an adapter, which names no code and nothing that the engines do not compute.
 
-    Raises:
-        ConfigError: it is broken, has such a field, or there are no safetensors beside it.
+    Raises ConfigError: it is broken, has such a field, or there are no safetensors beside it.
     """
     if not (path / WEIGHTS_FILE).is_file():
         raise ConfigError(

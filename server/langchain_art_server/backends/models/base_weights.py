@@ -122,8 +122,7 @@ def base_outline(name: str, dtype: torch.dtype | Literal["auto"]) -> PreTrainedM
     Of a checkpoint in 4 bits, it is the model before quantisation. One that is quantised otherwise
     is not checked here: only its own loader knows its names.
 
-    Raises:
-        ConfigError: no model can be made of the config, or the files do not fit it.
+    Raises ConfigError: no model can be made of the config, or the files do not fit it.
     """
     config = read_config(name)
     four_bits = in_four_bits(config, name)
@@ -151,9 +150,8 @@ def load_causal(
 
     Weights in 4 bits stay in 4 bits. Code that comes with a model is never run.
 
-    Raises:
-        ConfigError: the model is quantised in a way, or for a device, that is not supported; its
-            files cannot be read, or do not fit its config; or a number of theirs is not finite.
+    Raises ConfigError: the model is quantised in a way, or for a device, that is not supported; its
+    files cannot be read, or do not fit its config; or a number of theirs is not finite.
     """
     base_outline(name, dtype)
     if quantized := in_four_bits(read_config(name), name):
@@ -361,8 +359,7 @@ def compute_exactly(model: PreTrainedModel) -> None:
     On a CPU with AVX512-BF16, bitsandbytes rounds scales and inputs to bfloat16 in passes without
     gradients, and packs the weights anew: sampler and learner would differ. That is turned off.
 
-    Raises:
-        ConfigError: a layer computes something else than the product with its weights.
+    Raises ConfigError: a layer computes something else than the product with its weights.
     """
     from bitsandbytes.functional import dequantize_4bit  # noqa: PLC0415  an extra
 

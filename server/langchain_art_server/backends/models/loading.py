@@ -44,8 +44,7 @@ class LoadedModel:
 def load_model(settings: Settings) -> LoadedModel:
     """Load `settings.model`: weights from safetensors only, and no code of the model is run.
 
-    Raises:
-        ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
+    Raises ConfigError: the model, its tokenizer, device, dtype or context do not fit; says which.
     """
     return _load(settings, torch_device(settings.device))
 
@@ -90,8 +89,7 @@ def _load(settings: Settings, device: torch.device, *, weights: bool = True) -> 
 def load_tokenizer(name: str, template: str | None = None) -> Any:
     """A model's tokenizer; its chat template is `template` (`Settings.chat_template`), if given.
 
-    Raises:
-        ConfigError: it cannot be read, or has no template that tools could be shown before.
+    Raises ConfigError: it cannot be read, or has no template that tools could be shown before.
     """
     with in_one_line(name, "tokenizer.json or tokenizer_config.json"):
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(name, trust_remote_code=False)
@@ -191,8 +189,7 @@ def _check_tokens(name: str, tokenizer: Any, rows: int) -> None:
 def eos_ids(model: Any, tokenizer: Any) -> set[int]:
     """The end-of-sequence ids of all configs, and the token that the template ends a turn with.
 
-    Raises:
-        ConfigError: a config has one that is no token of the model.
+    Raises ConfigError: a config has one that is no token of the model.
     """
     found, rows = set[int](), known_tokens(model)
     for file, source in (

@@ -85,8 +85,7 @@ def peft_config(lora: LoraConfig, model: PreTrainedModel, linears: list[str]) ->
 
     It leaves out all that stands beside the language model, where layers may have the same names.
 
-    Raises:
-        ConfigError: a target is none of `linears`; PEFT would ignore it next to a known one.
+    Raises ConfigError: a target is none of `linears`; PEFT would ignore it next to a known one.
     """
     targets = linears if lora.targets == "all-linear" else list(lora.targets)
     if unknown := sorted({name for name in targets if name.rpartition(".")[2] not in linears}):
@@ -146,8 +145,7 @@ def adam_betas(momentum: float) -> tuple[float, float]:
 def new_optimizer(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> torch.optim.Optimizer:
     """AdamW over LoRA's parameters; each step sets its learning rate and momentum.
 
-    Raises:
-        ConfigError: it is ``adamw_8bit`` (arXiv 2110.02861), and bitsandbytes is not there.
+    Raises ConfigError: it is ``adamw_8bit`` (arXiv 2110.02861), and bitsandbytes is not there.
     """
     chosen = list(parameters)
     if kind == "adamw_8bit":
@@ -195,9 +193,8 @@ def read_config(folder: Path) -> bytes:
 def load_weights(folder: Path, parameters: Mapping[str, nn.Parameter]) -> None:
     """Copy an adapter's weights into LoRA's parameters.
 
-    Raises:
-        ConfigError: the file is missing, broken, of another model, or holds a number that is not
-            finite.
+    Raises ConfigError: the file is missing, broken, of another model, or holds a number that is not
+    finite.
     """
     tensors = _load(folder / WEIGHTS_FILE)
     expected = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -232,8 +229,7 @@ def load_optimizer(
 
     Nothing if the adapter has none; a scale is left where the base needs none.
 
-    Raises:
-        ConfigError: the file is broken, not of these parameters, or not of this optimizer.
+    Raises ConfigError: the file is broken, not of these parameters, or not of this optimizer.
     """
     path = folder / OPTIMIZER_FILE
     if not path.exists():
@@ -377,8 +373,7 @@ class HeldAdapter:
 
         After it the held one's weights and states of Adam and loss scale are as before, to the bit.
 
-        Raises:
-            ConfigError: the other adapter cannot be read, or is of another model.
+        Raises ConfigError: the other adapter cannot be read, or is of another model.
         """
         own, held, state = self._config, self._held, self._optimizer.state_dict()
         scaler = self._scaler

@@ -71,6 +71,8 @@ class LearnerCore(HeldAdapter):
     next step starts from exactly those files, nothing is read again, and the numbers are the same
     to the bit.
 
+    Raises ConfigError: the model or a loss cannot be loaded, or device or dtype cannot be used.
+
     Args:
         model: hub name or local path.
         device: torch device; None: cuda, mps or cpu.
@@ -78,9 +80,6 @@ class LearnerCore(HeldAdapter):
         optimizer: ``adamw``, or ``adamw_8bit`` of bitsandbytes.
         offload_activations: see `Packer.offload`.
         losses: the operator's own, name -> ``MODULE:FUNCTION``.
-
-    Raises:
-        ConfigError: the model or a loss cannot be loaded, or device or dtype cannot be used.
     """
 
     def __init__(
@@ -469,8 +468,7 @@ def token_turns(
     rendered, the reason is returned. Nothing is kept between calls: the same turns give the same
     tokens. `path` is that of the tokenizer; for `template`, see `Settings.chat_template`.
 
-    Raises:
-        ConfigError: the tokenizer cannot be read, or has no chat template.
+    Raises ConfigError: the tokenizer cannot be read, or has no chat template.
     """
     tokenizer = load_tokenizer(path, template)
     chat = ChatTemplate(tokenizer, eos_ids(base, tokenizer))

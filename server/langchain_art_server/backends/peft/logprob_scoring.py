@@ -197,13 +197,12 @@ class Scorer:
     def outputs(self, inputs: dict[str, Any], select_M: Tensor) -> Tensor:
         """Run the model and take its outputs at some positions, all rows laid end to end.
 
+        Raises ConfigError: the architecture does something else with its hidden states.
+
         Returns:
             Hidden states (M, H) if the head is plain: `logprobs` computes the logits in chunks.
             Else logits (M, V) of those positions alone: a hook selects their hidden states in front
             of the head, so what the architecture does to logits behind it is applied.
-
-        Raises:
-            ConfigError: the architecture does something else with its hidden states.
         """
         taken: list[Tensor] = []
 

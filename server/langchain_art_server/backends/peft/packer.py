@@ -110,9 +110,8 @@ class Packer:
     def pack(self, rows: Sequence[Row], counted: CountedTokens, budget: int) -> Packing:
         """Rows, if any, for forward passes with at most `budget` tokens alive at a time.
 
-        Raises:
-            InvalidRequest: a row is so long that the model's rotary positions change. All tokens
-                beside it, and its own that were sampled before, would be computed differently.
+        Raises InvalidRequest: a row is so long that the model's rotary positions change. All tokens
+        beside it, and its own that were sampled before, would be computed differently.
         """
         longest = max((len(row.token_ids) for row in rows), default=0)
         if self._rope is not None and longest > self._rope[1]:
@@ -350,8 +349,7 @@ def difference(scorer: Scorer, offsets: Sequence[Sequence[int]], budget: int) ->
 
     Leaves the model with the attention that it had, by which padded rows are computed.
 
-    Raises:
-        OddAttentionError: the model does not run that attention, or asks more of it.
+    Raises OddAttentionError: the model does not run that attention, or asks more of it.
     """
     base = scorer.base
     install(delta_nets(base))

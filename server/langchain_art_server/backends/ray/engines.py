@@ -53,11 +53,10 @@ class EngineHost:
     def start(self, arguments: tuple[Any, ...], seconds: float) -> NodeAddress:
         """Start the `EngineProgram` of these arguments.
 
+        Raises ConfigError: its Python cannot be run.
+
         Returns:
             Where one connection is taken, within so many seconds.
-
-        Raises:
-            ConfigError: its Python cannot be run.
         """
         self._end()
         address: str = ray.util.get_node_ip_address()

@@ -145,8 +145,7 @@ class Replica:
     async def catch_up(self) -> None:
         """Wait until it answers, and load what it has missed: it is live then.
 
-        Raises:
-            EngineUnavailable: it cannot be started, or died meanwhile.
+        Raises EngineUnavailable: it cannot be started, or died meanwhile.
         """
         await self.sampler.ready()
         async with self._lock:

@@ -77,9 +77,8 @@ class AdapterCopies:
     def add(self, name: str, path: Path) -> CopiedAdapter:
         """Check an adapter and copy it.
 
-        Raises:
-            ConfigError: see `read_adapter`; vLLM can not apply its rank or one of its layers; or
-                it was moved meanwhile.
+        Raises ConfigError: see `read_adapter`; vLLM can not apply its rank or one of its layers; or
+        it was moved meanwhile.
         """
         pairs = read_adapter(path, self._all_linears).pairs
         rank = max(down.shape[0] for down, _ in pairs.values())

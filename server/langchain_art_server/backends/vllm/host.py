@@ -259,8 +259,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
     async def _complete(self, chat: ChatCall[CopiedAdapter], body: dict[str, Any]) -> Completion:
         """Sample a completion, up to the first stop string in the text as this server decodes it.
 
-        Raises:
-            VllmError: see there; or the completion has no end, or a logprob is not finite.
+        Raises VllmError: see there; or the completion has no end, or a logprob is not finite.
         """
         whole, output = Completion([], []), chat.output
         sampling, pieces = chat.request.sampling, self._vllm.complete(body)
@@ -341,8 +340,7 @@ class VllmHost(SamplerHost[CopiedAdapter]):
     async def _check_effect(self, adapter: CopiedAdapter) -> None:
         """Sample one token of a new adapter, and compare its logprobs with the base model's.
 
-        Raises:
-            ConfigError: they are equal, in float32, though the adapter is not zero.
+        Raises ConfigError: they are equal, in float32, though the adapter is not zero.
         """
         probe = await self._probe(adapter.vllm_name)
         if not adapter.has_effect or probe != self._base_probe:

@@ -92,8 +92,7 @@ class SentImages(Images):
     ) -> dict[str, Any]:
         """A completion's body with a placeholder for each image in its prompt, and the images.
 
-        Raises:
-            InvalidRequest: there are other placeholders, for which vLLM would take an image.
+        Raises InvalidRequest: there are other placeholders, for which vLLM would take an image.
         """
         ids: list[int] = body["prompt"]
         first = {image.ids[0]: name for name, image in images.items()}

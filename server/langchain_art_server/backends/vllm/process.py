@@ -91,9 +91,8 @@ class VllmProcess:
     def command(self) -> list[str]:
         """Command line of the process.
 
-        Raises:
-            ConfigError: `[sampler] args` has an option of these, or one that quantises the base; or
-                vLLM cannot compute with weights in 4 bits as it is to be started.
+        Raises ConfigError: `[sampler] args` has an option of these, or one that quantises the base;
+        or vLLM cannot compute with weights in 4 bits as it is to be started.
         """
         chosen = self._options
         options = {

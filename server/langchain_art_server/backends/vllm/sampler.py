@@ -26,13 +26,12 @@ class VllmSampler(ProcessSampler):
 
     Reads of the settings the model, device, dtype, context, `lora` and `sampler`.
 
+    Raises ConfigError: CUDA_VISIBLE_DEVICES names too few GPUs, or `tool_format` no format.
+
     Args:
         settings: the server's.
         replica: which of several it is, from 0; None: the only one. Its GPUs follow those of the
             replica before, and its log is ``vllm-{replica}.log``.
-
-    Raises:
-        ConfigError: CUDA_VISIBLE_DEVICES names too few GPUs, or `tool_format` no format.
     """
 
     target: ClassVar[str] = "langchain_art_server.backends.vllm.host:serve"

@@ -51,8 +51,7 @@ def _closed(schema: Any, depth: int = 0) -> Any:
 
     JSON Schema allows more properties by default; OpenAI and others do not for replies.
 
-    Raises:
-        InvalidRequest: the schema has more than `MAX_SCHEMA_DEPTH` levels.
+    Raises InvalidRequest: the schema has more than `MAX_SCHEMA_DEPTH` levels.
     """
     if depth > MAX_SCHEMA_DEPTH:
         raise InvalidRequest(
@@ -82,8 +81,7 @@ def call_rules(
 ) -> list[str]:
     """The rule ``calls`` and those that it needs; `token` writes a text, or a special token.
 
-    Raises:
-        InvalidRequest: there is no tool to call, or its schema has what cannot be enforced.
+    Raises InvalidRequest: there is no tool to call, or its schema has what cannot be enforced.
     """
     functions = _allowed_functions(request)
     assert form is not None, "a request with tools has a format"
@@ -239,8 +237,7 @@ def _words(schema: Any) -> list[str]:
 def _free_text(key: str, schema: Any, root: Mapping[str, Any]) -> str:
     """A pattern for a value that is written without quotes; empty if it is JSON or one of few.
 
-    Raises:
-        InvalidRequest: the schema asks of a string what is not enforced in text without quotes.
+    Raises InvalidRequest: the schema asks of a string what is not enforced in text without quotes.
     """
     types = types_of(schema, root)
     if isinstance(schema, dict) and (_words(schema) or (types and "string" not in types)):

@@ -176,8 +176,7 @@ def sharded_base(model: str, dtype: torch.dtype, ranks: Ranks) -> PreTrainedMode
     All ranks must come here. The files are mapped into memory and go to the device layer by layer:
     no device holds more than its part and one layer.
 
-    Raises:
-        ConfigError: it cannot be loaded, or its layers cannot be found or cut.
+    Raises ConfigError: it cannot be loaded, or its layers cannot be found or cut.
     """
     base = load_causal(model, dtype, torch.device("cpu"))
     if linears_in_four_bits(base):

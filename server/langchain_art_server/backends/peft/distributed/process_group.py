@@ -112,8 +112,7 @@ class Ranks:
     def agree(self, number: float = 0) -> float:
         """The highest number of all ranks. For work within `together`: each rank must come here.
 
-        Raises:
-            Exception: another rank has failed; `together` handles it.
+        Raises Exception: another rank has failed; `together` handles it.
         """
         found = self._gather([number, "", False])
         for rank, (_, failure, of_memory) in enumerate(found):
@@ -187,8 +186,7 @@ class Ranks:
 def interface_towards(host: str) -> str:
     """The network interface by which this machine reaches a host, which may be itself.
 
-    Raises:
-        ConfigError: none has the address from which it is reached.
+    Raises ConfigError: none has the address from which it is reached.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:

@@ -227,8 +227,7 @@ class RankZero(DataParallelCore):
     On one machine, rank k takes the k-th GPU from `device` on; in a cluster, each the one that its
     process sees.
 
-    Raises:
-        ConfigError: there are not that many GPUs, or a rank cannot load the model.
+    Raises ConfigError: there are not that many GPUs, or a rank cannot load the model.
     """
 
     def __init__(

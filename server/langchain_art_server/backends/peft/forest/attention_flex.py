@@ -118,8 +118,7 @@ class Blocks:
     ) -> Tensor:
         """Attend as `attention_tiles.Tiles.attend`.
 
-        Raises:
-            ArtError: the kernel was compiled too often; it would hold all pairs of tokens now.
+        Raises ArtError: the kernel was compiled too often; it would hold all pairs of tokens now.
         """
         cpu = q_1HPD.device.type == "cpu"
         attend: Any = flex_attention if cpu else compiled_attention()

@@ -102,8 +102,7 @@ def forest_attention(
     Queries (1, H, P, D), keys and values (1, K, P, D), with positions encoded, give (1, P, H, D)
     and no attention weights. `scaling` None is 1 / sqrt(D).
 
-    Raises:
-        OddAttentionError: the architecture needs another kind of attention.
+    Raises OddAttentionError: the architecture needs another kind of attention.
     """
     layer = getattr(module, "layer_idx", None)
     if odd := ", ".join(name for name in ODD_OPTIONS if options.get(name) is not None):
