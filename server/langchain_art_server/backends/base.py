@@ -26,18 +26,14 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class ModelInfo:
     """The base model as the engine loaded it."""
 
-    name: str
-    """The name it is served under."""
-    path: str
-    """Hub name or local path."""
+    name: str  # the name it is served under
+    path: str  # hub name or local path
     parameters: int
     device: str
     dtype: str
     max_model_len: int
-    vocab_size: int
-    """Size of the logits: every token id is below it."""
-    longest_token: int
-    """Characters of the longest token, as its vocabulary writes it."""
+    vocab_size: int  # size of the logits: every token id is below it
+    longest_token: int  # characters of the longest token, as its vocabulary writes it
     weights: str = ""
     """Digest of the 4-bit weights (`base_weights.weights_of`); empty if not in 4 bits."""
     no_images: str = "it reads text only"
@@ -59,12 +55,10 @@ class Sampling:
     decoding (temperature 0) is no distribution: such calls are excluded from training.
     """
 
-    max_tokens: int | None = None
-    """None: as many as the context has room for."""
+    max_tokens: int | None = None  # None: as many as the context has room for
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
-    """0: off."""
+    top_k: int = 0  # 0: off
     seed: int | None = None
     stop: tuple[str, ...] = ()
     top_logprobs: int = 0
@@ -90,12 +84,9 @@ class ChatRequest:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     """``auto``, ``none``, ``required`` or ``{"type": "function", "function": {"name": …}}``."""
-    parallel_tool_calls: bool = True
-    """False: at most the first of a reply's tool calls counts."""
-    response_format: dict[str, Any] | None = None
-    """OpenAI's ``json_schema`` or ``json_object``."""
-    adapter: str | None = None
-    """Name of a loaded adapter; None is the base model."""
+    parallel_tool_calls: bool = True  # False: at most the first of a reply's tool calls counts
+    response_format: dict[str, Any] | None = None  # OpenAI's ``json_schema`` or ``json_object``
+    adapter: str | None = None  # name of a loaded adapter; None is the base model
     sampling: Sampling = Sampling()
     stream: bool = False
     client: str = ""
@@ -160,10 +151,8 @@ class SamplerState:
     free_bytes: float | None
     """Memory of its device that is free for adapters; None: unknown, or the engine has set aside
     what it needs for them."""
-    running: int = 0
-    """Calls that are sampled now."""
-    waiting: int = 0
-    """Calls that wait until they are."""
+    running: int = 0  # calls that are sampled now
+    waiting: int = 0  # calls that wait until they are
 
 
 class Engine(Protocol):

@@ -17,8 +17,7 @@ from langchain_art.errors import ArtError
 
 #: Temperatures that are tried as an explanation of the gap: 0.05, 0.1 … 2.
 TEMPERATURES = [step / 20 for step in range(1, 41)]
-#: A fault explains the gap if it leaves less than this share of it.
-EXPLAINED = 0.5
+EXPLAINED = 0.5  # A fault explains the gap if it leaves less than this share of it
 
 
 class Suspect(NamedTuple):

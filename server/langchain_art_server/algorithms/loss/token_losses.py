@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-#: Weight of the squared log-ratio in `dppo_tv_loss`.
-DPPO_TAU = 1e-3
+DPPO_TAU = 1e-3  # weight of the squared log-ratio in `dppo_tv_loss`
 
 #: Elements of logits that are upcast at once: bounds the extra memory to 64 MiB in float32.
 CHUNK_ELEMENTS = 1 << 24

@@ -12,8 +12,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import shake_128
 
-#: The ids of images: from this one on, below twice as many.
-IMAGE_IDS = 1 << 52
+IMAGE_IDS = 1 << 52  # the ids of images: from this one on, below twice as many
 
 
 def image_token_ids(digest: str, count: int) -> list[int]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from langchain_art.wire.turn_links import common_prefix_length
 
-#: Bytes of a token.
-WIDTH = array("q").itemsize
+WIDTH = array("q").itemsize  # bytes of a token
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from langchain_art.errors import InvalidRequest
 from langchain_art.wire.turn_links import common_prefix_length
 from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 
-#: A logprob may be this far above 0: rounding of a sampler's log-softmax.
-LOGPROB_SLACK = 1e-6
-#: A row may leave its neighbours if no more than one of so many of its tokens is copied.
-ASIDE = 16
+LOGPROB_SLACK = 1e-6  # A logprob may be this far above 0: rounding of a sampler's log-softmax
+ASIDE = 16  # A row may leave its neighbours if no more than one of so many of its tokens is copied
 
 
 @dataclass(frozen=True)

@@ -33,16 +33,14 @@ from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_o
 if TYPE_CHECKING:
     from langchain_art_server.backends.models.images import Image
 
-#: What bytes that are not UTF-8 are decoded to.
-_REPLACED = "\ufffd"
+_REPLACED = "\ufffd"  # what bytes that are not UTF-8 are decoded to
 #: What a later turn begins with when it is looked up how the template shows a reply before it.
 _NEXT_TURN = "what follows the reply"
 #: Bytes of texts' tokens that are kept, and those of an entry beside its ids (as measured).
 _MAX_KEPT, _ENTRY = 32 << 20, 512
 #: Most replies with the same text that are kept; they differ in the ids of their tool calls.
 _SAME_TEXT = 64
-#: Characters of an image's name.
-_NAME = 64
+_NAME = 64  # characters of an image's name
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ from langchain_art_server.backends.chat.tool_calls.call_grammar import (
     schema_json,
 )
 
-#: A schema in a grammar.
-_SCHEMA = re.compile(r"%json (.*)$", re.MULTILINE)
+_SCHEMA = re.compile(r"%json (.*)$", re.MULTILINE)  # A schema in a grammar
 #: Seconds of CPU (the system counts whole ones) and bytes for one grammar. Ordinary schemas take
 #: milliseconds, and llguidance calls those of a second "extremely complex".
 _CPU_SECONDS, _MEMORY = 1.0, 1 << 30
@@ -48,8 +47,7 @@ _CPU_SECONDS, _MEMORY = 1.0, 1 << 30
 _ANSWER_SECONDS, _START_SECONDS = 15.0, 120.0
 #: The same for the masks of a reply, of which each takes up to a millisecond.
 _REPLY_CPU_SECONDS, _REPLY_SECONDS = 20.0, 60.0
-#: Grammars whose outcome is kept, by digest.
-_MAX_KEPT = 4096
+_MAX_KEPT = 4096  # grammars whose outcome is kept, by digest
 _REASONS: dict[int, str] = {
     signal.SIGXCPU: f"compiling it takes more than {_CPU_SECONDS:.0f} s",
     signal.SIGKILL: f"compiling it took {_ANSWER_SECONDS:.0f} s, or too much memory",

@@ -40,8 +40,7 @@ _LONG: tuple[tuple[str, ...], ...] = (
     ("user", "assistant", "developer", "user"),
     ("user", "call", "tool", "assistant", "user"),
 )
-#: Roles whose message some templates show at the beginning alone.
-_FIRST = ("system", "developer")
+_FIRST = ("system", "developer")  # roles whose message some templates show at the beginning alone
 _TOOL = {
     "type": "function",
     "function": {

@@ -17,8 +17,7 @@ from langchain_art_server.backends.base import ChatDelta, ChatRequest, Sampling
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser, overlap
 
-#: What an incomplete UTF-8 sequence decodes to.
-_INCOMPLETE = "\ufffd"
+_INCOMPLETE = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 def reply_limit(prompt: int, max_tokens: int | None, max_model_len: int) -> int:

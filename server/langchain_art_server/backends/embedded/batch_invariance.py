@@ -40,15 +40,13 @@ from langchain_art_server.backends.models.base_weights import text_modules
 PACKED_ATTENTION = "langchain_art_packed"
 #: Numbers of rows that are tried, and numbers of rows whose products must agree with these.
 _FEWEST, _BATCHES = (1, 2, 4, 8, 16, 32), (*range(1, 18), 33, 64)
-#: An adapter's rank: its products are MKL's, beside layers that are not.
-_RANK = 8
+_RANK = 8  # an adapter's rank: its products are MKL's, beside layers that are not
 #: Weights of a layer from which on oneDNN's product is faster at four rows, and the rows for which
 #: it orders them.
 _PACKED_SIZE, _PACKED_ROWS = 1 << 16, 32
 _pack: Any = torch.ops.mkldnn._reorder_linear_weight
 _multiply_packed: Any = torch.ops.mkldnn._linear_pointwise
-#: PyTorch's attention on a CPU reads keys in blocks of so many.
-_KEY_BLOCK = 512
+_KEY_BLOCK = 512  # PyTorch's attention on a CPU reads keys in blocks of so many
 _LENGTH_STEP = 64
 
 

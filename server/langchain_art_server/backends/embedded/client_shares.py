@@ -24,8 +24,7 @@ _RECENT = 0.5
 _FEW, _TIMES = 8, 2
 #: So many times as long as heavy clients' turns are those of light ones, if they need it.
 _LIGHT_TIMES = 2
-#: Rows of heavy clients that are decoded in one turn.
-_TURN_ROWS = 32
+_TURN_ROWS = 32  # rows of heavy clients that are decoded in one turn
 #: Tokens of a prompt that take as long as a decoded one, and what a client's queue counts as.
 _PREFILLED, _QUEUE = 4, 16
 

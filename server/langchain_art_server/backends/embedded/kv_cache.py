@@ -24,8 +24,7 @@ from transformers.cache_utils import Cache
 
 #: Smallest numbers of slots and of positions per slot.
 _MIN_SLOTS, _MIN_CAPACITY = 4, 64
-#: Buffers up to this size are kept when nothing runs.
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 64 << 20  # buffers up to this size are kept when nothing runs
 
 
 #: (buffer, entry) of a layer's one part, and of its other.

@@ -58,8 +58,7 @@ class PrefixCache:
         snapshots = budget // 2 // (layout.state_bytes + block) if layout.states else 0
         self.blocks = (budget - snapshots * (layout.state_bytes + block)) // block
         self._pools: list[Tensor] = []
-        #: The last keys and values of each snapshot, and its states.
-        self._tails: list[Tensor] = []
+        self._tails: list[Tensor] = []  # the last keys and values of each snapshot, and its states
         self._states: list[Tensor] = []
         self._free_snapshots = list(range(snapshots))
         self._snapshots: OrderedDict[tuple[int, tuple[int, ...]], _Block] = OrderedDict()

@@ -41,8 +41,7 @@ _PREPARE_SECONDS = 0.05
 #: Where several calls come at once to an idle engine, more follow them, as when a training step or
 #: a node's branches begin: seconds that it waits for each further one, and for all.
 _NEXT_SECONDS, _GATHER_SECONDS = 0.003, 0.02
-#: Slow calls that threads have at once: each thread one, and its next.
-_AHEAD = 2 * THREADS
+_AHEAD = 2 * THREADS  # slow calls that threads have at once: each thread one, and its next
 #: Seconds of a turn after which no further call that has ended is answered in it: while others
 #: wait, and while none does, when to answer all at once makes the next batch full.
 _ANSWER_SECONDS, _ANSWER_ALONE_SECONDS = 0.005, 0.05

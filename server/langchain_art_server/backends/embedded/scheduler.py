@@ -35,8 +35,7 @@ from langchain_art_server.backends.embedded.token_sampler import (
 )
 
 log = logging.getLogger(__name__)
-#: Padded tokens that one prefill pass takes.
-PREFILL_TOKENS = 2048
+PREFILL_TOKENS = 2048  # padded tokens that one prefill pass takes
 #: The most that a turn of some clients prefills, and that one of some, and of all, admits (half a
 #: millisecond each).
 _TURN_PREFILL, _TURN_ADMITS, _STEP_ADMITS = 256, 8, 32
@@ -47,8 +46,7 @@ _LEAVE_AT_ONCE = 16
 _FEW = 8
 #: Tokens that an admitted sequence must have room for, so that it is not preempted at once.
 _HEADROOM = 64
-#: A client that has so many times another's tokens gives even its only row for them.
-_MANY_TIMES = 8
+_MANY_TIMES = 8  # A client that has so many times another's tokens gives even its only row for them
 
 
 class Scheduler:
@@ -74,8 +72,7 @@ class Scheduler:
         self._waiting: FairQueue[Queued] = FairQueue()
         self._rows: list[SequenceState] = []
         self._ready = 0
-        #: Rows of each client.
-        self._held: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # rows of each client
         self._shares = ClientShares(time.monotonic, linear=runner.device.type == "cpu")
         self._heavy = HeavyTurns()
         #: Slots from which on ready rows are of light clients, if some have turns of their own.
@@ -85,8 +82,7 @@ class Scheduler:
         self._left = 1 if runner.cache is not None and runner.cache.layout.states else 0
         self._sampler: TokenSampler | None = None
         self._span = (0, 0)
-        #: Whether the last step computed a prompt.
-        self._prefilled = False
+        self._prefilled = False  # whether the last step computed a prompt
         self._tokens = self._positions = torch.zeros(0, dtype=torch.long)
         #: How far the positions that the model reads are from these; see `Images.shifts`.
         self._shifts: Tensor | None = None

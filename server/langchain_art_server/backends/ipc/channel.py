@@ -27,8 +27,7 @@ from langchain_art_server.telemetry.log_context import log_as_json
 
 log = logging.getLogger(__name__)
 LENGTH = struct.Struct(">I")
-#: The id of pings and their answers; calls count from 1.
-PING = 0
+PING = 0  # the id of pings and their answers; calls count from 1
 
 
 def pack(call_id: int, kind: str, payload: Any) -> bytes:
@@ -75,8 +74,7 @@ class Channel:
     """The child's end: a thread puts calls into `inbox`; frames are sent in batches by `flush`."""
 
     def __init__(self, sock: socket.socket) -> None:
-        #: For an engine that has another protocol, and does not `listen`.
-        self.socket = sock
+        self.socket = sock  # for an engine that has another protocol, and does not `listen`
         self._open: dict[int, EngineCall] = {}
         self._out: list[bytes] = []
         self._lock = threading.Lock()

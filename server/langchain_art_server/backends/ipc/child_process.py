@@ -31,8 +31,7 @@ from langchain_art_server.backends.ipc.fork_server import (
 )
 
 log = logging.getLogger(__name__)
-#: Bytes of what a connection must begin with.
-SECRET_BYTES = 32
+SECRET_BYTES = 32  # bytes of what a connection must begin with
 #: Seconds for a connection to be made, and for a stranger to say the secret.
 _CONNECT_SECONDS, _SECRET_SECONDS = 10.0, 5.0
 
@@ -121,8 +120,7 @@ ChildProcess = subprocess.Popen[bytes] | ForkedProcess | RemoteProcess
 class EngineProgram:
     """Program of a child process. For the arguments see `Worker`."""
 
-    #: Of all engines of this process, once one was forked.
-    _forks: ForkServer | None = None
+    _forks: ForkServer | None = None  # of all engines of this process, once one was forked
 
     def __init__(
         self,

@@ -38,8 +38,7 @@ from langchain_art_server.backends.ipc.channel import run_engine
 
 #: What every model of transformers imports when it is loaded.
 MODEL_IMPORTS = ("transformers.modeling_layers", "transformers.generation.utils")
-#: Bytes of a request: an engine's settings.
-_MOST = 1 << 17
+_MOST = 1 << 17  # bytes of a request: an engine's settings
 
 
 #: Process to fork: a target that is run with a config, with variables added, after some imports.

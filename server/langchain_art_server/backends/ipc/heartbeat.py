@@ -14,17 +14,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-#: Seconds of one tick: a ping, unless one is without an answer.
-TICK_SECONDS = 2.0
+TICK_SECONDS = 2.0  # seconds of one tick: a ping, unless one is without an answer
 #: Ticks without an answer after which calls are said not to be answered, and after which the
 #: process is ended: 20 s, within which a stopped one is noticed, and no single call into C takes.
 _SLOW, _SILENT = 3, 10
 #: The same before the process is ready: an import that reads gigabytes holds the interpreter.
 _SILENT_AT_START = 150
-#: Seconds after which a pause is forgotten, at the latest after twice as many.
-_WINDOW = 60.0
-#: Seconds between two looks at an event loop.
-_EVERY = 0.05
+_WINDOW = 60.0  # seconds after which a pause is forgotten, at the latest after twice as many
+_EVERY = 0.05  # seconds between two looks at an event loop
 
 
 class LoopLag:

@@ -41,14 +41,11 @@ from langchain_art_server.backends.models.adapter_files import (
 from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
-#: An engine that does not answer for so long is silent.
-_STATE_SECONDS = 2.0
-#: Deaths of which a request is the only one left, from which on it is refused.
-MAX_DEATHS = 2
+_STATE_SECONDS = 2.0  # an engine that does not answer for so long is silent
+MAX_DEATHS = 2  # deaths of which a request is the only one left, from which on it is refused
 #: Seconds for which a death is remembered: engines also die for reasons of their own.
 _REMEMBERED = 600.0
-#: Most deaths that are remembered.
-_MAX_KNOWN = 64
+_MAX_KNOWN = 64  # most deaths that are remembered
 
 
 class PoisonRequests:
@@ -108,10 +105,8 @@ def _digest(request: ChatRequest) -> bytes:
 class ProcessSampler(Worker):
     """A `base.Sampler` over a child process."""
 
-    target: ClassVar[str]
-    """Entry point of the child process, as ``module:function``."""
-    imports: ClassVar[tuple[str, ...]] = ()
-    """See `Worker`."""
+    target: ClassVar[str]  # entry point of the child process, as ``module:function``
+    imports: ClassVar[tuple[str, ...]] = ()  # see `Worker`
 
     @staticmethod
     def gpus(settings: Settings) -> int:

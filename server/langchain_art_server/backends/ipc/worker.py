@@ -37,8 +37,7 @@ from langchain_art_server.backends.ipc.heartbeat import TICK_SECONDS, Heartbeat
 log = logging.getLogger(__name__)
 #: Starts in a row that may fail before calls are refused instead of waiting; it is tried on.
 MAX_FAILED_STARTS = 5
-#: Longest pause between them, in seconds.
-MAX_PAUSE = 30.0
+MAX_PAUSE = 30.0  # longest pause between them, in seconds
 
 
 class WorkerDied(EngineUnavailable):
@@ -145,8 +144,7 @@ class Worker:
         self._hang_seconds, self._heartbeat = hang_seconds, Heartbeat(hang_seconds)
         self._closing = False
         self._broken: ArtError | None = None
-        #: Set while the child answers calls.
-        self.up = asyncio.Event()
+        self.up = asyncio.Event()  # set while the child answers calls
         #: Whether a child that ended is started again at once, or when this is set.
         self.may_start = asyncio.Event()
         self.may_start.set()

@@ -18,8 +18,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST = "manifest.json"
-#: What a sampler reads.
-SAMPLED_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+SAMPLED_FILES = (CONFIG_FILE, WEIGHTS_FILE)  # what a sampler reads
 #: Layers of latent attention that vLLM merges into their neighbours: LoRA on them has no effect.
 ABSORBED = frozenset({"kv_b_proj"})
 

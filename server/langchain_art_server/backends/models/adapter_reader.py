@@ -40,8 +40,7 @@ _ALLOWED_FIELDS = {
 class AdapterWeights:
     """The weights of one LoRA adapter, on the CPU in float32."""
 
-    scaling: float
-    """alpha / r (alpha / sqrt(r) for rank-stabilised LoRA)."""
+    scaling: float  # alpha / r (alpha / sqrt(r) for rank-stabilised LoRA)
     #: Per linear layer, A ``[rank, in]`` and B ``[out, rank]``.
     pairs: dict[str, tuple[Tensor, Tensor]]
 

@@ -300,10 +300,8 @@ def growing_rope(config: Any) -> tuple[str, int] | None:
     return None
 
 
-#: What installs bitsandbytes.
-EXTRA = 'pip install "langchain-art[four-bits]"'
-#: Weights that share a scale.
-BLOCK = 64
+EXTRA = 'pip install "langchain-art[four-bits]"'  # what installs bitsandbytes
+BLOCK = 64  # weights that share a scale
 #: Largest relative error of a layer's output against its own weights, in units of the dtype's.
 ROUNDING = 16
 

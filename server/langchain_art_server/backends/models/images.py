@@ -30,8 +30,7 @@ from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS, im
 from langchain_art_server.algorithms.sequences.prefix_forest import Ints
 from langchain_art_server.backends.models.base_weights import language_model, text_modules
 
-#: Bytes of embeddings that are kept for images that come again.
-_MAX_KEPT = 64 << 20
+_MAX_KEPT = 64 << 20  # bytes of embeddings that are kept for images that come again
 _PROBE = "zq"
 
 

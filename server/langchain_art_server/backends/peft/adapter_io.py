@@ -42,8 +42,7 @@ from langchain_art_server.backends.models.adapter_reader import lora_dtype
 from langchain_art_server.backends.models.base_weights import EXTRA, language_model
 from langchain_art_server.backends.peft.logprob_scoring import Scorer, number_dtype
 
-#: β1 of AdamW in supervised steps.
-SUPERVISED_MOMENTUM = 0.9
+SUPERVISED_MOMENTUM = 0.9  # β1 of AdamW in supervised steps
 ADAM_EPS = 1e-8
 #: In the optimizer's file: the loss scale, and the number of updates since it was changed.
 LOSS_SCALE = "loss_scale"

@@ -30,10 +30,8 @@ from langchain_art_server.config import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: Most attempts at one step, if the child dies in it (out of memory, killed).
-MAX_ATTEMPTS = 3
-#: How long a cancelled step may go on.
-SETTLE_SECONDS = 20.0
+MAX_ATTEMPTS = 3  # most attempts at one step, if the child dies in it (out of memory, killed)
+SETTLE_SECONDS = 20.0  # how long a cancelled step may go on
 ROWS_FILE = "rows.npz"
 LOGPROBS_FILE = "logprobs.npy"
 
@@ -67,8 +65,7 @@ class PeftLearner(Worker):
             place=place,
         )
         self._vocab_size, self._template = 0, settings.chat_template
-        #: See `base.Learner`.
-        self.weights = self.no_images = ""
+        self.weights = self.no_images = ""  # see `base.Learner`
 
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:

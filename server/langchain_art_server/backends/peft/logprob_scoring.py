@@ -33,10 +33,8 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models.device import free_bytes
 from langchain_art_server.backends.models.images import Images, placed
 
-#: Logits at a time on a GPU.
-GPU_CHUNK_ELEMENTS = 1 << 28
-#: Share of its free memory that they and their gradient may take.
-LOGIT_SHARE = 0.25
+GPU_CHUNK_ELEMENTS = 1 << 28  # logits at a time on a GPU
+LOGIT_SHARE = 0.25  # share of its free memory that they and their gradient may take
 Visit = Callable[[Tensor, Tensor], Tensor | None]
 """Takes the logprobs of some terms (T) and the terms' numbers (T). Returns their loss, whose
 gradient is then computed, or None. All terms of one model call come in one visit."""
@@ -46,12 +44,9 @@ Progress = Callable[[float, str], None]
 class Packing(Protocol):
     """Rows laid out for a model."""
 
-    tokens: int
-    """Tokens that go through the model in one sweep, padding included."""
-    alive: int
-    """Most tokens whose activations are in memory at a time."""
-    parts: list[int]
-    """Tokens of each pass through the model, in one sweep."""
+    tokens: int  # tokens that go through the model in one sweep, padding included
+    alive: int  # most tokens whose activations are in memory at a time
+    parts: list[int]  # tokens of each pass through the model, in one sweep
 
     def sweep(self, scorer: Scorer, visit: Visit, progress: Progress | None = None) -> None:
         """Visit each term once, and add the losses' gradients to those of the parameters."""
@@ -184,8 +179,7 @@ class Scorer:
         self.offloads = False
         #: Padded rows come with a mask; causal attention needs none, as they are padded at the end.
         self.masked = True
-        #: What reads the images of rows; None: they have none.
-        self.images: Images | None = None
+        self.images: Images | None = None  # what reads the images of rows; None: they have none
 
     @property
     def head(self) -> nn.Module:

@@ -50,15 +50,13 @@ from langchain_art_server.backends.peft.recompute import Recompute
 log = logging.getLogger(__name__)
 #: Most tokens alive at once on a CPU: with more, less stays in its caches and a step is slower.
 CPU_TOKENS = 3072
-#: The same on Apple's GPUs, of whose memory it is not known what is free.
-MPS_TOKENS = 16384
+MPS_TOKENS = 16384  # the same on Apple's GPUs, of whose memory it is not known what is free
 #: Share of the free memory that a backward pass may take; the rest is for logits and for gaps.
 MEMORY_SHARE = 0.9
 #: Layers whose activations are as large as what a backward pass takes of a GPU beside what it
 #: keeps; an H200's peaks were 2.5 to 3.5 above (docs/gpu.md).
 WORK = 3
-#: Most bytes that a CPU's heap is expected to hold for each one that is kept.
-HEAP = 1.5
+HEAP = 1.5  # most bytes that a CPU's heap is expected to hold for each one that is kept
 #: By kind of device (`PartCosts`): seconds of launches and beside, a layer and part, and operations
 #: a second. Fitted to an H200's times of Qwen3-8B (docs/gpu.md). Without an entry, parts are free.
 COSTS = {"cuda": (4.3e-3, 3.0e-3, 386e12)}
@@ -87,23 +85,18 @@ class Packer:
         self._rope = growing_rope(scorer.base.config.get_text_config())
         #: Why rows are padded and are no forest; None: they are a forest.
         self.padded_because = use_forest(scorer)
-        #: What rows are without a forest.
-        self.layout = "padded rows"
+        self.layout = "padded rows"  # what rows are without a forest
         #: See `prefix_forest.grow`.
         self.token_cost = 0.0 if self.padded_because else token_cost(scorer.base)
         self.costs = part_costs(scorer.base, scorer.base.device.type)
         #: With gradient checkpointing, the inputs of layers are held in the host's memory.
         self.offload = False
-        #: Gradient checkpointing is on for the last packing for training.
-        self.checkpoints = False
-        #: What is cheap is computed again, where that is on.
-        self.recompute = Recompute(scorer.base)
+        self.checkpoints = False  # gradient checkpointing is on for the last packing for training
+        self.recompute = Recompute(scorer.base)  # what is cheap is computed again, where that is on
         self._shapes: object = None
         self._bytes_per_token: dict[Way, float] = {}
-        #: Part of the memory for activations that may be used.
-        self.share = 1.0
-        #: Most tokens alive at a time in the last packing for training.
-        self.alive = 0
+        self.share = 1.0  # part of the memory for activations that may be used
+        self.alive = 0  # most tokens alive at a time in the last packing for training
         #: Bytes that activations may take, and those that the last packing's take.
         self._most_bytes = self._kept_bytes = float("inf")
 
@@ -285,8 +278,7 @@ HALF_GAP = 0.05
 ROWS = [
     *([1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [1, 2, 3, 7, 9, 4, 4], [1, 3, 2, 5, 8], [6, 2, 1, 9])
 ]
-#: Devices whose kernels take tokens by blocks of 128.
-BY_BLOCKS = {"cuda"}
+BY_BLOCKS = {"cuda"}  # devices whose kernels take tokens by blocks of 128
 #: Longer ones, for these: blocks with all pairs, some and none.
 LONG_ROWS = [[*range(1, 301), *range(end, end + 150)] for end in (7, 8)]
 

@@ -32,8 +32,7 @@ from transformers.models.llama.modeling_llama import (
 #: The gated MLP of transformers: with it, `_mlp` is the same function.
 GATED = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
 
-#: Attribute of a norm's output: what makes it again.
-AGAIN = "_langchain_art_again"
+AGAIN = "_langchain_art_again"  # attribute of a norm's output: what makes it again
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 #: Lines of an attention of transformers whose queries and keys are a norm's output, turned.

@@ -31,10 +31,8 @@ from langchain_art_server.backends.peft.logprob_scoring import (
 )
 from langchain_art_server.backends.peft.packer import Packer
 
-#: Most tokens alive at once in a forward pass without a backward pass.
-LOGPROB_TOKENS = 4096
-#: `probe` adds rows until they have this many trained tokens.
-PROBE_TOKENS = 512
+LOGPROB_TOKENS = 4096  # most tokens alive at once in a forward pass without a backward pass
+PROBE_TOKENS = 512  # `probe` adds rows until they have this many trained tokens
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,7 @@ def require_finite(loss: float, norm: float, gap: float, dtype: torch.dtype) -> 
         )
 
 
-#: Most trained tokens of a step whose divergence is measured on all of them.
-WHOLE = 8192
+WHOLE = 8192  # most trained tokens of a step whose divergence is measured on all of them
 #: Of more, on a share of them, so few at least and so many at most, in windows of neighbours.
 SHARE, FEWEST, MOST = 1 / 24, 2560, 8192
 #: One for so many rows, whose context goes through the model; fewest and most of them.

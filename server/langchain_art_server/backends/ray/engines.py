@@ -132,14 +132,12 @@ def _kill(process: ChildProcess) -> None:
 
 #: What runs as a rank other than 0, which it is started beside.
 RANK = "langchain_art_server.backends.peft.distributed.rank_zero:serve"
-#: vLLM's share of a GPU that it has alone, as is vLLM's own default.
-_WHOLE_GPU = 0.9
+_WHOLE_GPU = 0.9  # vLLM's share of a GPU that it has alone, as is vLLM's own default
 T = TypeVar("T")
 #: Seconds in which a place is found again for an engine that was lost, before its calls are
 #: refused; it is looked for on and on.
 _FIND_SECONDS = 20.0
-#: Of a call of the actor: to start a process, or to write an adapter's files.
-_CALL_SECONDS = 120.0
+_CALL_SECONDS = 120.0  # of a call of the actor: to start a process, or to write an adapter's files
 #: In which the server connects to the engine; and the engine, once its Python has started, to the
 #: processes beside it.
 _CONNECT_SECONDS, _BESIDE_SECONDS = 60.0, 600.0

@@ -41,8 +41,7 @@ class Replica:
 
     def __init__(self, number: int, sampler: Sampler, wanted: Mapping[str, WantedAdapter]) -> None:
         self.number, self.sampler, self._wanted = number, sampler, wanted
-        #: Calls that it is answering.
-        self.calls = 0
+        self.calls = 0  # calls that it is answering
         #: Reason for which its last start failed; None: it did not, or there was none.
         self.failure: EngineUnavailable | None = None
         self.asleep = False

@@ -33,12 +33,9 @@ from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.replicas.replica import Replica, WantedAdapter
 
 log = logging.getLogger(__name__)
-#: Seconds between two looks at a replica's state.
-LOOK_SECONDS = 0.1
-#: Seconds until what could not be started is waited for again.
-RETRY_SECONDS = 1.0
-#: Replicas that may die of one call, which fails with the next one.
-MAX_DEATHS = 2
+LOOK_SECONDS = 0.1  # seconds between two looks at a replica's state
+RETRY_SECONDS = 1.0  # seconds until what could not be started is waited for again
+MAX_DEATHS = 2  # replicas that may die of one call, which fails with the next one
 
 
 class ReplicatedSampler:
@@ -297,8 +294,7 @@ class ReplicatedSampler:
 #: A run leaves its replica for the least loaded one when that has `n` open calls and its own has
 #: more than `SPREAD_FACTOR` · n + `SPREAD_CALLS`.
 SPREAD_FACTOR, SPREAD_CALLS = 2, 8
-#: Runs whose replica is remembered: those that had a call last.
-MOST_RUNS = 1 << 16
+MOST_RUNS = 1 << 16  # runs whose replica is remembered: those that had a call last
 
 
 class StickyRuns:

@@ -48,8 +48,7 @@ from langchain_art_server.backends.peft.packer import (
     gap_of,
 )
 
-#: Context of a model whose config does not say.
-MAX_MODEL_LEN = 32768
+MAX_MODEL_LEN = 32768  # context of a model whose config does not say
 
 
 class UnslothCore(LearnerCore):

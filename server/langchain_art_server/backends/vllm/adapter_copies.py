@@ -29,11 +29,9 @@ from langchain_art_server.backends.models.adapter_files import (
 )
 from langchain_art_server.backends.models.adapter_reader import linear_layers, read_adapter
 
-#: Ranks that vLLM can be started with.
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM can be started with
 _SHARED_MEMORY = Path("/dev/shm")
-#: Copies go to shared memory if it has room for so many.
-_EXPECTED = 16
+_EXPECTED = 16  # copies go to shared memory if it has room for so many
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,8 +40,7 @@ class CopiedAdapter(LoadedAdapter):
 
     vllm_name: str  # used once
     folder: Path
-    has_effect: bool
-    """True if its B is not all zero, so it must change logprobs."""
+    has_effect: bool  # true if its B is not all zero, so it must change logprobs
 
 
 class AdapterCopies:

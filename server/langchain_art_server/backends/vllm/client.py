@@ -27,8 +27,7 @@ from langchain_art_server.backends.base import Sampling
 log = logging.getLogger(__name__)
 #: The base model's name in vLLM. Names of adapters have a slash, so they differ.
 BASE = "base"
-#: Seconds between two attempts to wake vLLM.
-WAKE_PAUSE = 1.0
+WAKE_PAUSE = 1.0  # seconds between two attempts to wake vLLM
 _PREFIX = "token_id:"
 #: Fields of a completion's body that the route for images has apart.
 _SAMPLING = (

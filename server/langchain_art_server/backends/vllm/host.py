@@ -39,16 +39,13 @@ from langchain_art_server.config import Settings
 log = logging.getLogger(__name__)
 #: How long vLLM may take to end after an error of its own before the error is answered.
 _DYING_SECONDS = 10.0
-#: How often cancelled calls are looked for.
-_CANCEL_SECONDS = 0.05
+_CANCEL_SECONDS = 0.05  # how often cancelled calls are looked for
 #: vLLM's name of an adapter of zeros, for calls of the base model on a CPU. There, a call without
 #: an adapter gets the weights of the last slot when it shares a batch with calls of adapters
 #: (vLLM 0.32: its index is -1, which torch reads as the last).
 _ZERO_ADAPTER = "base@0/0"
-#: How far below 0 vLLM's logprob of the only allowed token may be.
-_FORCED_SLACK = 1e-3
-#: Tokens of the prompt that probes a new adapter.
-_PROBE_TOKENS = 16
+_FORCED_SLACK = 1e-3  # how far below 0 vLLM's logprob of the only allowed token may be
+_PROBE_TOKENS = 16  # tokens of the prompt that probes a new adapter
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:

@@ -46,8 +46,7 @@ _PREFIX = re.compile(r"^(\(\w+ pid=\d+\) )?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^
 _FOR_BOTH = 'expected quantization = "nf4" in the settings, which is for both'
 #: Options by which vLLM quantises weights by itself.
 _QUANTIZES = {"--quantization", "-q", "--quantization-config"}
-#: Seconds in which it is asked to wake before it is ended.
-_WAKE_SECONDS = 60.0
+_WAKE_SECONDS = 60.0  # seconds in which it is asked to wake before it is ended
 #: Seconds between health checks, seconds until one fails, and failures in a row that end vLLM: in
 #: 28 s. A process of its group that was stopped is a failure too.
 _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 4.0, 10.0, 2
@@ -321,8 +320,7 @@ def root_causes(log: str) -> list[str]:
 
 #: The share where no GPU is listed by the driver's tool, or nothing fits by the estimate.
 UNKNOWN_SHARE = 0.5
-#: The result of `gpu_memory.gpus`.
-Cards = list[dict[str, Any]]
+Cards = list[dict[str, Any]]  # the result of `gpu_memory.gpus`
 
 
 def fill_in(settings: Settings, outline: LoadedModel, cards: Cards) -> tuple[Settings, LoadedModel]:

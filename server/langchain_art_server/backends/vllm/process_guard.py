@@ -27,8 +27,7 @@ import time
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER = b"multiprocessing.resource_tracker"
-#: Seconds for the trackers to end by themselves.
-_TRACKER_SECONDS = 5.0
+_TRACKER_SECONDS = 5.0  # seconds for the trackers to end by themselves
 
 
 def main() -> int:

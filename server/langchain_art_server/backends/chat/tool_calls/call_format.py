@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 #: Text in which the closing mark counts outside of JSON strings alone.
 JSON_TEXT = r'(?:[^"]|"(?:[^"\\]|\\.)*")*?'
-#: Text in which the closing mark counts wherever it stands.
-ANY_TEXT = r".*?"
-#: A tool's name -> the JSON Schema of its arguments.
-Schemas = Mapping[str, Mapping[str, Any]]
+ANY_TEXT = r".*?"  # text in which the closing mark counts wherever it stands
+Schemas = Mapping[str, Mapping[str, Any]]  # A tool's name -> the JSON Schema of its arguments
 
 
 class FunctionCall(NamedTuple):

@@ -20,8 +20,7 @@ _XML_ARGUMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", r
 _GLM_CALL = re.compile(r"\s*([^<]+?)\s*((?:<arg_key>.*)?)", re.DOTALL)
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _GEMMA_CALL = re.compile(r"call:([^{\s]+)(\{.*\})", re.DOTALL)
-#: Before and after a string of Gemma 4.
-GEMMA_QUOTE = '<|"|>'
+GEMMA_QUOTE = '<|"|>'  # before and after a string of Gemma 4
 _GEMMA_PART = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\[\]{},:])|([^\[\]{},:<]+)', re.DOTALL)
 #: As Python writes them, which some templates do.
 _PYTHON = {"True": True, "False": False, "None": None}
@@ -35,8 +34,7 @@ _KINDS: dict[type, str] = {
     dict: "object",
     type(None): "null",
 }
-#: Schemas that refer to themselves are read so deep.
-_MAX_DEPTH = 8
+_MAX_DEPTH = 8  # schemas that refer to themselves are read so deep
 
 
 # --- tags around each argument --------------------------------------------------------------------

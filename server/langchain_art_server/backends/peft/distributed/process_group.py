@@ -28,8 +28,7 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 
 log = logging.getLogger(__name__)
-#: Characters of an error's message that other ranks get.
-MESSAGE = 1000
+MESSAGE = 1000  # characters of an error's message that other ranks get
 #: Bytes of what a rank gives the others, padded: JSON takes up to twelve for a character.
 FRAME = 1 << 14
 #: Of one collective. Ranks wait for the slowest; one that died is noticed by its closed connection.

@@ -27,10 +27,8 @@ from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
 from langchain_art_server.backends.peft.forest.attention_tiles import image_spans
 
-#: Tokens of a block, the kernel's default.
-BLOCK = 128
-#: Fewest queries and keys: two blocks.
-LEAST = 2 * BLOCK
+BLOCK = 128  # tokens of a block, the kernel's default
+LEAST = 2 * BLOCK  # fewest queries and keys: two blocks
 #: Torch's kernel for many queries. Left to itself, torch 2.13 takes the one for decoding below 128
 #: queries, which has no configuration where 128 is no multiple of queries times heads per key head.
 KERNEL: Any = {"BACKEND": "TRITON"}

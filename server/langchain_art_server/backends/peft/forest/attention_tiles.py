@@ -23,8 +23,7 @@ from torch import Tensor
 
 from langchain_art_server.algorithms.sequences.prefix_forest import Forest, Ints
 
-#: Whole subtrees of up to this many tokens take one call with a mask.
-BLOCK = 128
+BLOCK = 128  # whole subtrees of up to this many tokens take one call with a mask
 
 KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer, (K, tokens, D) each, with positions encoded."""

@@ -27,8 +27,7 @@ from langchain_art_server.backends.models.delta_nets import CONVOLUTION, RULE, d
 if TYPE_CHECKING:
     from langchain_art_server.backends.peft.forest.packing import ForestPass
 
-#: Tokens that the rule computes at once; pieces are padded to as many.
-_CHUNK = 64
+_CHUNK = 64  # tokens that the rule computes at once; pieces are padded to as many
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,7 @@ from langchain_art_server.backends.peft.logprob_scoring import (
 )
 from langchain_art_server.backends.peft.recompute import Turned
 
-#: See `token_cost`; measured on CPU.
-PIECE = 50
+PIECE = 50  # see `token_cost`; measured on CPU
 #: The name under which transformers finds `forest_attention`.
 FOREST_ATTENTION = "langchain_art_forest"
 #: Options of transformers that ask more of attention than causality.
