@@ -113,33 +113,24 @@ class ChatDelta:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A finished completion.
+    """A finished completion."""
 
-    Attributes:
-        prompt_token_ids: the prompt.
-        token_ids: the sampled tokens, with the end-of-turn token.
-        logprobs: one per token id, under the distribution that was sampled.
-        top_logprobs: per token, ``[(token_id, logprob), …]``; empty unless asked for.
-        content: the text beside the tool calls; None if there is none.
-        tool_calls: OpenAI's ``{"id", "type": "function", "function": {"name", "arguments"}}``.
-        excluded_because: why the call is not trained; None if it may be.
-        token_texts: text of each token (for OpenAI's ``logprobs`` field).
-        drawn_from: the tokens that each one was drawn from, as `token_sets.pack` gives them; empty
-            if it was the whole vocabulary each time.
-        stopped_by: the stop string that ended it; None if another end came first.
-    """
-
-    prompt_token_ids: Sequence[int]
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    content: str | None
+    prompt_token_ids: Sequence[int]  # the prompt
+    token_ids: Sequence[int]  # the sampled tokens, with the end-of-turn token
+    logprobs: Sequence[float]  # one per token id, under the distribution that was sampled
+    content: str | None  # the text beside the tool calls; None if there is none
     tool_calls: list[dict[str, Any]]
+    """OpenAI's ``{"id", "type": "function", "function": {"name", "arguments"}}``."""
     finish_reason: FinishReason
-    excluded_because: str | None = None
+    excluded_because: str | None = None  # why the call is not trained; None if it may be
     top_logprobs: list[list[tuple[int, float, str]]] = field(default_factory=list)
+    """Per token, ``[(token_id, logprob), …]``; empty unless asked for."""
     token_texts: list[str] = field(default_factory=list)
+    """Text of each token (for OpenAI's ``logprobs`` field)."""
     drawn_from: bytes = b""
-    stopped_by: str | None = None
+    """The tokens that each one was drawn from, as `token_sets.pack` gives them; empty if it was the
+    whole vocabulary each time."""
+    stopped_by: str | None = None  # the stop string that ended it; None if another end came first
 
 
 @dataclass(frozen=True)

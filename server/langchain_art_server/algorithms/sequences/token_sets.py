@@ -76,14 +76,10 @@ def mask_of(tokens: bytes, size: int) -> Mask:
 
 
 class DrawnFrom:
-    """The sets of a reply's tokens, collected while it is sampled.
-
-    Attributes:
-        problem: why they are not known, empty if they are.
-    """
+    """The sets of a reply's tokens, collected while it is sampled."""
 
     def __init__(self, problem: str = "") -> None:
-        self.problem = problem
+        self.problem = problem  # why they are not known, empty if they are
         self._sets: list[bytes] = []
         self._known: dict[bytes, bytes] = {}
         self._bytes = 0

@@ -52,18 +52,13 @@ _LENGTH_STEP = 64
 
 @dataclass(frozen=True)
 class BatchInvariance:
-    """Sizes in which kernels give a row the same bits beside any others.
+    """Sizes in which kernels give a row the same bits beside any others."""
 
-    Attributes:
-        rows: the fewest rows of a product.
-        lengths: numbers of keys that attention may read, of up to 512, ascending; behind each 512
-            keys the same again.
-        multiple: a pass has a multiple of so many rows.
-    """
-
-    rows: int
+    rows: int  # the fewest rows of a product
     lengths: tuple[int, ...]
-    multiple: int
+    """Numbers of keys that attention may read, of up to 512, ascending; behind each 512 keys the
+    same again."""
+    multiple: int  # a pass has a multiple of so many rows
 
     def length(self, keys: int) -> int:
         """The least number of keys, of at least `keys`, that attention may read."""

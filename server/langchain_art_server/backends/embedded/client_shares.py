@@ -37,11 +37,6 @@ class ClientShares:
     Args:
         clock: in seconds, monotonic.
         linear: whether a step's time grows with its tokens; otherwise there are no turns.
-
-    Attributes:
-        several: whether others wait for this turn.
-        light: the clients whose rows have turns of their own.
-        computed: set by the caller if something was computed in this turn.
     """
 
     def __init__(self, clock: Callable[[], float], *, linear: bool) -> None:
@@ -49,9 +44,9 @@ class ClientShares:
         self._seen: dict[str, float] = {}
         self._turn: TurnOf = "all"
         self._credit = 0.0
-        self.several = False
-        self.light: Set[str] = set[str]()
-        self.computed = False
+        self.several = False  # whether others wait for this turn
+        self.light: Set[str] = set[str]()  # the clients whose rows have turns of their own
+        self.computed = False  # set by the caller if something was computed in this turn
 
     @property
     def shared(self) -> bool:
@@ -105,14 +100,10 @@ class ClientShares:
 
 
 class HeavyTurns:
-    """Share of heavy clients in passes: a prefill pass and a part of their rows, by turns.
-
-    Attributes:
-        prefilled: whether the last one was a prefill pass.
-    """
+    """Share of heavy clients in passes: a prefill pass and a part of their rows, by turns."""
 
     def __init__(self) -> None:
-        self.prefilled = False
+        self.prefilled = False  # whether the last one was a prefill pass
         self._next = 0
 
     def only_tokens(self) -> bool:

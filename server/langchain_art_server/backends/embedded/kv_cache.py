@@ -38,20 +38,15 @@ class Layout:
     Example: two layers with 2 key/value heads of 16 have one buffer with four entries::
 
         Layout(shapes=((2, 16),), entries=(4,), places={0: ((0, 0), (0, 1)), 1: ((0, 2), (0, 3))})
-
-    Attributes:
-        shapes: per buffer, ``(heads, dim)``.
-        entries: per buffer, how many entries it has.
-        places: layer index -> (buffer, entry) of its keys and of its values.
-        states: per buffer of states, its shape of one entry and slot, its dtype, and its entries.
-        state_places: layer index -> (buffer, entry) of the convolution's inputs, and of the state.
     """
 
-    shapes: tuple[tuple[int, int], ...]
-    entries: tuple[int, ...]
-    places: dict[int, _Places]
+    shapes: tuple[tuple[int, int], ...]  # per buffer, ``(heads, dim)``
+    entries: tuple[int, ...]  # per buffer, how many entries it has
+    places: dict[int, _Places]  # layer index -> (buffer, entry) of its keys and of its values
     states: tuple[tuple[tuple[int, ...], torch.dtype, int], ...] = ()
+    """Per buffer of states, its shape of one entry and slot, its dtype, and its entries."""
     state_places: dict[int, _Places] = field(default_factory=dict[int, _Places])
+    """Layer index -> (buffer, entry) of the convolution's inputs, and of the state."""
 
     @classmethod
     def of(

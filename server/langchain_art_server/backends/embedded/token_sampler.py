@@ -38,41 +38,27 @@ class Queued(Protocol):
 
 @dataclass(eq=False)
 class SequenceState:
-    """One reply while it is sampled.
+    """One reply while it is sampled."""
 
-    Attributes:
-        client: whose call it is; clients share the engine.
-        prompt: token ids of the prompt.
-        limit: most tokens of the reply, at least 1.
-        sampling: how they are sampled.
-        adapter: whose weights; None for the base model.
-        base_root: of the prefix cache's blocks of the base model; each tenant has its own.
-        on_token: gets each token that does not end the reply; True ends it (a stop string).
-        cancelled: asked at every step.
-        shifts: of the prompt's images; see `Images.shifts`.
-        out: token ids of the reply so far, with their `logprobs` and, if asked for, `top` logprobs.
-        finish: why it ended; None if it runs or was cancelled.
-        error: why it leaves without a reply.
-        filled: tokens whose keys and values are in the KV cache.
-        leader: a running sequence with the same prefix, whose prefill this one waits for.
-    """
-
-    prompt: list[int]
-    limit: int
-    sampling: SamplingState
-    client: str = ""
-    adapter: RoutedAdapter | None = None
-    base_root: int = 0
+    prompt: list[int]  # token ids of the prompt
+    limit: int  # most tokens of the reply, at least 1
+    sampling: SamplingState  # how they are sampled
+    client: str = ""  # whose call it is; clients share the engine
+    adapter: RoutedAdapter | None = None  # whose weights; None for the base model
+    base_root: int = 0  # of the prefix cache's blocks of the base model; each tenant has its own
     on_token: Callable[[int], bool] | None = None
-    cancelled: Callable[[], bool] = bool
-    shifts: Ints | None = None
+    """Gets each token that does not end the reply; True ends it (a stop string)."""
+    cancelled: Callable[[], bool] = bool  # asked at every step
+    shifts: Ints | None = None  # of the prompt's images; see `Images.shifts`
     out: list[int] = field(default_factory=list[int])
+    """Token ids of the reply so far, with their `logprobs` and, if asked for, `top` logprobs."""
     logprobs: list[float] = field(default_factory=list[float])
     top: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
-    finish: FinishReason | None = None
-    error: Exception | None = None
-    filled: int = 0
+    finish: FinishReason | None = None  # why it ended; None if it runs or was cancelled
+    error: Exception | None = None  # why it leaves without a reply
+    filled: int = 0  # tokens whose keys and values are in the KV cache
     leader: SequenceState | None = None
+    """A running sequence with the same prefix, whose prefill this one waits for."""
 
     @property
     def tokens(self) -> list[int]:

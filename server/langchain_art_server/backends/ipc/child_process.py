@@ -183,17 +183,12 @@ class NoPlace(EngineUnavailable):
 
 
 class EnginePlace:
-    """Place where an engine's process runs: this machine, if a subclass does not say otherwise.
+    """Place where an engine's process runs: this machine, if a subclass does not say otherwise."""
 
-    Attributes:
-        same_disk: it reads the folders that this process names, after each start.
-        patience: seconds for which work may wait until there is a place again.
-        beside: where the engine finds the processes that were started beside it.
-    """
-
-    same_disk: bool = True
-    patience: float = 0.0
+    same_disk: bool = True  # it reads the folders that this process names, after each start
+    patience: float = 0.0  # seconds for which work may wait until there is a place again
     beside: Sequence[NodeAddress] = ()
+    """Where the engine finds the processes that were started beside it."""
 
     @property
     def problem(self) -> str | None:

@@ -36,19 +36,13 @@ _PROBE = "zq"
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """An image as a model reads it.
+    """An image as a model reads it."""
 
-    Attributes:
-        text: what the processor writes in place of the placeholder.
-        ids: of the tokens in it that have the image's embeddings.
-        embeddings: of these (T, H), on the CPU; behind them what the first layers add to theirs.
-        shifts: see `position_shifts`; None: its tokens are as those of a text.
-    """
-
-    text: str
-    ids: list[int]
+    text: str  # what the processor writes in place of the placeholder
+    ids: list[int]  # of the tokens in it that have the image's embeddings
     embeddings: Tensor
-    shifts: Ints | None
+    """Those of these tokens (T, H), on the CPU; behind them what the first layers add to theirs."""
+    shifts: Ints | None  # see `position_shifts`; None: its tokens are as those of a text
 
     @property
     def nbytes(self) -> int:

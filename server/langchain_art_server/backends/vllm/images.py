@@ -34,17 +34,12 @@ print(any("enable_scale_out" in one.read_text(encoding="utf-8") for one in files
 
 @dataclass(frozen=True, eq=False)
 class SentImage(Image):
-    """An image as vLLM is sent it; there are no embeddings of it here.
-
-    Attributes:
-        whole: all tokens of its `text`.
-        url: its pixels.
-    """
+    """An image as vLLM is sent it; there are no embeddings of it here."""
 
     embeddings: torch.Tensor = field(default_factory=lambda: torch.empty(0), init=False)
     shifts: None = field(default=None, init=False)
-    whole: list[int]
-    url: str
+    whole: list[int]  # all tokens of its `text`
+    url: str  # its pixels
 
     @property
     def nbytes(self) -> int:

@@ -33,32 +33,24 @@ class FunctionCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Guide:
-    """Notation of forced calls, for guided decoding.
-
-    Attributes:
-        before: what stands before the first call; this and the others may hold special tokens.
-        head: what stands before a call's arguments. ``{name}`` is the function's name,
-            ``{json_name}`` the same in quotes.
-        tail: what stands after a call's arguments.
-        between: what stands between two calls; None if a forced reply has one call.
-        after: what stands after the last call.
-        argument: what stands before an argument, with its ``{key}``, and after it; None: the
-            arguments are one JSON object.
-        separator: what stands between two arguments.
-        values: how each argument is written: strings without quotes and others as JSON (``text``),
-            all as JSON, or as Gemma 4 has it.
-        answer: what stands before an answer in JSON, which calls nothing.
-    """
+    """Notation of forced calls, for guided decoding."""
 
     before: str = ""
+    """Text before the first call; this and the others may hold special tokens."""
     head: str = '{"name": {json_name}, "arguments": '
-    tail: str = "}"
-    between: str | None = None
-    after: str = ""
+    """Text before a call's arguments. ``{name}`` is the function's name, ``{json_name}`` the
+    same in quotes."""
+    tail: str = "}"  # text after a call's arguments
+    between: str | None = None  # text between two calls; None if a forced reply has one call
+    after: str = ""  # text after the last call
     argument: tuple[str, str] | None = None
-    separator: str = ""
+    """Text before an argument, with its ``{key}``, and after it; None: the arguments are one
+    JSON object."""
+    separator: str = ""  # text between two arguments
     values: Literal["text", "json", "gemma"] = "text"
-    answer: str = ""
+    """How each argument is written: strings without quotes and others as JSON (``text``), all as
+    JSON, or as Gemma 4 has it."""
+    answer: str = ""  # text before an answer in JSON, which calls nothing
 
     def call(self, name: str, json_name: str) -> str:
         """The head of a call of a function."""
@@ -67,35 +59,24 @@ class Guide:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """Notation of a model's tool calls.
+    """Notation of a model's tool calls."""
 
-    Attributes:
-        name: key in `FORMATS`.
-        families: models that use it, for people.
-        parse: the calls in the text between `opener` and `closer`. Raises ValueError or
-            RecursionError if it is malformed.
-        guide: how forced calls are written.
-        opener: what a call begins with; empty if the reply as a whole is the call.
-        closer: what a call ends with; empty if it ends with the reply.
-        starts: without an `opener`, what a reply with calls begins with.
-        inside: pattern of the text before `closer`.
-        markers: special tokens that must not be removed from the decoded text.
-        rewriter: makes what rewrites a reply while it is streamed, before calls are looked for;
-            None: it is read as it is.
-        new_id: draws the id of a call that the model gave none.
-    """
-
-    name: str
-    families: str
+    name: str  # key in `FORMATS`
+    families: str  # models that use it, for people
     parse: Callable[[str, Schemas], list[FunctionCall]]
-    guide: Guide
-    opener: str = ""
-    closer: str = ""
-    starts: tuple[str, ...] = ()
-    inside: str = JSON_TEXT
-    markers: tuple[str, ...] = ()
+    """The calls in the text between `opener` and `closer`. Raises ValueError or RecursionError if
+    it is malformed."""
+    guide: Guide  # how forced calls are written
+    opener: str = ""  # what a call begins with; empty if the reply as a whole is the call
+    closer: str = ""  # what a call ends with; empty if it ends with the reply
+    starts: tuple[str, ...] = ()  # without an `opener`, what a reply with calls begins with
+    inside: str = JSON_TEXT  # pattern of the text before `closer`
+    markers: tuple[str, ...] = ()  # special tokens that must not be removed from the decoded text
     rewriter: Callable[[], HarmonyRewriter] | None = None
+    """Makes what rewrites a reply while it is streamed, before calls are looked for; None: it is
+    read as it is."""
     new_id: Callable[[Random], str] = lambda rng: f"call_{rng.getrandbits(128):032x}"
+    """Draws the id of a call that the model gave none."""
 
     def calls(self, text: str, schemas: Schemas) -> list[FunctionCall]:
         """The calls in the text between `opener` and `closer`; none if it is malformed.
