@@ -306,8 +306,6 @@ def lay_out(
 
 @dataclass(frozen=True)
 class _Task:
-    """A part to make."""
-
     parent: int
     live: int  # tokens of the parts above it
     segments: list[tuple[int, bool]]  # each alone, or with all below it

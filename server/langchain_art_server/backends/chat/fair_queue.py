@@ -103,7 +103,6 @@ class FairSlots:
             self._grant()
 
     def _grant(self) -> None:
-        """Give out the free slots."""
         while self.held < self._limit + self._kept:
             may = {one for one in self._waiting.clients if self._held[one] < self._limit}
             if (found := self._waiting.take(self._held, may)) is None:

@@ -169,7 +169,6 @@ class SamplerHost(Generic[AdapterT]):
             )
 
     def _stream(self, chat: ChatCall[AdapterT], delta: ChatDelta) -> None:
-        """Send a delta if the call is streamed."""
         if chat.request.stream and (delta.content or delta.tool_calls):
             self._send(self._channel.event, chat.call, vars(delta))
 

@@ -294,7 +294,6 @@ class SlotCache(Cache):
 
 
 def _place(counts: dict[Any, int], kind: Any) -> tuple[int, int]:
-    """The next entry of the buffer of a kind."""
     counts[kind] = counts.get(kind, 0) + 1
     return list(counts).index(kind), counts[kind] - 1
 

@@ -155,7 +155,6 @@ class PrefixCache:
     def _extend(
         self, path: list[_Key], root: int, tokens: Sequence[int], states: Sequence[Tensor]
     ) -> None:
-        """Add the blocks that the path lacks."""
         pinned, parent = set(path), self._known[path[-1]].id if path else root
         first, indices = len(path), list[int]()
         for start in range(first * BLOCK, len(tokens) - len(tokens) % BLOCK, BLOCK):

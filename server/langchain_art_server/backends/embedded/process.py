@@ -271,7 +271,6 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         return self._base_roots.setdefault(tenant, self._prefixes.new_root())
 
     def _fail(self, call: EngineCall, error: Exception) -> None:
-        """Answer a call by an error."""
         if not isinstance(error, ArtError):
             log.error("The call %s failed.", call.method, exc_info=error)
         self._channel.error(call, error)

@@ -406,7 +406,6 @@ class Scheduler:
     def _accept(
         self, rows: list[SequenceState], sampled: SampledTokens, ended: list[SequenceState]
     ) -> None:
-        """Append the sampled tokens; take out the sequences that ended."""
         over: list[SequenceState] = []
         eos = self._eos
         self.stepped += rows
@@ -455,7 +454,6 @@ class Scheduler:
 
 
 def _fails(compute: Callable[[int, int], Tensor], row: int) -> bool:
-    """True if the pass of one row alone fails."""
     try:
         compute(row, row + 1)
     except Exception:  # noqa: BLE001  any of the model's own code

@@ -202,7 +202,6 @@ def _wake(_signal: int, _frame: object) -> None:
 
 
 def _reap(told: dict[int, socket.socket]) -> None:
-    """Tell the parent which processes have ended, and how."""
     with contextlib.suppress(ChildProcessError):  # there are no more
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = found

@@ -85,7 +85,6 @@ def _flat(name: str, dtype: str, columns: Sequence[Sequence[float]]) -> dict[str
 
 
 def _split(file: Mapping[str, np.ndarray], name: str, flat: Any) -> list[Any]:
-    """The lists of `_flat`."""
     ends = np.cumsum(file[f"{name}_lengths"]).tolist()
     return [flat[start:end] for start, end in pairwise([0, *ends])]
 

@@ -309,7 +309,6 @@ class Worker:
         self._gone = self._socket.gone
 
     def _take(self, call_id: int, kind: str, payload: Any) -> None:
-        """A frame from the child."""
         if pending := self._pending.get(call_id):
             pending.receive(kind, revive(payload) if kind == "error" else payload)
         elif call_id == PING:
@@ -362,7 +361,6 @@ class Worker:
                     await asyncio.sleep(min(MAX_PAUSE, pause))
 
     def _drop_lost_calls(self) -> None:
-        """Fail the calls that are not sent again."""
         for call_id, pending in list(self._pending.items()):
             if not pending.sent:
                 continue

@@ -166,7 +166,6 @@ def load_causal(
 
 
 def _read(name: str, dtype: torch.dtype | Literal["auto"], **options: Any) -> PreTrainedModel:
-    """Load a model as transformers does, if every weight is the files'."""
     report, log = _LoadReport(), logging.getLogger("transformers.modeling_utils")
     config = options.pop("config", None) or read_config(name)
     auto = auto_class(config)

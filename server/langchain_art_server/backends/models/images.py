@@ -309,7 +309,6 @@ def without_videos() -> Generator[None]:
 
 
 def _flat(level: Any) -> Tensor:
-    """The embeddings of an image's tokens, one after the other."""
     parts = level if isinstance(level, list | tuple) else [level]
     return torch.cat([part.flatten(0, -2) for part in parts])
 

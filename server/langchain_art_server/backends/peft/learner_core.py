@@ -316,7 +316,6 @@ class LearnerCore(HeldAdapter):
         return probe(batch, self.base, score)
 
     def _logprobs(self, rows: Sequence[Row], counted: CountedTokens, *, base: bool) -> Tensor:
-        """The logprobs of some tokens of rows (N), in nats."""
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
             return sweep_logprobs(packing, self._scorer, len(counted.row_T))

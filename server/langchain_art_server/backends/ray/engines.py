@@ -108,8 +108,6 @@ def _serve(
 
 
 def _pass_on(server: socket.socket, engine: socket.socket) -> None:
-    """Copy both ways until one end closes."""
-
     def copy(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK):

@@ -147,7 +147,6 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         shutil.rmtree(self._copies.folder, ignore_errors=True)
 
     async def _wait_for_end(self) -> bool:
-        """Give vLLM time to end; returns whether it has ended."""
         assert self.process.ended is not None
         await asyncio.wait([self.process.ended], timeout=_DYING_SECONDS)
         return self.process.ended.done()

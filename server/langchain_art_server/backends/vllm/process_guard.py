@@ -87,7 +87,6 @@ def _members(group: int) -> dict[int, tuple[bytes, bytes]]:
 
 
 def _end_orphans() -> None:
-    """Kill processes that left the group, and wait for all."""
     children = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
     with contextlib.suppress(ChildProcessError, FileNotFoundError):
         while True:

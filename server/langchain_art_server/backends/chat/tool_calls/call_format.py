@@ -157,7 +157,6 @@ class ToolCallParser:
         return ChatDelta(self.content[content:], self.calls[calls:])
 
     def _end(self, form: ToolFormat) -> None:
-        """Take what was held back."""
         rest, self._buffer = self._buffer, ""
         whole = not form.closer and rest.startswith(form.opener)
         if found := form.calls(rest[len(form.opener) :], self._schemas) if whole else []:

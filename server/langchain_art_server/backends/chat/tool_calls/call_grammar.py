@@ -91,8 +91,6 @@ def call_rules(
 
 
 class _Rules:
-    """Makes the rules of one format."""
-
     def __init__(self, form: ToolFormat, token: Callable[[str], str]) -> None:
         self._form, self._guide, self._token = form, form.guide, token
         self._rules: list[str] = []

@@ -166,7 +166,6 @@ class Chains:
 
     @staticmethod
     def _by_part(these: Ints, part: Ints) -> Ints:
-        """Sorted by part."""
         return these[np.argsort(part[these], kind="stable")]
 
 

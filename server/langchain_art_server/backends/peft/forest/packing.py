@@ -362,7 +362,6 @@ def attention_widths(config: PreTrainedConfig) -> tuple[float, float]:
 
 
 def _places(parts: list[Part], tokens: int) -> tuple[Ints, Ints]:
-    """Part of each token of a forest, and its place in that part."""
     part_N, local_N = np.empty(tokens, dtype=np.int64), np.empty(tokens, dtype=np.int64)
     for index, part in enumerate(parts):
         part_N[part.tokens_P] = index
