@@ -209,16 +209,12 @@ def split(forest: Forest, budget: int) -> list[Part]:
     """Cut a forest into parts, so that few tokens are alive at a time.
 
     Neighbouring subtrees that fit the budget are put into one part. Of those that do not fit, a
-    part takes the upper segments until the rest fits below it.
+    part takes the upper segments until the rest fits below it. The budget is the most tokens of a
+    part and all parts above it. Long rows exceed it: a row's tokens are alive together, and each
+    part may have a quarter of the budget whatever is above.
 
-    Args:
-        forest: to cut.
-        budget: most tokens of a part and all parts above it. Long rows exceed it: a row's tokens
-            are alive together, and each part may have a quarter of the budget whatever is above.
-
-    Returns:
-        Parts in depth-first order: a part's descendants follow right after it. Every token is in
-        exactly one.
+    Returns parts in depth-first order: a part's descendants follow right after it. Every token is
+    in exactly one.
     """
     below: list[list[int]] = [[] for _ in forest.segments]
     roots: list[int] = []

@@ -105,15 +105,11 @@ def rows_of_run(calls: Iterable[SampledCall]) -> list[Row]:
     excludes calls that are not trained; a later prompt that holds their replies has them as
     context.
 
+    The calls are in the order in which they were made, the rows in that in which they were opened.
+    Their tokens with mask 1 are the sampled tokens of the calls, each once.
+
     Raises InvalidRequest: a call's tokens, logprobs or temperature are invalid, a call occurs
     twice, an advantage or a weight is not finite, or only some calls have a weight.
-
-    Args:
-        calls: in the order in which they were made.
-
-    Returns:
-        In the order in which they were opened. Their tokens with mask 1 are the sampled tokens of
-        the calls, each once.
     """
     open_rows: list[_OpenRow] = []
     seen: set[str] = set()
@@ -135,11 +131,8 @@ def microbatches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
     Longest first, so that memory runs out in the first micro-batch or in none. A row longer than
     the budget goes alone. Example: ``microbatches([3, 9, 4], 10)`` gives ``[[1], [2, 0]]``, the
-    indices of rows of 3, 9 and 4 tokens.
-
-    Args:
-        lengths: tokens of each row.
-        tokens: most padded tokens (rows times the longest) of a micro-batch.
+    indices of rows whose lengths are 3, 9 and 4 tokens, in micro-batches of at most 10 padded
+    tokens (rows times the longest).
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -54,8 +54,7 @@ class KeptText:
 class KeptTokens:
     """Cache of texts' tokens; the longest unused ones are forgotten first. Used by several threads.
 
-    Args:
-        turn_end: a later text may begin with a kept one that ends before or after such a match.
+    A later text may begin with a kept one that ends before or after a match of `turn_end`.
     """
 
     def __init__(self, turn_end: re.Pattern[str]) -> None:

@@ -32,11 +32,9 @@ TurnOf = Literal["all", "light", "heavy"]
 
 
 class ClientShares:
-    """Fair order of clients.
+    """Fair order of clients. The clock is in seconds, monotonic.
 
-    Args:
-        clock: in seconds, monotonic.
-        linear: whether a step's time grows with its tokens; otherwise there are no turns.
+    If a step's time is not `linear`, that is does not grow with its tokens, there are no turns.
     """
 
     def __init__(self, clock: Callable[[], float], *, linear: bool) -> None:

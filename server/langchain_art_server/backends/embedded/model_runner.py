@@ -82,10 +82,8 @@ class SlotRunner:
     ) -> Tensor:
         """Feed row i (slot ``first + i``) `tokens[i]`, from position `starts[i]` on.
 
-        `shifts[i]` (4, T) are those of the tokens' images; see `Images.shifts`.
-
-        Returns:
-            float32 ``[rows, vocab]``: logits after each row's last token.
+        `shifts[i]` (4, T) are those of the tokens' images; see `Images.shifts`. Returns the logits
+        after each row's last token, float32 ``[rows, vocab]``.
         """
         # Padded on the left, so that the rows' last tokens are aligned.
         width = max(map(len, tokens))

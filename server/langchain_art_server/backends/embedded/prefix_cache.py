@@ -80,9 +80,8 @@ class PrefixCache:
     def match(self, root: int, tokens: Sequence[int], limit: int) -> tuple[list[int], _Key | None]:
         """Find the longest cached prefix of `tokens`, of at most `limit` tokens.
 
-        Returns:
-            The pool indices of its blocks, and the key of the first missing block (None if `tokens`
-            has no further whole block).
+        Returns the pool indices of its blocks, and the key of the first missing block (None if
+        `tokens` has no further whole block).
         """
         path, missing = self._walk(root, tokens, limit)
         return [self._known[key].index for key in path], missing
@@ -90,9 +89,8 @@ class PrefixCache:
     def find(self, root: int, tokens: Sequence[int]) -> tuple[Prefix, _Key | None]:
         """The longest prefix that `tokens` may go on from, without their last.
 
-        Returns:
-            The prefix, and what to compute for others that begin alike: the key of the next block,
-            or, where layers have states, of all tokens but the last; None if there is nothing.
+        Returns it, and what to compute for others that begin alike: the key of the next block, or,
+        where layers have states, of all tokens but the last; None if there is nothing.
         """
         limit = len(tokens) - 1
         if not self._layout.states:

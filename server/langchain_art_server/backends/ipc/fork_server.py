@@ -163,7 +163,8 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
     woken, wakes = socket.socketpair()
     woken.setblocking(False)
     wakes.setblocking(False)
-    signal.signal(signal.SIGCHLD, _wake)
+    # No handler: the loop reads the signal from where `set_wakeup_fd` writes to.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes.fileno())
     told: dict[int, socket.socket] = {}
     while True:
@@ -195,10 +196,6 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
         except OSError:  # it is not wanted any more
             os.kill(pid, signal.SIGKILL)
             tell.close()
-
-
-def _wake(_signal: int, _frame: object) -> None:
-    """No-op handler: the loop reads the signal from where `set_wakeup_fd` writes to."""
 
 
 def _reap(told: dict[int, socket.socket]) -> None:

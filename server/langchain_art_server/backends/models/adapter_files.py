@@ -52,12 +52,9 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def check_files(folder: Path, names: Collection[str] | None = None) -> dict[str, Any]:
-    """Check a published version's files (or those of `names`) against its manifest.
+    """Check a published version's files (or those of `names`) against its manifest, and return it.
 
     Raises Damaged: a file is missing or is not what was written.
-
-    Returns:
-        The manifest.
     """
     where = f"{folder.parent.name}@{folder.name} is damaged and is not used"
     for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):

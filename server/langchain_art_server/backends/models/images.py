@@ -279,11 +279,8 @@ def position_shifts(ids: Sequence[int], images: Mapping[int, Ints]) -> Ints:
 def placed(positions: Ints, row: int, at: Ints, shifts: Ints | None) -> Ints:
     """Positions (R, T), or in three dimensions (3, R, T), with those of a row with images.
 
-    Args:
-        positions: of several rows; changed, if it has three dimensions.
-        row: the row's number.
-        at: columns of its tokens, from its first one on.
-        shifts: the row's `position_shifts`.
+    `positions` are changed if they have three dimensions. `at` are the columns of the row's tokens,
+    from its first one on, and `shifts` its `position_shifts`.
     """
     if shifts is None or not shifts[:3].any():
         return positions

@@ -39,10 +39,9 @@ LOGPROBS_FILE = "logprobs.npy"
 class PeftLearner(Worker):
     """A `base.Learner`: LoRA through PEFT and AdamW on any torch device, in one child process.
 
-    Args:
-        settings: reads `model`, `chat_template`, `device`, `dtype`, `losses` and `learner`.
-            Nothing else reaches the child, API keys for example do not.
-        place: where the child runs; None: on this machine.
+    Reads of the settings `model`, `chat_template`, `device`, `dtype`, `losses` and `learner`.
+    Nothing else reaches the child, API keys for example do not. It runs at `place`; None: on this
+    machine.
     """
 
     core: ClassVar[str] = "langchain_art_server.backends.peft.distributed.rank_zero:make_core"

@@ -131,8 +131,6 @@ class LearnerCore(HeldAdapter):
             "vocab_size": self._vocab_size,
             "parameters": self._parameters,
             "weights": self._base_weights,
-            "device": str(self.device),
-            "dtype": str(self.dtype).removeprefix("torch."),
             "no_images": self._images if isinstance(self._images, str) else "",
         }
 
@@ -188,11 +186,8 @@ class LearnerCore(HeldAdapter):
     def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
         """Logprob of each token given those before it, per row, in nats.
 
-        0.0 at index 0 and for the tokens of images.
-
-        Args:
-            adapter: folder of an adapter; None is the base model.
-            rows: only their tokens and temperature are read.
+        0.0 at index 0 and for the tokens of images. Without the folder of an adapter, it is that of
+        the base model. Of the rows, only tokens and temperature are read.
         """
         if adapter is not None:
             self._hold(adapter)

@@ -130,11 +130,8 @@ class Turned:
     def forget(self, output: Tensor, inputs: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         """Free the memory of an attention's inputs until its backward pass, if they can be made.
 
-        Args:
-            output: of the attention.
-            inputs: its queries (1, H, tokens, D) and, unless others need them, its keys, as it
-                keeps them, with the keys (K, above, D) that stand before its own. What stands
-                behind them is zero.
+        They are its queries (1, H, tokens, D) and, unless others need them, its keys, as it keeps
+        them, with the keys (K, above, D) that stand before its own. What stands behind is zero.
         """
         mades = [made for made in self._mades if made]
         kept = [(*one, one[0].untyped_storage().nbytes()) for one in inputs]

@@ -135,12 +135,8 @@ def windows(terms: int, rows: int, seed: Sequence[int], share: int = 1) -> Ints:
 
     A window begins at a random place of each of W equal stretches. Terms of a run, and runs of a
     scenario, are neighbours: so it is a sample of all scenarios, of runs and of places in them.
-
-    Args:
-        terms: how many there are, at least one.
-        rows: that they are of.
-        seed: of the places.
-        share: of how many samples that are put together this is one.
+    There are `terms`, at least one, of so many rows. `share` is of how many samples that are put
+    together this is one.
     """
     every = min(max(rows // ROWS_A_WINDOW, FEWEST_WINDOWS), MOST_WINDOWS)
     length = min(max(int(terms * share * SHARE), FEWEST), MOST) // every
@@ -212,10 +208,8 @@ class TrustRegion:
     the step times ``√(bound / divergence)`` is on the bound (TRPO, arXiv 1502.05477, appendix C,
     which searches along that line, too).
 
-    Args:
-        parameters: what is trained; at the parent's values now.
-        bound: largest divergence.
-        changed: called whenever the parameters were changed, before anything is measured.
+    The parameters that are trained have the parent's values now; `changed` is called whenever they
+    were changed, before anything is measured.
     """
 
     def __init__(
@@ -228,12 +222,8 @@ class TrustRegion:
     def shorten(self, moved: float, measure: Callable[[], float]) -> tuple[float, float]:
         """Shorten the step until it is within the bound.
 
-        Args:
-            moved: the divergence now.
-            measure: computes it anew, for the parameters as they are.
-
-        Returns:
-            The divergence at the end, and which share of the step was kept.
+        `moved` is the divergence now, which `measure` computes anew for the parameters as they are.
+        Returns the divergence at the end, and which share of the step was kept.
         """
         kept = 1.0
         ends = [one.detach().clone() for one in self._parameters] if moved > self._bound else []

@@ -53,12 +53,11 @@ class EngineHost:
     def start(self, arguments: tuple[Any, ...], seconds: float) -> NodeAddress:
         """Start the `EngineProgram` of these arguments.
 
-        Raises ConfigError: its Python cannot be run.
-
-        Returns:
-            Where one connection is taken, within so many seconds.
+        Returns where one connection is taken, within so many seconds. Raises ConfigError: its
+        Python cannot be run.
         """
-        self._end()
+        if self._process is not None:
+            _kill(self._process)
         address: str = ray.util.get_node_ip_address()
         listener = socket.create_server((address, 0))
         process, engine = EngineProgram(*arguments).launch()
@@ -83,10 +82,6 @@ class EngineHost:
     def drop(self, name: str) -> None:
         """Remove such a folder."""
         shutil.rmtree(Path(self._folder.name, name), ignore_errors=True)
-
-    def _end(self) -> None:
-        if self._process is not None:
-            _kill(self._process)
 
 
 def _serve(

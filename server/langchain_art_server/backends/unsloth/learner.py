@@ -11,8 +11,7 @@ from langchain_art_server.config import Settings
 class UnslothLearner(PeftLearner):
     """A `base.Learner` on a model that Unsloth loads, in one child process.
 
-    Args:
-        settings: reads `model`, `device`, `dtype`, `max_model_len`, `data_dir` and `learner`.
+    Reads of the settings what `PeftLearner` does, `max_model_len` and `data_dir`.
     """
 
     core: ClassVar[str] = "langchain_art_server.backends.unsloth.learner_core:make_core"

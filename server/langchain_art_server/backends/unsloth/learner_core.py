@@ -56,12 +56,9 @@ class UnslothCore(LearnerCore):
 
     On a GPU, where Unsloth's own attention does not support a forest, rows are padded; the reason
     is logged, and `metrics["forest"]` is 0. On a CPU its model is plain transformers.
+    `max_model_len` are the tokens of the longest row; None: what the model's config allows.
 
     Raises ConfigError: the model cannot be loaded.
-
-    Args:
-        max_model_len: tokens of the longest row; None: what the model's config allows.
-        base: as for `LearnerCore`.
     """
 
     def __init__(self, *, max_model_len: int | None = None, **base: Any) -> None:

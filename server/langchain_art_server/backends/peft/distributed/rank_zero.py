@@ -144,12 +144,10 @@ def _copy(stream: BinaryIO, path: Path, size: int) -> bool:
 
 
 class OtherRank:
-    """Rank 0's end of another rank, number `rank`, from 1.
+    """Rank 0's end of another rank, number `rank`, from 1, with a connection to its process.
 
-    Args:
-        connection: to its process.
-        process: it, if it is on this machine; None: it is on another one, which has not this one's
-            files, and ends it when the connection ends.
+    Without a `process`, that is on another machine, which has not this one's files, and ends it
+    when the connection ends.
     """
 
     def __init__(
@@ -169,12 +167,10 @@ class OtherRank:
         return cls(rank, ours, process)
 
     def send(self, method: str, params: Mapping[str, Any], paths: Sequence[str] = ()) -> None:
-        """Have it do something. Ends this process if the other one has ended.
+        """Have it do a method of `run`. Ends this process if the other one has ended.
 
-        Args:
-            method: of another rank's `run`.
-            params: JSON-able.
-            paths: keys of `params` whose values are files or folders that it reads, or null.
+        `paths` are keys of the JSON-able `params` whose values are files or folders that it reads,
+        or null.
         """
         files: list[tuple[str, Path]] = []
         for key in paths if self._process is None else ():

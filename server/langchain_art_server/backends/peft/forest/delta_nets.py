@@ -58,10 +58,8 @@ class PartChains:
 class Chains:
     """The pieces of a forest in parts.
 
-    Args:
-        forest: whose tokens they are.
-        part_N, local_N: part of each token, and its place there.
-        taps: of the convolution, the token's own included.
+    `part_N` and `local_N` are the part of each token, and its place there; `taps` those of the
+    convolution, the token's own included.
     """
 
     def __init__(self, forest: Forest, part_N: Ints, local_N: Ints, taps: int) -> None:
