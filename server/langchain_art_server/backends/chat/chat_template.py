@@ -171,8 +171,6 @@ class ChatTemplate:
         # must not do while another thread uses it.
         self._encode("")
 
-    # --- rendering ------------------------------------------------------------------------------
-
     def prompt(
         self,
         messages: list[dict[str, Any]],
@@ -394,8 +392,6 @@ class ChatTemplate:
         except ValueError:
             return None
         return ids[at + after :]
-
-    # --- tokens and text ------------------------------------------------------------------------
 
     def _encode(self, text: str, images: Mapping[str, Image] = MappingProxyType({})) -> list[int]:
         if not images or self.image is None:

@@ -177,8 +177,6 @@ class MessageShapes:
             function["arguments"] = arguments if self._calls_as_text else value
         return {**call, "function": function}
 
-    # --- probes ---------------------------------------------------------------------------------
-
     def _lost_of(self, roles: tuple[str, ...], *, tools: bool) -> set[tuple[str, bool]] | None:
         """Roles whose content is lost from a conversation, each with whether it is at its place.
 

@@ -84,8 +84,6 @@ class SamplerHost(Generic[AdapterT]):
         self._adapters: dict[str, AdapterT] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
-    # --- chat calls -----------------------------------------------------------------------------
-
     def _hold(self, call: EngineCall) -> AdapterT | None:
         """Count a call as a user of its adapter, which the caller releases. Raises UnknownModel."""
         if (name := call.params["adapter"]) is None:
@@ -209,8 +207,6 @@ class SamplerHost(Generic[AdapterT]):
     def _send(self, send: Callable[[EngineCall, Any], None], call: EngineCall, what: Any) -> None:
         """Queue a frame by one of the channel's methods."""
         send(call, what)
-
-    # --- adapters -------------------------------------------------------------------------------
 
     def _is_loaded(self, name: str, path: Path) -> bool:
         """True if `name` is loaded from `path`. Raises ConfigError if it is from another."""

@@ -128,8 +128,6 @@ class SlotCache(Cache):
         self._targets: list[Tensor] = []
         self._pads: Tensor | None = None
 
-    # --- memory ---------------------------------------------------------------------------------
-
     def reserve(self, slots: int, length: int) -> bool:
         """Make room for `slots` sequences of `length` tokens. False: the budget is too small.
 
@@ -180,8 +178,6 @@ class SlotCache(Cache):
                 new[:, :keep_slots] = old[:, :keep_slots]
         self.slots, self.capacity = slots, capacity
 
-    # --- sequences ------------------------------------------------------------------------------
-
     def read(self, slot: int, length: int) -> list[Tensor]:
         """View ``[entries, H, length, D]`` of a slot's first tokens, per buffer."""
         return [buffer[:, slot, :, :length] for buffer in self.buffers]
@@ -215,8 +211,6 @@ class SlotCache(Cache):
         """Zero a slot that may have values that are not finite."""
         for buffer in (*self.buffers, *self.states):
             buffer[:, slot] = 0
-
-    # --- forward passes -------------------------------------------------------------------------
 
     def aim(
         self, first: int, positions: Tensor, length: int, padding: Tensor | None = None

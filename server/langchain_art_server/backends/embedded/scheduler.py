@@ -171,8 +171,6 @@ class Scheduler:
         alone = not self._shares.several and len(self._rows) == self._ready
         return last and alone and len(self._waiting) * _FEW <= self._ready
 
-    # --- admission ------------------------------------------------------------------------------
-
     def _admit(self, among: Set[str] | None, kept: int) -> None:
         """Give waiting sequences slots, with what the prefix cache has of them.
 
@@ -258,8 +256,6 @@ class Scheduler:
     def _place(self, placed: list[tuple[SequenceState, Prefix]]) -> None:
         placed.sort(key=lambda pair: pair[0].length - pair[1].length)
         self._shared.fill(self._rows, placed)
-
-    # --- computing ------------------------------------------------------------------------------
 
     def _arrange(self, among: Set[str] | None) -> int:
         """Bring the rows of a turn together; returns how many of them wait for prefill.
@@ -429,8 +425,6 @@ class Scheduler:
         if over:
             self._remove(over)
             ended += over
-
-    # --- leaving --------------------------------------------------------------------------------
 
     def _remove(self, sequences: list[SequenceState]) -> None:
         """Take sequences out of their slots, keep their prefixes, and close the gaps."""

@@ -94,8 +94,6 @@ class Images:
         if "deepstack_visual_embeds" in inspect.signature(reads.forward).parameters:
             reads.register_forward_pre_hook(self._with_deeper, with_kwargs=True)
 
-    # --- reading --------------------------------------------------------------------------------
-
     def read(self, digest: str, body: bytes, tenant: str = "") -> Image:
         """Read a tenant's image. Raises InvalidRequest: it cannot be decoded."""
         key = tenant, digest
@@ -154,8 +152,6 @@ class Images:
             name: one.to(model.device, model.dtype if one.is_floating_point() else None)
             for name, one in inputs.items()
         }
-
-    # --- passes through the model ---------------------------------------------------------------
 
     def hold(self, images: Iterable[Image]) -> None:
         """Let passes have images, until `let_go` is called as often."""

@@ -77,8 +77,6 @@ class ReplicatedSampler:
         """See `Sampler.replicas`."""
         return tuple(one.status for one in self._replicas)
 
-    # --- start and end --------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Start all at once. Raises ConfigError if one cannot be, or is not like the first."""
         starts = [one.sampler.start() for one in self._replicas]
@@ -146,8 +144,6 @@ class ReplicatedSampler:
     def _live(self) -> list[Replica]:
         return [one for one in self._replicas if one.live]
 
-    # --- calls ----------------------------------------------------------------------------------
-
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """See `Sampler.chat`. Made again on another replica if one dies before the first delta."""
         suspected, deaths = bool(self._suspects) and self._suspects.check(request), 0
@@ -202,8 +198,6 @@ class ReplicatedSampler:
             running=sum(state.running for state in states),
             waiting=sum(state.waiting for state in states),
         )
-
-    # --- adapters -------------------------------------------------------------------------------
 
     async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
         """Load an adapter in all live replicas; the others load it before they get calls again.

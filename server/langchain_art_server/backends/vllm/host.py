@@ -210,8 +210,6 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             "waiting": self._preparing.held + sum(one.waiting for one in queues),
         }
 
-    # --- chat calls -----------------------------------------------------------------------------
-
     async def _chat(self, call: EngineCall) -> dict[str, Any]:
         adapter, client = self._hold(call), call.params["client"]
         try:
@@ -311,8 +309,6 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             if allowed == single(token) and logprob < -_FORCED_SLACK:
                 return DrawnFrom("vLLM followed another grammar")
         return found
-
-    # --- adapters -------------------------------------------------------------------------------
 
     async def _load_adapter(self, call: EngineCall) -> None:
         name, path = call.params["name"], Path(call.params["path"])

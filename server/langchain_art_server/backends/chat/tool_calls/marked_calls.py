@@ -37,9 +37,6 @@ _KINDS: dict[type, str] = {
 _MAX_DEPTH = 8  # schemas that refer to themselves are read so deep
 
 
-# --- tags around each argument --------------------------------------------------------------------
-
-
 def xml(text: str, schemas: Schemas) -> list[FunctionCall]:
     """``<function=name>``, then ``<parameter=key>``, a line, the value, a line, its end."""
     found = _XML_CALL.fullmatch(text)
@@ -122,9 +119,6 @@ def referred(ref: str, root: Mapping[str, Any]) -> Any:
     return place
 
 
-# --- Python's syntax ------------------------------------------------------------------------------
-
-
 def pythonic(text: str, _schemas: Schemas) -> list[FunctionCall]:
     """``[name(key="value", other=1), …]``."""
     text = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
@@ -158,9 +152,6 @@ def _literal(node: ast.expr) -> Any:
     if type(value) not in _KINDS:
         raise ValueError("expected a value of JSON")
     return value
-
-
-# --- Gemma 4 --------------------------------------------------------------------------------------
 
 
 def gemma(text: str, _schemas: Schemas) -> list[FunctionCall]:
