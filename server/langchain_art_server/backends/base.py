@@ -161,11 +161,9 @@ class Engine(Protocol):
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError if it cannot be loaded."""
-        ...
 
     async def close(self) -> None:
         """End the engine's process."""
-        ...
 
 
 class ChatEngine(Protocol):
@@ -205,7 +203,6 @@ class Sampler(Engine, ChatEngine, Protocol):
 
         Raises EngineUnavailable: its process cannot be started.
         """
-        ...
 
     async def state(self) -> SamplerState | None:
         """Current state; None while the engine does not answer."""
@@ -217,22 +214,18 @@ class Sampler(Engine, ChatEngine, Protocol):
         Idempotent for the same files, even if they were moved to another directory. With `probe`
         False, the engine does not check that a new adapter has an effect: the caller does.
         """
-        ...
 
     async def unload_adapter(self, name: str) -> None:
         """Free an adapter after its running calls. Unknown names are ignored."""
-        ...
 
     async def sleep(self) -> None:
         """Free as much of the device's memory as the engine can, until `wake`.
 
         No call may be open, and none may be made before `wake`.
         """
-        ...
 
     async def wake(self) -> None:
         """Be ready for calls again, with the same adapters loaded."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -287,7 +280,6 @@ class Learner(Engine, Protocol):
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""
-        ...
 
     async def step(
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
@@ -300,7 +292,6 @@ class Learner(Engine, Protocol):
 
     async def settle(self) -> None:
         """Return when a step that was cancelled has stopped and uses the device no more."""
-        ...
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
         """Logprobs of the learner, of each token given those before it, per row; 0.0 at index 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable
@@ -251,11 +252,9 @@ class MessageShapes:
     def _probe_tools(self) -> bool:
         for roles in _SHORT["user"], _SHORT["system"]:
             said = [self._probe(role, "x", _IDS[0], True) for role in roles]
-            try:
+            with contextlib.suppress(*RENDER_ERRORS):
                 if _NAME in self._render(said, [_TOOL], reply=False):
                     return True
-            except RENDER_ERRORS:
-                continue
         return False
 
     def _probe_calls(self, turn_end: re.Pattern[str]) -> ToolFormat | None:

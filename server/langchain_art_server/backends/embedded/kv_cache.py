@@ -163,17 +163,15 @@ class SlotCache(Cache):
         for index, (heads, dim) in enumerate(self.layout.shapes):
             shape = (self.layout.entries[index], slots, heads, capacity, dim)
             new = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            if self.buffers[index:]:
+            if index < len(self.buffers):
                 new[:, :keep_slots, :, :keep] = self.buffers[index][:, :keep_slots, :, :keep]
-                self.buffers[index] = new
-            else:
-                self.buffers.append(new)
+            self.buffers[index : index + 1] = [new]
         if slots != self.slots:
-            held, self.states = self.states, []
-            for shape, dtype, entries in self.layout.states:
-                self.states.append(
-                    torch.zeros(entries, slots, *shape, dtype=dtype, device=self.device)
-                )
+            held = self.states
+            self.states = [
+                torch.zeros(count, slots, *shape, dtype=dtype, device=self.device)
+                for shape, dtype, count in self.layout.states
+            ]
             for new, old in zip(self.states, held, strict=False):
                 new[:, :keep_slots] = old[:, :keep_slots]
         self.slots, self.capacity = slots, capacity

@@ -218,20 +218,18 @@ class RayPlace(EnginePlace):
         except ActorsUnavailable as error:
             raise NoPlace(str(error), retry_after=5) from error
         _, _, *rest = program.arguments
-        self.beside = [
-            self._start_beside(number, target, rest)
-            for number, target in enumerate(self._targets, 1)
-        ]
+        beside: list[NodeAddress] = []
+        for number, target in enumerate(self._targets, 1):
+            folder = {"folder": self._call("put", "beside", {}, actor=number)}
+            given = (target, folder, *rest)
+            beside.append(self._call("start", given, _BESIDE_SECONDS, actor=number))
+        self.beside = beside
         engine: NodeAddress = self._call("start", program.arguments, _CONNECT_SECONDS)
         try:
             connection = connect(engine)
         except EngineUnavailable as error:
             raise NoPlace(f"{self._what}: {error}.", retry_after=5) from error
         return RemoteProcess(connection.dup()), connection
-
-    def _start_beside(self, number: int, target: str, rest: list[Any]) -> NodeAddress:
-        folder = {"folder": self._call("put", "beside", {}, actor=number)}
-        return self._call("start", (target, folder, *rest), _BESIDE_SECONDS, actor=number)
 
     def _put(self, name: str, path: Path, files: Sequence[str] | None) -> Path:
         if files is None:

@@ -8,6 +8,7 @@ beat is one byte at each tick of a heartbeat. Child side only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -198,10 +199,12 @@ class OtherRank:
         heartbeat = Heartbeat(math.inf)
         while True:
             if select.select([self._connection], [], [], TICK_SECONDS)[0]:
-                if not self._beats():
-                    break
-                heartbeat.answered(0)
-            elif why := heartbeat.tick(ready=is_ready(), busy=False):
+                with contextlib.suppress(OSError):
+                    if self._connection.recv(4096):
+                        heartbeat.answered(0)
+                        continue
+                break
+            if why := heartbeat.tick(ready=is_ready(), busy=False):
                 log.error("Rank %d of the learner %s; all ranks are started again.", self.rank, why)
                 if self._process is not None:
                     self._process.kill()
@@ -209,12 +212,6 @@ class OtherRank:
         status = "" if self._process is None else f" (exit status {self._process.wait()})"
         log.error("Rank %d of the learner ended%s.", self.rank, status)
         os._exit(LOST)
-
-    def _beats(self) -> bool:
-        try:
-            return bool(self._connection.recv(4096))
-        except OSError:
-            return False
 
 
 class RankZero(DataParallelCore):
