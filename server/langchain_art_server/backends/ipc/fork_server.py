@@ -164,7 +164,7 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
     woken.setblocking(False)
     wakes.setblocking(False)
     # No handler: the loop reads the signal from where `set_wakeup_fd` writes to.
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
     signal.set_wakeup_fd(wakes.fileno())
     told: dict[int, socket.socket] = {}
     while True:

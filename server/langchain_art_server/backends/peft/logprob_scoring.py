@@ -114,7 +114,7 @@ class MicroBatches:
                 return visit(logprobs_T, all_T[terms_T])
 
             report(progress, index, len(self._groups))
-            packing.sweep(scorer, visit_group if len(numbers_T) else lambda *_: None)
+            packing.sweep(scorer, visit_group if len(numbers_T) else lambda _T, _terms_T: None)
 
 
 def report(progress: Progress | None, index: int, count: int) -> None:
