@@ -14,10 +14,7 @@ from langchain_art_server.config import Settings
 
 
 class TransformersSampler(ProcessSampler):
-    """A `Sampler` (see `base`) over a child process that runs transformers.
-
-    Reads of the settings the model, device, dtype, context and `sampler`.
-    """
+    """A `Sampler`; it reads of the settings the model, device, dtype, context and `sampler`."""
 
     target: ClassVar[str] = "langchain_art_server.backends.embedded.process:serve"
     imports: ClassVar[tuple[str, ...]] = (

@@ -10,8 +10,6 @@ with a CUDA build of torch, and outside of Linux, engines are started as program
 
 The parent sends each request with two sockets: the engine's, and one on which it gets the engine's
 process id and, at the end, its exit status, as lines. When the parent is gone, the server ends.
-
-Run as a module, this is the server, and then, in each forked process, the engine.
 """
 
 from __future__ import annotations
@@ -208,7 +206,7 @@ def _reap(told: dict[int, socket.socket]) -> None:
 
 
 def main() -> None:
-    """Be the server; in a forked process, be the engine."""
+    """Be the server, which this module is when it is run; in a forked process, be the engine."""
     gc.disable()  # see `import_function`
     # Threads of numpy's linear algebra do not keep it from being forked: it restarts them.
     warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)

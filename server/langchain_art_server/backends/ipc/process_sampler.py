@@ -138,6 +138,8 @@ class ProcessSampler(Worker):
             imports=self.imports,
             place=place,
         )
+        self.engines: Sequence[ChatEngine] = (self,)
+        self.replicas: tuple[ReplicaStatus, ...] = ()
         self._suspects = PoisonRequests()
         self._info: ModelInfo | None = None
         self._adapters: dict[str, tuple[Path, Identity]] = {}
@@ -150,16 +152,6 @@ class ProcessSampler(Worker):
         if self._info is None:
             raise EngineUnavailable("The sampler is not started yet.", retry_after=2)
         return self._info
-
-    @property
-    def engines(self) -> Sequence[ChatEngine]:
-        """Itself."""
-        return (self,)
-
-    @property
-    def replicas(self) -> tuple[ReplicaStatus, ...]:
-        """None: see `Sampler.replicas`."""
-        return ()
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatDelta | ChatReply, None]:
         """See `Sampler.chat`."""

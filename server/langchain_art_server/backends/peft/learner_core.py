@@ -101,8 +101,11 @@ class LearnerCore(HeldAdapter):
             raise ConfigError(f"got dtype={dtype!r}, expected one of {sorted(DTYPES)} to learn in")
         self.dtype = DTYPES[dtype]
         self.base = self._load()
-        self._parameters, self._base_weights = self.base.num_parameters(), weights_of(self.base)
-        self._vocab_size = known_tokens(self.base)
+        self.info: dict[str, Any] = {  # facts of the base model for the parent
+            "vocab_size": known_tokens(self.base),
+            "parameters": self.base.num_parameters(),
+            "weights": weights_of(self.base),
+        }
         self._linears = adapter_io.linear_names(self.base)
         if not self._linears:
             raise ConfigError(
@@ -112,6 +115,7 @@ class LearnerCore(HeldAdapter):
             )
         #: Or the reason why it reads none; before `_forward`, which changes the model.
         self._images = self._image_reader()
+        self.info["no_images"] = self._images if isinstance(self._images, str) else ""
         self._scorer, self.packer = self._forward()
         if isinstance(self._images, Images):
             self._scorer.images = self._images
@@ -123,16 +127,6 @@ class LearnerCore(HeldAdapter):
                 self.packer.layout,
                 self.packer.padded_because,
             )
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """Facts of the base model for the parent."""
-        return {
-            "vocab_size": self._vocab_size,
-            "parameters": self._parameters,
-            "weights": self._base_weights,
-            "no_images": self._images if isinstance(self._images, str) else "",
-        }
 
     def init_adapter(self, out: Path, lora: LoraConfig) -> None:
         """Write a new adapter, equal to the base, into a folder. Raises as `peft_config`."""

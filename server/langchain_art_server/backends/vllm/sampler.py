@@ -1,8 +1,6 @@
 """vLLM as the sampler: a ``vllm serve`` in a Python environment of its own.
 
-The gateway talks to a child process (`vllm.host`) over the same channel as to the embedded sampler;
-that process starts and ends vLLM. Restarts, resent calls and reloaded adapters are handled by
-`ipc.worker` and `ipc.process_sampler`, as for every engine.
+The gateway talks to a child process (`vllm.host`), as to that of every engine; it starts vLLM.
 """
 
 from __future__ import annotations
