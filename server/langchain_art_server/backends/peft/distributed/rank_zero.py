@@ -188,11 +188,14 @@ class OtherRank:
         except OSError:
             os._exit(LOST)
 
-    def watch(self, is_ready: Callable[[], bool]) -> NoReturn:
+    def watch(self, is_ready: Callable[[], bool]) -> None:
         """End this process when that one ends, or is silent: else it would wait for it forever.
 
-        `is_ready` says whether all ranks have loaded the model. For a thread of its own.
+        `is_ready` says whether all ranks have loaded the model.
         """
+        threading.Thread(target=self._watch, args=(is_ready,), daemon=True).start()
+
+    def _watch(self, is_ready: Callable[[], bool]) -> NoReturn:
         heartbeat = Heartbeat(math.inf)
         while True:
             if select.select([self._connection], [], [], TICK_SECONDS)[0]:
@@ -236,8 +239,7 @@ class RankZero(DataParallelCore):
             store, meeting = None, f"file://{self._folder.name}/meeting"
         self._ready = threading.Event()
         for other in self._others:
-            is_ready = (self._ready.is_set,)
-            threading.Thread(target=other.watch, args=is_ready, daemon=True).start()
+            other.watch(self._ready.is_set)
             core = base | {"device": devices[other.rank], "shard": shard}
             group = {"rank": other.rank, "size": ranks, "meeting": meeting}
             other.send("start", group | {"threads": threads, "core": core})
