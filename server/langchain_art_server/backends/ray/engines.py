@@ -56,8 +56,7 @@ class EngineHost:
         Returns where one connection is taken, within so many seconds. Raises ConfigError: its
         Python cannot be run.
         """
-        if self._process is not None:
-            _kill(self._process)
+        self._end()
         address: str = ray.util.get_node_ip_address()
         listener = socket.create_server((address, 0))
         process, engine = EngineProgram(*arguments).launch()
@@ -82,6 +81,10 @@ class EngineHost:
     def drop(self, name: str) -> None:
         """Remove such a folder."""
         shutil.rmtree(Path(self._folder.name, name), ignore_errors=True)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            _kill(self._process)
 
 
 def _serve(
