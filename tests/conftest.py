@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 from tests.support import seeds
 from tests.support.live_server import FaultyServer, ForkedServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
+
+if TYPE_CHECKING:
+    from langchain_art_server.storage.store import Store
 
 # Processes run side by side, so an example may be slow for reasons that are not its own. The same
 # examples each time; others, and those that failed first, where tests are to explore.
@@ -94,27 +98,22 @@ def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]
     folder = tmp_path_factory.mktemp("server")
     known = f'[page]\ngpu_rate = 3.6\nlangfuse_project = "{LANGFUSE_PROJECT}"\n'
     (folder / "server.toml").write_text(f"max_policies = 10000\n{known}")  # each test makes its own
-    server = ForkedServer(folder / "data", "--config", str(folder / "server.toml")).start()
-    yield server
-    server.stop()
+    with ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def rule_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuleServer]:
     """One server whose model follows rules (`tests.support.rule_model`): it says a script."""
-    server = RuleServer(tmp_path_factory.mktemp("rules") / "data")
-    server.start()
-    yield server
-    server.stop()
+    with RuleServer(tmp_path_factory.mktemp("rules") / "data") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def faulty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
     """One server whose engines go wrong as a test tells them; healthy between tests."""
-    server = FaultyServer(tmp_path_factory.mktemp("faulty") / "data")
-    server.start()
-    yield server
-    server.stop()
+    with FaultyServer(tmp_path_factory.mktemp("faulty") / "data") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +132,15 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'art.sqlite3'}"
     return request.getfixturevalue("postgres").database()
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    from langchain_art_server.storage.store import Store
+
+    opened = Store(database_url)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

@@ -107,9 +107,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("deploy")
     base, key = wide_model(folder / "base"), new_api_key()
     options = ("--policy", "my-agent")
-    server = ForkedServer(folder / "data", *options, model=base, env={"ART_API_KEY": key})
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        ForkedServer(folder / "data", *options, model=base, env={"ART_API_KEY": key}) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv("ART_BASE_URL", server.base_url)
         patch.setenv("ART_API_KEY", key)
         patch.chdir(folder)
@@ -128,7 +129,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         fitted = trainer.fit_sync(rollout, QUESTIONS[:4], steps=2, eval_scenarios=QUESTIONS[-2:])
         assert fitted.version == 2
         yield Place(folder, server, base)
-    server.stop()
 
 
 @contextmanager

@@ -151,8 +151,7 @@ def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
 
 def goes_on(place: Path, options: tuple[str, ...], keys: dict[str, str]) -> None:
     """A server on a backup has each version that is named, and trains from it."""
-    server = ForkedServer(place, *options, env={"ART_API_KEY": keys["default"]}).start()
-    try:
+    with ForkedServer(place, *options, env={"ART_API_KEY": keys["default"]}) as server:
         for tenant in TENANTS:
             folder = place if tenant == "default" else place / "tenants" / tenant
             highest = max(on_disk(folder))
@@ -163,8 +162,6 @@ def goes_on(place: Path, options: tuple[str, ...], keys: dict[str, str]) -> None
                     answer = http.post("/v1/chat/completions", json=body | {"max_tokens": 2})
                     assert answer.status_code == 200 and answer.json()["model"] == name
                 assert train(http, "after", []) > highest
-    finally:
-        server.stop()
 
 
 def stored_runs(folder: Path) -> set[str]:
@@ -228,9 +225,8 @@ def test_a_database_of_postgresql_is_dumped_with_its_tenants(
 ) -> None:
     key, url, place = new_api_key(), postgres.database(), tmp_path / "copy"
     options = ("--database-url", url)
-    server = ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}).start()
-    keys = {"default": key}
-    try:
+    with ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}) as server:
+        keys = {"default": key}
         with ArtClient(server.base_url, api_key=key) as client:
             keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
         with ArtClient(server.base_url, api_key=keys["ana"]) as client:
@@ -240,20 +236,17 @@ def test_a_database_of_postgresql_is_dumped_with_its_tenants(
         versions, damaged = back_up(server.data_dir, place, url)
         with client_of(server, keys["ana"]) as http:
             train(http, "later", [])  # which is not in it
-    finally:
-        server.stop()
     ana = {("tiny", 0), ("tiny", 1)}
     assert not damaged and versions == {Path(): {("tiny", 0)}, Path("tenants", "ana"): ana}
     other = postgres.database()
     options = ["--single-transaction", "--no-owner", f"--dbname={other.replace('+psycopg', '')}"]
     subprocess.run(["pg_restore", *options, place / DUMP], check=True, timeout=60)
     options = ("--database-url", other)
-    again = ForkedServer(place, *options, env={"ART_API_KEY": key}).start()
-    try:
-        with client_of(again, keys["ana"]) as http:
-            assert train(http, "later", []) == 2
-    finally:
-        again.stop()
+    with (
+        ForkedServer(place, *options, env={"ART_API_KEY": key}) as again,
+        client_of(again, keys["ana"]) as http,
+    ):
+        assert train(http, "later", []) == 2
 
 
 # --- what is refused ----------------------------------------------------------------------------

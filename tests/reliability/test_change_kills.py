@@ -144,9 +144,7 @@ class Changes:
 def test_a_change_is_there_once_or_not_whenever_the_server_is_killed(tmp_path: Path) -> None:
     draw = random.Random(drawn_seed())
     changes = Changes(draw)
-    server = StubServer(tmp_path / "data", settings="keep_checkpoints = 100\n")
-    server.start()
-    try:
+    with StubServer(tmp_path / "data", settings="keep_checkpoints = 100\n") as server:
         with server.http() as http:
             for step in range(VERSIONS):
                 train_once(http, step)
@@ -178,7 +176,5 @@ def test_a_change_is_there_once_or_not_whenever_the_server_is_killed(tmp_path: P
                 changes.take(http, batch)
                 status = http.get(f"/v1/rollouts/batches/{batch}").json()
                 assert not (status["queued"] + status["leased"] + status["finished"]), status
-    finally:
-        server.stop()
     assert set(changes.acknowledged) == {"create", "roll_back", "pin", "review", "queue"}
     print(f"{sum(changes.acknowledged.values())} changes: {dict(changes.acknowledged)}")  # noqa: T201

@@ -30,20 +30,18 @@ AWAY = count(2, 60)
 @pytest.mark.timeout(count(300, 3600))
 def test_a_client_that_is_killed_sends_each_rollout_once(tmp_path: Path) -> None:
     draw, out = random.Random(drawn_seed()), tmp_path / "fit"
-    server = StubServer(
+    with StubServer(
         tmp_path / "data", seconds=(0.01, 0.1), settings="keep_checkpoints = 1000\n"
-    )
-    server.start()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.fit_child", "langchain_art_server"])
+    ) as server:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.support.fit_child", "langchain_art_server"])
 
-    def leave() -> None:
-        server.kill()
-        time.sleep(AWAY)
-        server.start()
+        def leave() -> None:
+            server.kill()
+            time.sleep(AWAY)
+            server.start()
 
-    kills, away = 0, threading.Thread(target=leave)
-    try:
+        kills, away = 0, threading.Thread(target=leave)
         while True:
             client = context.Process(target=fit_child.fit, args=(server.base_url, out, STEPS))
             client.start()
@@ -60,8 +58,6 @@ def test_a_client_that_is_killed_sends_each_rollout_once(tmp_path: Path) -> None
                 away.start()
         away.join()
         check(server, out)
-    finally:
-        server.stop()
     assert kills
     print(f"{kills} kills in {STEPS} steps")  # noqa: T201
 

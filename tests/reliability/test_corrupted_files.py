@@ -141,12 +141,11 @@ def contents(answer: httpx.Response) -> bytes:
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     # Under nohup it is ignored, which children inherit, and a server then ignores it, too.
     former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    server = ForkedServer(tmp_path_factory.mktemp("flips") / "data").start()
-    signal.signal(signal.SIGHUP, former)
-    made = Stored(server)
-    yield made
-    made.http.close()
-    server.stop()
+    with ForkedServer(tmp_path_factory.mktemp("flips") / "data") as server:
+        signal.signal(signal.SIGHUP, former)
+        made = Stored(server)
+        yield made
+        made.http.close()
 
 
 @pytest.mark.slow

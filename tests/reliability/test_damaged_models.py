@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,65 +127,55 @@ def with_adapter_files(*names: str) -> Damage:
     return add
 
 
-#: What is wrong: the base, the damage, what is said, and by whom.
-CASES: dict[str, tuple[str, Damage, str, tuple[Start, ...]]] = {
+@dataclass(frozen=True)
+class Case:
+    """A damage to one of `bases`, what is said of it, and by whom."""
+
+    damage: Damage
+    words: str
+    base: str = "whole"
+    starts: tuple[Start, ...] = EVERY
+
+
+#: What is wrong.
+CASES = {
     # Names and shapes.
-    "a tensor left out": (
-        "whole",
-        tensors(lambda t: t.pop(UP)),
-        rf"{WEIGHTS} lacks '{UP}', which config.json asks for",
-        EVERY,
+    "a tensor left out": Case(
+        tensors(lambda t: t.pop(UP)), rf"{WEIGHTS} lacks '{UP}', which config.json asks for"
     ),
-    "no head": (
-        "tied",
-        fields("config.json", tie_word_embeddings=False),
-        "lacks 'lm_head.weight'",
-        EVERY,
+    "no head": Case(
+        fields("config.json", tie_word_embeddings=False), "lacks 'lm_head.weight'", base="tied"
     ),
-    "a head beside the tied one": (
-        "whole",
+    "a head beside the tied one": Case(
         fields("config.json", tie_word_embeddings=True),
         "config.json has tie_word_embeddings.*and model.safetensors holds another 'lm_head.weight'",
-        WITH_WEIGHTS,
+        starts=WITH_WEIGHTS,
     ),
-    "all names in module.": (
-        "whole",
+    "all names in module.": Case(
         renamed("module."),
         "lacks 'lm_head.weight' and 35 others.*holds 'module.lm_head.weight' and 35 others",
-        EVERY,
     ),
-    "fewer layers": (
-        "whole",
+    "fewer layers": Case(
         fields("config.json", **TWO_LAYERS),
         r"holds 'model\.layers\.2\.\S+' and 10 others, which config.json has no place for",
-        EVERY,
     ),
-    "a tensor more": (
-        "whole",
+    "a tensor more": Case(
         tensors(lambda t: t.update({"model.extra.weight": torch.zeros(2)})),
         "holds 'model.extra.weight', which config.json has no place for",
-        EVERY,
     ),
-    "another shape": (
-        "whole",
-        shaped(3, 4),
-        rf"holds '{UP}' as \[3, 4\], and config.json has \[64, 32\]",
-        EVERY,
+    "another shape": Case(
+        shaped(3, 4), rf"holds '{UP}' as \[3, 4\], and config.json has \[64, 32\]"
     ),
-    "integers": (
-        "whole",
+    "integers": Case(
         shaped(64, 32, dtype=torch.int32),
         rf"{WEIGHTS} holds '{UP}' as I32, expected floating-point numbers",
-        EVERY,
     ),
-    "an expert's half": (
-        "mixture",
+    "an expert's half": Case(
         tensors(lambda t: t.pop("model.layers.1.mlp.experts.2.up_proj.weight")),
         r"does not give 'model\.layers\.1\.mlp\.experts\.gate_up_proj'",
-        EVERY,
+        base="mixture",
     ),
-    "a whole expert": (
-        "mixture",
+    "a whole expert": Case(
         tensors(
             lambda t: (
                 {key: one for key, one in t.items() if not key.endswith(r".experts.3.")}
@@ -192,92 +183,58 @@ CASES: dict[str, tuple[str, Damage, str, tuple[Start, ...]]] = {
             )
         ),
         r"model\.layers\.1\.mlp\.experts\.\S+' as \[3, ",
-        EVERY,
+        base="mixture",
     ),
-    "a shard less": (
-        "sharded",
+    "a shard less": Case(
         lambda folder: (folder / "model-00002-of-00004.safetensors").unlink(),
         f"{INDEX} names model-00002-of-00004.safetensors, which is not there",
-        EVERY,
+        base="sharded",
     ),
-    "both forms of weights": (
-        "whole",
-        write(INDEX, '{"weight_map": {}}'),
-        f"holds {WEIGHTS} and {INDEX}",
-        EVERY,
+    "both forms of weights": Case(
+        write(INDEX, '{"weight_map": {}}'), f"holds {WEIGHTS} and {INDEX}"
     ),
-    "a shard beside the whole": (
-        "whole",
+    "a shard beside the whole": Case(
         lambda folder: shutil.copy(folder / WEIGHTS, folder / "model-00001-of-00002.safetensors"),
         f"holds {WEIGHTS} and model-00001-of-00002.safetensors",
-        EVERY,
     ),
-    "a tensor of 4 bits left out": ("nf4", tensors(lambda t: t.pop(UP)), f"lacks '{UP}'", EVERY),
-    "a tensor beside 4 bits left out": (
-        "nf4",
-        tensors(lambda t: t.pop("model.norm.weight")),
-        "lacks 'model.norm.weight'",
-        EVERY,
+    "a tensor of 4 bits left out": Case(tensors(lambda t: t.pop(UP)), f"lacks '{UP}'", base="nf4"),
+    "a tensor beside 4 bits left out": Case(
+        tensors(lambda t: t.pop("model.norm.weight")), "lacks 'model.norm.weight'", base="nf4"
     ),
-    "a scale that is not finite": (
-        "nf4",
+    "a scale that is not finite": Case(
         tensors(lambda t: t[f"{UP}.absmax"].fill_(float("nan"))),
         f"'{UP}.absmax' holds numbers that are not finite",
-        WITH_WEIGHTS,
+        base="nf4",
+        starts=WITH_WEIGHTS,
     ),
     # An adapter beside the base.
-    "an adapter": (
-        "whole",
+    "an adapter": Case(
         with_adapter_files("adapter_config.json", "adapter_model.safetensors"),
         "holds adapter_config.json",
-        EVERY,
     ),
     # Numbers and bytes.
-    "a weight of -inf": (
-        "whole",
+    "a weight of -inf": Case(
         tensors(lambda t: spoil(t, float("-inf"))),
         rf"{WEIGHTS}: '{UP}' holds numbers that are not finite",
-        WITH_WEIGHTS,
+        starts=WITH_WEIGHTS,
     ),
-    "weights that are cut": ("whole", cut(WEIGHTS, 10_000), f"{WEIGHTS} cannot be read", EVERY),
-    "a pointer": ("whole", write(WEIGHTS, LFS), f"{WEIGHTS} is a pointer of Git LFS", EVERY),
-    "a tokenizer's pointer": (
-        "whole",
-        write("tokenizer.json", LFS),
-        "tokenizer.json is a pointer of Git LFS",
-        EVERY,
+    "weights that are cut": Case(cut(WEIGHTS, 10_000), f"{WEIGHTS} cannot be read"),
+    "a pointer": Case(write(WEIGHTS, LFS), f"{WEIGHTS} is a pointer of Git LFS"),
+    "a tokenizer's pointer": Case(
+        write("tokenizer.json", LFS), "tokenizer.json is a pointer of Git LFS"
     ),
-    "a tokenizer that is cut": (
-        "whole",
-        cut("tokenizer.json", 40),
-        "tokenizer.json cannot be read",
-        EVERY,
+    "a tokenizer that is cut": Case(cut("tokenizer.json", 40), "tokenizer.json cannot be read"),
+    "a list for a config": Case(
+        write("config.json", "[]"), "config.json cannot be read: .* object"
     ),
-    "a list for a config": (
-        "whole",
-        write("config.json", "[]"),
-        "config.json cannot be read: .* object",
-        EVERY,
-    ),
-    "no weights": (
-        "whole",
-        lambda folder: (folder / WEIGHTS).unlink(),
-        f"no file named {WEIGHTS}",
-        EVERY,
-    ),
-    "no tokenizer": (
-        "whole",
-        lambda folder: (folder / "tokenizer.json").unlink(),
-        "tokenizer.json",
-        SAMPLERS,
+    "no weights": Case(lambda folder: (folder / WEIGHTS).unlink(), f"no file named {WEIGHTS}"),
+    "no tokenizer": Case(
+        lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json", starts=SAMPLERS
     ),
     # Sizes of which no model can be made.
     **{
-        f"{name}={value!r}": (
-            "whole",
-            fields("config.json", **{name: value}),
-            rf"[^_]config\.json: .*{words}",
-            EVERY,
+        f"{name}={value!r}": Case(
+            fields("config.json", **{name: value}), rf"[^_]config\.json: .*{words}"
         )
         for name, value, words in (
             ("num_attention_heads", 0, "zero"),
@@ -287,41 +244,36 @@ CASES: dict[str, tuple[str, Damage, str, tuple[Start, ...]]] = {
     },
     # Tokens.
     **{
-        f"an end of {ids!r}": (
-            "whole",
-            end_ids(ids),
-            rf"config\.json.*eos_token_id.*{re.escape(str(ids))}",
-            SAMPLERS,
+        f"an end of {ids!r}": Case(
+            end_ids(ids), rf"config\.json.*eos_token_id.*{re.escape(str(ids))}", starts=SAMPLERS
         )
         for ids in (344, "0")
     },
-    "an end of the other config": (
-        "whole",
+    "an end of the other config": Case(
         fields("generation_config.json", eos_token_id=[0, 344]),
         r"generation_config\.json has eos_token_id=\[0, 344\], expected ids of 0 to 343",
-        SAMPLERS,
+        starts=SAMPLERS,
     ),
-    "a token beyond the embedding": (
-        "whole",
+    "a token beyond the embedding": Case(
         token_beyond,
         r"tokenizer has '<\|beyond\|>' with the id 400, expected ids below 344",
-        SAMPLERS,
+        starts=SAMPLERS,
     ),
     # Architectures.
-    "an encoder": ("whole", encoder, "BertLMHeadModel.*tokens after it", WITH_WEIGHTS),
-    "no linear layers": ("whole", gpt2, "GPT2LMHeadModel.*no torch.nn.Linear", (learn,)),
+    "an encoder": Case(encoder, "BertLMHeadModel.*tokens after it", starts=WITH_WEIGHTS),
+    "no linear layers": Case(gpt2, "GPT2LMHeadModel.*no torch.nn.Linear", starts=(learn,)),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_start_names_file_and_fact(name: str, bases: dict[str, Path], tmp_path: Path) -> None:
-    base, damage, words, starts = CASES[name]
-    folder = copied(bases[base], tmp_path / "model", damage)
-    for start in starts:
+    case = CASES[name]
+    folder = copied(bases[case.base], tmp_path / "model", case.damage)
+    for start in case.starts:
         with pytest.raises(ConfigError) as caught:
             start(folder)
         said = str(caught.value)
-        assert "\n" not in said and str(folder) in said and re.search(words, said), said
+        assert "\n" not in said and str(folder) in said and re.search(case.words, said), said
 
 
 @pytest.mark.parametrize("name", ["whole", "tied", "sharded", "mixture", "nf4"])
@@ -381,7 +333,7 @@ def test_calls_are_no_longer_than_what_can_be_trained(
 
 def test_a_server_says_it_in_one_line(bases: dict[str, Path], tmp_path: Path) -> None:
     """No report of transformers' stands before it."""
-    folder = copied(bases["whole"], tmp_path / "model", CASES["a tensor left out"][1])
+    folder = copied(bases["whole"], tmp_path / "model", CASES["a tensor left out"].damage)
     said = ForkedServer(tmp_path / "data", model=folder).refusal()
     lines = [line for line in said.splitlines() if UP in line]
     assert len(lines) == 1 and lines[0].startswith("ConfigError:") and "REPORT" not in said

@@ -38,11 +38,9 @@ KINDS = ("flip", "zero", "truncate")
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data of a server that has ended; a policy has three versions."""
-    server = StubServer(tmp_path_factory.mktemp("damaged") / "data").start()
-    with server.http() as http:
+    with StubServer(tmp_path_factory.mktemp("damaged") / "data") as server, server.http() as http:
         for step in range(STEPS):
             train_once(http, step)
-    server.stop()
     with contextlib.closing(sqlite3.connect(server.data_dir / DATABASE)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # all is in the database itself
     return server.data_dir
@@ -167,8 +165,7 @@ def test_a_start_goes_on_from_the_last_version_that_is_whole(whole: Path, tmp_pa
         for version in range(broken, STEPS + 1):
             files = sorted((place / "adapters" / "tiny" / str(version)).iterdir())
             damage(draw.choice(files), KINDS[number % 3], draw)
-        server = StubServer(place).start()
-        with server.http() as http:
+        with StubServer(place) as server, server.http() as http:
             assert http.get("/v1/policies/tiny").json()["version"] == broken - 1
             body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
             assert (
@@ -176,7 +173,6 @@ def test_a_start_goes_on_from_the_last_version_that_is_whole(whole: Path, tmp_pa
                 .json()["model"]
                 .endswith(f"@{broken - 1}")
             )
-        server.stop()
         log = " ".join(server.log.read_text().split())
         for version in range(broken, STEPS + 1):
             assert f"tiny@{version} is damaged and is not used" in log

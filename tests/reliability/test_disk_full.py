@@ -107,9 +107,8 @@ class Client:
 @pytest.mark.timeout(count(600, 7200))
 def test_a_full_disk_is_told_refused_and_survived(disk: Path, tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text(f"min_free_bytes = {FLOOR}\n")
-    server = ForkedServer(disk / "data", "--config", str(tmp_path / "server.toml")).start()
-    draw = random.Random(drawn_seed())
-    try:
+    with ForkedServer(disk / "data", "--config", str(tmp_path / "server.toml")) as server:
+        draw = random.Random(drawn_seed())
         with server.http() as http:
             client = Client(http)
             for cycle in range(CYCLES):
@@ -124,8 +123,6 @@ def test_a_full_disk_is_told_refused_and_survived(disk: Path, tmp_path: Path) ->
             states = {job["id"]: job["state"] for job in http.get("/v1/jobs").json()["data"]}
             assert {job["id"] for job in client.jobs} == set(states)
             assert set(states.values()) == {"succeeded"}
-    finally:
-        server.stop()
 
 
 def a_cycle(client: Client, disk: Path, cycle: int, draw: random.Random) -> None:

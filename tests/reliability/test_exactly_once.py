@@ -34,10 +34,8 @@ FAR = {"max_staleness": None, "learning_rate": 1e-4}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StubServer]:
-    made = StubServer(tmp_path / "data", settings=SETTINGS)
-    made.start()
-    yield made
-    made.stop()
+    with StubServer(tmp_path / "data", settings=SETTINGS) as made:
+        yield made
 
 
 def sampled(client: Patient, run: str) -> dict[str, Any]:

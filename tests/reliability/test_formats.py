@@ -111,9 +111,8 @@ def sent_as_is(one: Valid) -> Sent:
 @pytest.mark.timeout(count(300, 3600))
 def test_the_sdks_models_take_each_answer(tmp_path: Path, kind: type[ForkedServer]) -> None:
     """Of replies that follow a script, and of a real model's that follow grammars."""
-    server = kind(tmp_path / "data").start()
-    rng, seen, found = random.Random(drawn_seed()), Counter[str](), dict[str, str]()
-    try:
+    with kind(tmp_path / "data") as server:
+        rng, seen, found = random.Random(drawn_seed()), Counter[str](), dict[str, str]()
         with server.http() as http:
             call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
             routes = http.get("/openapi.json").json()["paths"]
@@ -140,8 +139,6 @@ def test_the_sdks_models_take_each_answer(tmp_path: Path, kind: type[ForkedServe
                     if problem:
                         found[problem] = f"{sent}\n    {answer.text[:2000]}"
             assert http.get("/status").json()["engine_restarts"] == 0
-    finally:
-        server.stop()
     assert not found, "\n".join(f"{said}\n    {last}" for said, last in list(found.items())[:5])
     kinds = {f"{path} {how}" for path in list(MODELS)[:3] for how in ("whole", "streamed")}
     assert all(seen[kind] > REQUESTS // 100 for kind in kinds), seen

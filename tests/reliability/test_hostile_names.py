@@ -66,14 +66,8 @@ SINGLE = [
     *(".staging", ".deleted", "tiny/0", "tiny/../tiny", "tiny@../..", "tiny@0/../../secret.txt"),
     *("tiny@-1", "tiny@1e9", "tiny@0x1", "tiny@٣", "tiny@00", "tiny@999999999999", "ana/tiny@0"),
     *("art.sqlite3", "art.sqlite3-wal", "lock", "x" * 5000, "é" * 300),
-    *(
-        "\u2025/secret.txt",
-        "\uff0e\uff0e/secret.txt",
-        "\u2215etc\u2215passwd",
-        "$HOME",
-        "`id`",
-        "%s%n",
-    ),
+    *("\u2025/secret.txt", "\uff0e\uff0e/secret.txt", "\u2215etc\u2215passwd"),
+    *("$HOME", "`id`", "%s%n"),
     *("{{7*7}}", "${jndi:ldap://x}", "'; DROP TABLE calls; --", "<script>", "\x7f", "`id`", " "),
 ]
 UPWARDS = ["".join((up * n, t)) for up, n, t in itertools.product(UP, range(1, 10), TARGETS)]
@@ -146,10 +140,8 @@ FORBIDDEN: dict[str, Any] = {
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[StubServer]:
     (tmp_path / "secret.txt").write_text(CANARY)
-    made = StubServer(tmp_path / "data", env={"STUB_OPENS": str(tmp_path / "opens")})
-    made.start()
-    yield made
-    made.stop()
+    with StubServer(tmp_path / "data", env={"STUB_OPENS": str(tmp_path / "opens")}) as made:
+        yield made
 
 
 def targets(document: dict[str, Any], name: str) -> Iterator[tuple[str, str, Any]]:

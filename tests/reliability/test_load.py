@@ -67,10 +67,8 @@ class Memory(threading.Thread):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
     folder = tmp_path_factory.mktemp("load")
-    made = StubServer(folder / "data", seconds=(0.05, 0.5), alone=True)
-    made.start()
-    yield made
-    made.stop()
+    with StubServer(folder / "data", seconds=(0.05, 0.5), alone=True) as made:
+        yield made
 
 
 @contextlib.contextmanager
@@ -232,9 +230,7 @@ def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> Non
 @pytest.mark.timeout(count(300, 900))
 def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
     few = "max_running_calls = 48\n"
-    server = StubServer(tmp_path / "few", seconds=(0.05, 0.5), settings=few, alone=True)
-    server.start()
-    try:
+    with StubServer(tmp_path / "few", seconds=(0.05, 0.5), settings=few, alone=True) as server:
         with Memory(server) as memory:
             with load(server, **CHAT, clients=48, seconds=count(3, 20)) as peak:
                 pass
@@ -250,8 +246,6 @@ def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
             status = http.get("/status").json()
         assert status["running_calls"] == 0
         assert status["calls"] == sum(one["statuses"]["200"] for one in (peak, over, after))
-    finally:
-        server.stop()
     rates = [one["statuses"]["200"] / one["seconds"] for one in (peak, over)]
     print(  # noqa: T201
         f"{rates[0]:.0f} calls a second at the peak, {rates[1]:.0f} under overload "

@@ -199,9 +199,8 @@ def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -
 @pytest.mark.slow
 @pytest.mark.soak("S4", REQUESTS, "mutated requests")
 def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
-    server = ForkedServer(tmp_path / "data").start()
-    found: dict[str, str] = {}
-    try:
+    with ForkedServer(tmp_path / "data") as server:
+        found: dict[str, str] = {}
         with server.http() as http:
             call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
             run = f"run-{uuid.uuid4().hex}"
@@ -232,5 +231,3 @@ def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
             assert not found, "\n".join(f"{said}\n    {last}" for said, last in found.items())
             assert http.get("/status").json()["engine_restarts"] == 0
             assert http.post("/v1/chat/completions", json=chat().body).status_code == 200
-    finally:
-        server.stop()

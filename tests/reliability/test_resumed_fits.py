@@ -68,13 +68,9 @@ def run(
 @pytest.mark.slow
 @pytest.mark.timeout(count(600, 14_400))
 def test_a_killed_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    server = ForkedServer(tmp_path / "data")
-    server.start()
-    try:
+    with ForkedServer(tmp_path / "data") as server:
         calm, events = run(server, tmp_path / "calm")
         for number in range(FITS):
             draw, folder = random.Random(number), tmp_path / f"killed-{number}"
             killed, _ = run(server, folder, draw, events // DEATHS)
             assert killed == calm
-    finally:
-        server.stop()

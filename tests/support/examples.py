@@ -15,18 +15,15 @@ from typer.testing import CliRunner
 
 from examples.support.command import evaluate_command
 from examples.support.demo import Demo, run
-from tests.support.json_server import JsonServer
+from tests.support.json_server import JsonServer, completion
 from tests.support.live_server import ForkedServer
 
 
 @contextmanager
 def server_of(demo: Demo, folder: Path) -> Iterator[ForkedServer]:
     """A real server with the example's base model."""
-    server = ForkedServer(folder / "data", model=demo.base_model).start()
-    try:
+    with ForkedServer(folder / "data", model=demo.base_model) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def short_fit(
@@ -68,15 +65,7 @@ class HostedModel(JsonServer):
     def answer(self, path: str, body: Any) -> Any:
         assert path == "/v1/chat/completions", path
         message = {"role": "assistant", "content": ""} | self._reply(body)
-        why = "tool_calls" if message.get("tool_calls") else "stop"
-        return {
-            "id": "h",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [{"index": 0, "message": message, "finish_reason": why}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-        }
+        return completion(body["model"], message, 1, 1)
 
 
 def require_same_base(made: Path, shipped: Path) -> None:

@@ -11,22 +11,33 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import RetryPolicy
 
 
-class Scripted(BaseChatModel):
-    """Says the next line; the last one again and again."""
-
-    lines: list[Any]
+class Answering(BaseChatModel):
+    """A chat model that answers by `choices`, which a subclass writes."""
 
     @property
     def _llm_type(self) -> str:
         return "scripted"
 
+    def choices(self, messages: Any) -> list[AIMessage]:
+        """The replies to a request."""
+        raise NotImplementedError
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+        said = self.choices(messages)
+        return ChatResult(generations=[ChatGeneration(message=reply) for reply in said])
+
+
+class Scripted(Answering):
+    """Says the next line; the last one again and again."""
+
+    lines: list[Any]
+
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self.bind(tools=[{"type": "function", "function": {"name": t.name}} for t in tools])
 
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+    def choices(self, messages: Any) -> list[AIMessage]:
         line = self.lines.pop(0) if len(self.lines) > 1 else self.lines[0]
-        reply = AIMessage(line) if isinstance(line, str) else line.model_copy(update={"id": None})
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        return [AIMessage(line) if isinstance(line, str) else line.model_copy(update={"id": None})]
 
 
 def node(model: BaseChatModel) -> Any:
@@ -35,13 +46,8 @@ def node(model: BaseChatModel) -> Any:
 
 def graph_of(**nodes: Any) -> StateGraph[Any]:
     """A chain of nodes."""
-    graph = StateGraph(MessagesState)
-    previous = START
-    for name, action in nodes.items():
-        graph.add_node(name, action)
-        graph.add_edge(previous, name)
-        previous = name
-    return graph.add_edge(previous, END)
+    graph = StateGraph(MessagesState).add_sequence(list(nodes.items()))
+    return graph.add_edge(START, next(iter(nodes))).add_edge([*nodes][-1], END)
 
 
 ASK = {"messages": [("user", "hi")]}

@@ -17,6 +17,20 @@ class Refusal(Exception):
         self.status, self.headers = status, headers
 
 
+def completion(model: str, message: dict[str, Any], prompt: int, said: int) -> dict[str, Any]:
+    """OpenAI's answer to a request for a chat completion, of so many tokens."""
+    why = "tool_calls" if message.get("tool_calls") else "stop"
+    usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+    return {
+        "id": "h",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": why}],
+        "usage": usage,
+    }
+
+
 class JsonServer:
     """Serves while its scope lasts. Subclasses write `answer`."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -37,6 +38,8 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
     "pad_token_id": 0,
 }
+#: For models whose heads are as wide as their number says.
+PLAIN_HEADS = {name: value for name, value in SHAPE.items() if name != "head_dim"}
 CONFIGS = {
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, tie_word_embeddings=True),
     "llama": lambda: transformers.LlamaConfig(**SHAPE),
@@ -51,9 +54,7 @@ CONFIGS = {
         sliding_window=5,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "granite": lambda: transformers.GraniteConfig(
-        **{k: v for k, v in SHAPE.items() if k != "head_dim"}, logits_scaling=4.0
-    ),
+    "granite": lambda: transformers.GraniteConfig(**PLAIN_HEADS, logits_scaling=4.0),
     "qwen3_next": lambda: transformers.Qwen3NextConfig(
         **SHAPE,
         layer_types=["linear_attention", "full_attention"],
@@ -245,6 +246,28 @@ def take(
     return core.step(LearnerStep(parent, out, step, rows, settings), quiet)
 
 
+def gradients_of(core: LearnerCore) -> dict[str, torch.Tensor | None]:
+    """The gradients of the adapter's parameters, which are taken away."""
+    found = {name: parameter.grad for name, parameter in core.parameters.items()}
+    for parameter in core.parameters.values():
+        parameter.grad = None
+    return found
+
+
+def naive_model(model_path: str, adapter: Path) -> Any:
+    """The model with an adapter that learns, in float64, with eager attention."""
+    base = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float64, attn_implementation="eager"
+    )
+    return peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True).double().eval()
+
+
+def naive_gradients(model: Any) -> dict[str, torch.Tensor]:
+    """What `backward` has left in such a model, by the learner's names of the parameters."""
+    named = model.named_parameters()
+    return {name.replace(".default", ""): p.grad for name, p in named if p.grad is not None}
+
+
 def contents(adapter: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(adapter.iterdir())}
 
@@ -253,11 +276,10 @@ def worst_error(core: LearnerCore, expected: dict[str, torch.Tensor]) -> float:
     """Relative to the whole tensor's size, of the worst parameter; gradients are taken away."""
     assert set(expected) == set(core.parameters) and len(expected) == 28
     errors: list[float] = []
-    for name, parameter in core.parameters.items():
-        assert parameter.grad is not None
-        difference = parameter.grad.double() - expected[name].double()
+    for name, gradient in gradients_of(core).items():
+        assert gradient is not None
+        difference = gradient.double() - expected[name].double()
         errors.append((difference.norm() / expected[name].norm()).item())
-        parameter.grad = None
     return max(errors)
 
 

@@ -101,6 +101,12 @@ class LiveServer:
             self.kill()
         raise AssertionError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
 
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def refusal(self, timeout: float = 120) -> str:
         """What it says where it must not start: words, no traceback, and exit status 1."""
         self._env["COLUMNS"] = "1000"

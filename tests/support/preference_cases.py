@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import PreferenceConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.backends.base import Learner, LearnerStep
@@ -18,7 +16,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.sft_records import weigh_pairs
 from tests.support.call_records import record
-from tests.support.learner_cases import VOCAB, quiet
+from tests.support.learner_cases import VOCAB, naive_gradients, naive_model, quiet
 
 #: The calls of one run: prompt and reply of each.
 Side = list[tuple[list[int], list[int]]]
@@ -107,10 +105,7 @@ def naive_dpo(
     model_path: str, adapter: Path, pairs: Sequence[Pair], beta: float
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradient of arXiv 2305.18290, eq. 7, in float64: call by call, by autograd."""
-    base = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float64, attn_implementation="eager"
-    )
-    model = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True).double().eval()
+    model = naive_model(model_path, adapter)
 
     def logprob(side: Side) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float64)
@@ -127,8 +122,4 @@ def naive_dpo(
         ratio = logprob(pair.chosen) - logprob(pair.rejected) - reference
         loss = loss - torch.log(torch.sigmoid(beta * ratio)) / len(pairs)
     loss.backward()
-    return loss.item(), {
-        name.replace(".default", ""): p.grad
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
+    return loss.item(), naive_gradients(model)

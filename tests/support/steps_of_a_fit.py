@@ -8,6 +8,10 @@ from typing import Any
 import httpx
 
 
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
 def ok(answer: httpx.Response) -> Any:
     assert answer.status_code in (200, 202), answer.text
     return answer.json()
@@ -22,7 +26,7 @@ def run_of(
     **told: Any,
 ) -> str:
     """A run with one call and a reward, and what else is told with it; its id."""
-    run = f"run-{uuid.uuid4().hex}"
+    run = new_id("run")
     body = {
         "model": policy,
         "messages": [{"role": "user", "content": "Hi?"}],

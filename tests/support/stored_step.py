@@ -46,8 +46,10 @@ def stored(folder: Path) -> Path:
     Of its versions the newest is kept, beside the first and the one that serves.
     """
     (folder / "server.toml").write_text("keep_checkpoints = 1\n")
-    server = ForkedServer(folder / "data", "--config", str(folder / "server.toml")).start()
-    with server.http() as http:
+    with (
+        ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as server,
+        server.http() as http,
+    ):
         for step, runs in enumerate((*FORMER, *STEPS)):
             for seed, run in enumerate(runs):
                 body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
@@ -61,7 +63,6 @@ def stored(folder: Path) -> Path:
                 job = http.post("/v1/train", json=body, headers=key).json()
                 done = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
                 assert done["state"] == "succeeded", done
-    server.stop()
     return folder / "data"
 
 

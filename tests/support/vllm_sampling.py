@@ -15,6 +15,14 @@ from langchain_art_server.config import Settings
 from tests.support.tiny_models import save_model, three_adapters
 from tests.support.vllm_engine import command, gone, guard_of, vllm_of, vllm_table
 
+#: Of tests that share one vLLM, for `pytestmark`.
+OF_THE_SAMPLER = [
+    pytest.mark.vllm,
+    pytest.mark.xdist_group("vllm-sampler"),
+    pytest.mark.timeout(900),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
 
 @pytest.fixture(scope="session")
 def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -55,11 +55,8 @@ def test_what_is_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None
 def test_a_server_of_the_family_passes_the_canary_s_checks(family: str, tmp_path: Path) -> None:
     """All but the rise of the reward, which random weights with frozen experts may lack."""
     model = save_family(family, tmp_path / "model")
-    server = ForkedServer(tmp_path / "data", model=model).start()
-    try:
+    with ForkedServer(tmp_path / "data", model=model) as server:
         report = run_canary(server.base_url, steps=4)
-    finally:
-        server.stop()
     assert {one.name for one in report.checks if not one.passed} <= {"learns"}, report
     assert len(report.checks) == 8
 

@@ -216,18 +216,21 @@ def test_a_fresh_optimizer_and_another_adapter_in_between(
     assert scale_of(out) == (FIRST / 2 ** told["overflows"], 1)
 
 
-def test_the_sampler_computes_lora_as_the_learner_does(tmp_path: Path) -> None:
+# Seen: 1.2e-5 nats a token in float16; 0.005 in bfloat16, and 0.017 with LoRA in float32 on one
+# side.
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 0.0011), ("bfloat16", 0.009)])
+def test_the_sampler_computes_lora_as_the_learner_does(
+    dtype: str, most: float, tmp_path: Path
+) -> None:
     model = save_model(tmp_path / "model")
-    core = LearnerCore(str(model), dtype="float16")
+    core = LearnerCore(str(model), dtype=dtype)
     assert core.packer.padded_because is None
     adapter = shake(fresh(core, tmp_path, LoraConfig(rank=8, alpha=16.0)))
-    sampler = LocalSampler(model, dtype="float16")
+    sampler = LocalSampler(model, dtype=dtype)
     sampler.load("a@1", adapter)
     words = ("the weather in Paris", "mail of Ann", "Monday at ten", "to the team")
     replies = sampler.chat(*[ask(text, adapter="a@1", max_tokens=24, seed=1) for text in words * 2])
-    found = gaps(core, adapter, replies)
-    # Seen: 1.2e-5 nats a token; an eighth of what is allowed in bfloat16.
-    assert found.mean() <= 0.0011
+    assert gaps(core, adapter, replies).mean() <= most
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, Sc
 from langchain_art_server.backends.peft.packer import use_forest
 from tests.support.learner_cases import (
     CONFIGS,
+    PLAIN_HEADS,
     SHAPE,
     branching_rows,
     contents,
@@ -191,10 +192,7 @@ ODD: dict[str, tuple[Any, str]] = {
         "softcap",
     ),
     "lfm2": (
-        transformers.Lfm2Config(
-            **{k: v for k, v in SHAPE.items() if k != "head_dim"},
-            layer_types=["conv", "full_attention"],
-        ),
+        transformers.Lfm2Config(**PLAIN_HEADS, layer_types=["conv", "full_attention"]),
         "conv",
     ),
     "longrope": (
@@ -205,23 +203,17 @@ ODD: dict[str, tuple[Any, str]] = {
     ),
     # A window in its config and in its mask alone.
     "phimoe": (
-        transformers.PhimoeConfig(
-            **{k: v for k, v in SHAPE.items() if k != "head_dim"},
-            sliding_window=7,
-            num_local_experts=2,
-        ),
+        transformers.PhimoeConfig(**PLAIN_HEADS, sliding_window=7, num_local_experts=2),
         "windows are [None, None], its config's [7, 7]",
     ),
 }
 FITS: dict[str, Any] = {
-    "qwen2": transformers.Qwen2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
+    "qwen2": transformers.Qwen2Config(**PLAIN_HEADS),
     "mistral_whole": transformers.MistralConfig(**SHAPE, sliding_window=None),
     **{name: CONFIGS[name]() for name in ("mistral", "gemma3", "gpt_oss")},
-    "smollm3": transformers.SmolLM3Config(
-        **{k: v for k, v in SHAPE.items() if k != "head_dim"}, no_rope_layers=[1, 0]
-    ),
-    "phi3": transformers.Phi3Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
-    "olmo2": transformers.Olmo2Config(**{k: v for k, v in SHAPE.items() if k != "head_dim"}),
+    "smollm3": transformers.SmolLM3Config(**PLAIN_HEADS, no_rope_layers=[1, 0]),
+    "phi3": transformers.Phi3Config(**PLAIN_HEADS),
+    "olmo2": transformers.Olmo2Config(**PLAIN_HEADS),
     "gpt2": transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128),
 }
 

@@ -6,12 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
 
 from langchain_art.wire import GSPO, ClippedRatio, JobConfig, Loss, SFTConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.prefix_forest import PartCosts
@@ -28,9 +26,12 @@ from tests.support.learner_cases import (
     branching_rows,
     drawn_from,
     fresh,
+    gradients_of,
     jittered,
     long_runs,
     make_rows,
+    naive_gradients,
+    naive_model,
     on_policy,
     quiet,
     restricted,
@@ -50,10 +51,7 @@ def naive_gradient(
     model_path: str, adapter: Path, rows: list[Row], config: JobConfig
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss in float64: row by row, unpadded, eager attention, one token at a time."""
-    base = AutoModelForCausalLM.from_pretrained(
-        model_path, dtype=torch.float64, attn_implementation="eager"
-    )
-    model = peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True).double().eval()
+    model = naive_model(model_path, adapter)
     n, total = sum(sum(row.mask) for row in rows), torch.zeros((), dtype=torch.float64)
     for row in rows:
         logits_TV = model(torch.tensor([row.token_ids])).logits[0]
@@ -80,11 +78,7 @@ def naive_gradient(
             total = total - w * (ratio * a if ratio.item() * a <= bound * a else bound * a)
     if total.requires_grad:
         total.backward()
-    return total.item(), {
-        name.replace(".default", ""): p.grad
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
+    return total.item(), naive_gradients(model)
 
 
 def second_update(core: LearnerCore, rows: list[Row], config: TrainConfig) -> TrainingBatch:
@@ -256,9 +250,7 @@ def test_micro_batches_and_company_change_nothing(
         config = PLAIN.model_copy(update={"tokens_per_microbatch": tokens})
         loss, _ = core.accumulate(core.batch(rows, config), quiet)
         losses.append(loss)
-        gradients.append({n: p.grad.clone() for n, p in core.parameters.items()})
-        for parameter in core.parameters.values():
-            parameter.grad = None
+        gradients.append(gradients_of(core))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for key, gradient in gradients[0].items():
         error = (gradient - gradients[1][key]).norm() / gradient.norm()

@@ -29,6 +29,7 @@ from tests.support.learner_cases import (
     contents,
     folder,
     fresh,
+    gradients_of,
     make_rows,
     quiet,
     restricted,
@@ -176,9 +177,7 @@ def test_computing_again_what_is_cheap_changes_no_gradient(
     gradients: list[list[torch.Tensor | None]] = []
     for core.packer.recompute.on in (False, True):
         core.accumulate(batch, quiet)
-        gradients.append([p.grad for p in core.parameters.values()])
-        for parameter in core.parameters.values():
-            parameter.grad = None
+        gradients.append([*gradients_of(core).values()])
     assert all(one is not None and one.abs().sum() > 0 for one in gradients[0])
     for one, other in zip(*gradients, strict=True):
         assert one is not None and other is not None
@@ -259,9 +258,7 @@ def test_layers_of_parts_that_others_hang_below_are_computed_again_to_the_bit(
     for way in (packer.Way.PLAIN, packer.Way.CHECKPOINT):
         core.packer._keep(way)
         core.accumulate(batch, quiet)
-        gradients.append([parameter.grad for parameter in core.parameters.values()])
-        for parameter in core.parameters.values():
-            parameter.grad = None
+        gradients.append([*gradients_of(core).values()])
     for one, other in zip(*gradients, strict=True):
         assert one is not None and other is not None and torch.equal(one, other)
 
@@ -306,9 +303,7 @@ def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
     for core.packer.recompute.on in (False, True):
         held.clear()
         layout.sweep(core._scorer, visit)
-        gradients.append([parameter.grad for parameter in core.parameters.values()])
-        for parameter in core.parameters.values():
-            parameter.grad = None
+        gradients.append([*gradients_of(core).values()])
         lasts, again = [part.last for part in layout._batches], core.packer.recompute.on
         assert {*lasts} == {True, False}
         assert held == [(not again, not (again and last)) for last in lasts]

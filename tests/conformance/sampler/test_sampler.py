@@ -25,12 +25,6 @@ from tests.support.tiny_models import (
     with_adapter,
 )
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
-
-
 GROWING = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 

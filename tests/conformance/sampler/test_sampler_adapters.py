@@ -13,14 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ConfigError
-from tests.support.tiny_models import LocalSampler, ask, save_adapter, save_model
+from tests.support.tiny_models import LocalSampler, ask, save_adapter
 
 Q = "base_model.model.model.layers.1.self_attn.q_proj"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
 
 
 @pytest.fixture(scope="module")

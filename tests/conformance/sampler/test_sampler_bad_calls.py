@@ -21,16 +21,6 @@ from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model, toke
 SEEDS = range(count(8, 400))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("bad-calls") / "model")
-
-
-@pytest.fixture
-def sampler(model: Path) -> LocalSampler:
-    return LocalSampler(model)
-
-
 def good(seed: int) -> ChatRequest:
     return ask("and the mail of Ann", seed=seed, max_tokens=24, stream=bool(seed % 2))
 

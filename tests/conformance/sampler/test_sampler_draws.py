@@ -24,11 +24,6 @@ from tests.support.tiny_models import (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
-
-
-@pytest.fixture(scope="module")
 def sampler(model: Path) -> LocalSampler:
     return LocalSampler(model)
 

@@ -22,14 +22,8 @@ from tests.support.tiny_models import (
     check_logprobs,
     load_plain,
     save_adapter,
-    save_model,
     with_adapter,
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("models") / "qwen3")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -123,6 +123,9 @@ def topology(
         return program
 
     return register
+
+
+in_two_modes = partial(topology, modes=TWO_MODES)
 
 
 class Foreign(BaseChatModel):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from langchain_art_server.backends.chat.tool_calls.call_format import Guide
@@ -77,18 +79,23 @@ def sampler_of(template: str, folder: Path) -> LocalSampler:
     return LocalSampler(model)
 
 
+def require_allowed(template: ChatTemplate, request: ChatRequest, ids: list[int]) -> None:
+    """The request's grammar lets these tokens pass, and the end behind them."""
+    eos = sorted(template.eos)
+    compiler = GrammarCompiler(template.tokenizer, len(template.tokenizer), eos)
+    grammar = compiler.grammar(request, template.tools)
+    assert grammar
+    processor = compiler.logits_processor(grammar)
+    assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
+
+
 @pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])
 def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
     template = template_of(name)
     assert template.tools
-    guide, tokenizer, eos = template.tools.guide, template.tokenizer, sorted(template.eos)
-    compiler = GrammarCompiler(tokenizer, len(tokenizer), eos)
-    request = ask(tools=TOOLS, tool_choice="required")
-    grammar = compiler.grammar(request, template.tools)
-    assert grammar
+    guide, request = template.tools.guide, ask(tools=TOOLS, tool_choice="required")
     ids = sampled(template, guide.before + forced_call(guide) + guide.after)
-    processor = compiler.logits_processor(grammar)
-    assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
+    require_allowed(template, request, ids)
     output = OutputProcessor(request, template, [])
     output.update(ids, last=True)
     assert functions(output.parser.calls) == [CALL]
@@ -179,15 +186,9 @@ def test_channels_are_read_where_there_are_no_tools() -> None:
 
 
 def test_an_answer_in_json_is_in_the_final_channel() -> None:
-    template = template_of("gptoss")
-    tokenizer, eos = template.tokenizer, sorted(template.eos)
-    compiler = GrammarCompiler(tokenizer, len(tokenizer), eos)
-    request = ask(response_format={"type": "json_object"})
-    grammar = compiler.grammar(request, template.tools)
-    assert grammar
+    template, request = template_of("gptoss"), ask(response_format={"type": "json_object"})
     ids = sampled(template, '<|channel|>final<|message|>{"a": 1}')
-    processor = compiler.logits_processor(grammar)
-    assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
+    require_allowed(template, request, ids)
     assert read(template, request, ids) == ('{"a": 1}', [])
 
 

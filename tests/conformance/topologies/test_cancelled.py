@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -29,12 +29,6 @@ LONG = "word " * 150
 """A reply that takes long enough to be cut off."""
 
 Cut: TypeAlias = "Callable[[Any, Kit, Run, ArtClient], Awaitable[None]]"
-
-
-@pytest.fixture(scope="module")
-def client(rule_server: RuleServer) -> Iterator[ArtClient]:
-    with ArtClient(rule_server.base_url) as client:
-        yield client
 
 
 async def late_call_runs(run: Run, client: ArtClient) -> None:

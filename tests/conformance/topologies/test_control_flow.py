@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,12 +40,6 @@ from tests.conformance.topologies.rows import each_token_once
 from tests.support.live_server import REPO, RuleServer
 
 Seen: TypeAlias = "Callable[..., Performance]"
-
-
-@pytest.fixture(scope="module")
-def client(rule_server: RuleServer) -> Iterator[ArtClient]:
-    with ArtClient(rule_server.base_url) as client:
-        yield client
 
 
 @pytest.fixture

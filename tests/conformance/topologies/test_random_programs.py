@@ -18,7 +18,6 @@ from uuid import uuid4
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -26,43 +25,35 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
 from langchain_art import capture
+from tests.support.graphs import Answering
 from tests.support.soak import count
 
 PROGRAMS = count(60, 3000)
 
 
-class Numbered(BaseChatModel):
+class Numbered(Answering):
     """Says another thing each time, as JSON, and names its calls as our server does."""
 
     said: list[str]
 
-    @property
-    def _llm_type(self) -> str:
-        return "numbered"
-
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+    def choices(self, messages: Any) -> list[AIMessage]:
         self.said.append(f"call-{uuid4()}")
         text = json.dumps({"answer": f"answer {len(self.said)} of them", "mark": len(self.said)})
-        reply = AIMessage(text, response_metadata={"call_id": self.said[-1]})
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        return [AIMessage(text, response_metadata={"call_id": self.said[-1]})]
 
 
-class Around(BaseChatModel):
+class Around(Answering):
     """Asks another model; fails afterwards as often as it is told."""
 
     inner: BaseChatModel
     failures: list[int]
 
-    @property
-    def _llm_type(self) -> str:
-        return "around"
-
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
+    def choices(self, messages: Any) -> list[AIMessage]:
         reply = self.inner.invoke(messages)
         if self.failures[0] > 0:
             self.failures[0] -= 1
             raise ConnectionError("after the answer")
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        return [reply]
 
 
 FORMS: list[Callable[[AIMessage], Any]] = [

@@ -41,17 +41,12 @@ from tests.support.vllm_engine import (
     shared_memory,
     vllm_of,
 )
-from tests.support.vllm_sampling import chat, pid_of
+from tests.support.vllm_sampling import OF_THE_SAMPLER, chat, pid_of
 
 #: Most times that vllm, or what holds it, is killed until a stream was cut.
 KILLS = 4
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm-sampler"),
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = OF_THE_SAMPLER
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,9 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from tests.support.learner_cases import gaps
 from tests.support.tiny_models import CLOCK, WEATHER, ask
-from tests.support.vllm_sampling import chat
+from tests.support.vllm_sampling import OF_THE_SAMPLER, chat
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.xdist_group("vllm-sampler"),
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="session"),
-]
+pytestmark = OF_THE_SAMPLER
 
 
 @pytest.mark.parametrize("heat", [1.0, 0.6])

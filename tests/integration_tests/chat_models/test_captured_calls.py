@@ -7,13 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_art import CaptureHandler, ChatART, Turn, capture
-from tests.support.graphs import ASK, RETRY, Flaky, graph_of, node
+from tests.support.graphs import ASK, RETRY, Answering, Flaky, graph_of, node
 
 
 @pytest.fixture
@@ -72,17 +71,13 @@ def test_turns_and_tags_agree(art_server: Any, model: ChatART) -> None:
     assert run.turns[3].extends == 2
 
 
-class Wrapper(BaseChatModel):
+class Wrapper(Answering):
     """Asks another chat model by `invoke`."""
 
     inner: ChatART
 
-    @property
-    def _llm_type(self) -> str:
-        return "wrapper"
-
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=self.inner.invoke(messages))])
+    def choices(self, messages: Any) -> list[AIMessage]:
+        return [self.inner.invoke(messages)]
 
 
 def test_a_model_around_ours_makes_no_call_of_its_own(art_server: Any, model: ChatART) -> None:

@@ -26,12 +26,6 @@ def model(art_server: LiveServer) -> ChatART:
     return ChatART(model=art_server.policy, base_url=art_server.base_url, max_tokens=4)
 
 
-@pytest.fixture
-def client(art_server: LiveServer) -> Any:
-    with ArtClient(art_server.base_url) as client:
-        yield client
-
-
 def test_only_the_users_tags_count() -> None:
     told = ["seq:step:1", "mine", "map:key:k", "graph:step:3", "retry:attempt:2", "theirs"]
     told += ["langsmith:hidden", "langsmith:nostream", "nostream", "mine", "seq", "nostreams", ""]

@@ -40,10 +40,8 @@ wire_api = "responses"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuleServer]:
-    made = RuleServer(tmp_path_factory.mktemp("agents") / "data", context=65536)
-    made.start()
-    yield made
-    made.stop()
+    with RuleServer(tmp_path_factory.mktemp("agents") / "data", context=65536) as made:
+        yield made
 
 
 def argv_of(client: str, prompt: str) -> list[str]:

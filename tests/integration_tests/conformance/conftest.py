@@ -13,6 +13,5 @@ from tests.support.live_server import ForkedServer
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
     folder = tmp_path_factory.mktemp("conformance")
-    made = ForkedServer(folder / "data", model=write_model(folder / "model")).start()
-    yield made
-    made.stop()
+    with ForkedServer(folder / "data", model=write_model(folder / "model")) as made:
+        yield made

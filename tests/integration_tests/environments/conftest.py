@@ -15,7 +15,5 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One whose model is random, and says any number."""
     folder = tmp_path_factory.mktemp("numbers")
     model = save_model(folder / "model", max_position_embeddings=4096)
-    started = ForkedServer(folder / "data", model=model)
-    started.start()
-    yield started
-    started.stop()
+    with ForkedServer(folder / "data", model=model) as started:
+        yield started

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from examples.codenames import build_base_model, compare
+from examples.codenames import compare
 from examples.codenames.agent import SPYMASTER_PROMPT
 from examples.codenames.environment import boards
-from examples.codenames.train import BASE_MODEL, DEMO, make_rollout
+from examples.codenames.train import DEMO, make_rollout
 from examples.codenames.words import KIND_OF
-from examples.support import tiny_model
-from tests.support.examples import HostedModel, evaluation, require_same_base, server_of, short_fit
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -82,9 +81,3 @@ async def test_the_program_runs_on_hosted_models() -> None:
             "guesses_follow_clue": 1.0,
             "assassin_met": 0.0,
         }
-
-
-@pytest.mark.slow
-def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
-    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
-    require_same_base(tmp_path, BASE_MODEL)

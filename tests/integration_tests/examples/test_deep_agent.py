@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from examples.deep_agent import build_base_model
 from examples.deep_agent.agent import FILE, SEARCHER_PROMPT, build_agent
 from examples.deep_agent.environment import haystacks
-from examples.deep_agent.train import BASE_MODEL, DEMO, told
-from examples.support import tiny_model
+from examples.deep_agent.train import DEMO, told
 from langchain_art.environments import from_reasoning_gym
-from tests.support.examples import HostedModel, require_same_base, server_of, short_fit
+from tests.support.examples import HostedModel, server_of, short_fit
 from tests.support.soak import count, share
 
 AGENTS, WHEN = {"model", "tools/model"}, ("before", "after")
@@ -55,12 +53,6 @@ def test_its_calls_learn_and_it_is_said_what(tmp_path: Path) -> None:
         assert after["mean"] - after["ci95"] > before["mean"] + before["ci95"]
     figures = [f"{found[when]['mean']:.3f} ± {found[when]['ci95']:.3f}" for when in WHEN]
     print(" → ".join(figures))  # noqa: T201
-
-
-@pytest.mark.slow
-def test_the_script_makes_the_shipped_base(tmp_path: Path) -> None:
-    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
-    require_same_base(tmp_path, BASE_MODEL)
 
 
 async def test_it_runs_unchanged_on_a_hosted_model() -> None:

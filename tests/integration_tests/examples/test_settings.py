@@ -1,12 +1,15 @@
-"""The settings for a server that each example brings along."""
+"""What examples bring along: settings for a server, and scripts that make a base model."""
 
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
+from examples.support import tiny_model
 from langchain_art_server.config import load_settings
+from tests.support.examples import require_same_base
 from tests.support.live_server import REPO
 
 FILES = sorted((REPO / "examples").glob("*/server.toml"))
@@ -16,3 +19,11 @@ FILES = sorted((REPO / "examples").glob("*/server.toml"))
 def test_they_are_accepted_and_of_the_demos_policies(name: str) -> None:
     settings = load_settings(REPO / "examples" / name / "server.toml")
     assert settings.policies == import_module(f"examples.{name}.train").DEMO.policies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["codenames", "deep_agent", "temporal_clue"])
+def test_the_script_still_builds_the_base_model(name: str, tmp_path: Path) -> None:
+    recipe = import_module(f"examples.{name}.build_base_model").RECIPE
+    tiny_model.main(recipe, tmp_path, ["--smoke"])
+    require_same_base(tmp_path, import_module(f"examples.{name}.train").BASE_MODEL)

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from examples.support import tiny_model
-from examples.temporal_clue import build_base_model
 from examples.temporal_clue.environment import QUESTIONS, puzzles
-from examples.temporal_clue.train import BASE_MODEL, DEMO, make_rollout
-from tests.support.examples import HostedModel, evaluation, require_same_base, server_of, short_fit
+from examples.temporal_clue.train import DEMO, make_rollout
+from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 
 
 @pytest.mark.slow
@@ -41,9 +39,3 @@ async def test_the_program_runs_on_a_hosted_model() -> None:
         runs = [await rollout(puzzle) for puzzle in puzzles("test", 3, 0)]
     assert [run.reward for run in runs] == [1.0, 1.0, 1.0]
     assert all(run.scores["all_right"] == 1.0 for run in runs)
-
-
-@pytest.mark.slow
-def test_the_script_still_builds_the_base_model(tmp_path: Path) -> None:
-    tiny_model.main(build_base_model.RECIPE, tmp_path, ["--smoke"])
-    require_same_base(tmp_path, BASE_MODEL)

@@ -29,14 +29,6 @@ def said() -> io.StringIO:
     return io.StringIO()
 
 
-@pytest.fixture
-def langfuse(monkeypatch: pytest.MonkeyPatch) -> Any:
-    with LangfuseServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
 def trainer(art_server: LiveServer, folder: Path, exporter: Exporter, **more: Any) -> Trainer:
     return Trainer(
         f"exported-{uuid.uuid4().hex[:8]}",

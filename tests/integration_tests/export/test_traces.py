@@ -26,14 +26,6 @@ from tests.support.langsmith_settings import langsmith_settings
 from tests.support.live_server import LiveServer
 
 
-@pytest.fixture
-def langfuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[LangfuseServer]:
-    with LangfuseServer() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
 async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
     art_server: LiveServer,
     langfuse: LangfuseServer,

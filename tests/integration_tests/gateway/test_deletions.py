@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,13 +19,6 @@ from langchain_art.wire import (
 from langchain_art_server.storage import queries
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    made = Store(database_url)
-    yield made
-    made.close()
 
 
 async def add_calls(store: Store, **tagged_with: str | None) -> None:

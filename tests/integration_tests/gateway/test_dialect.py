@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.conformance.suite.scripts import script
-from tests.support.live_server import LiveServer, RuleServer
+from tests.support.live_server import RuleServer
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 
@@ -41,17 +40,6 @@ def tool(name: str) -> dict[str, Any]:
 
 def says(*steps: Any) -> list[Any]:
     return [{"role": "user", "content": script(*steps)}]
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(art_server: LiveServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=art_server.base_url, api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")

@@ -544,8 +544,7 @@ def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
 def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
     config = tmp_path / "server.toml"
     config.write_text("max_running_calls = 32\n")
-    server = ForkedServer(tmp_path / "data", "--config", str(config)).start()
-    try:
+    with ForkedServer(tmp_path / "data", "--config", str(config)) as server:
         body = {
             "model": "tiny",
             "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -564,8 +563,6 @@ def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
                 time.sleep(0.1)
         for reader in readers:
             reader.close()
-    finally:
-        server.stop()
 
 
 def unread(port: int, body: dict[str, Any]) -> socket.socket:

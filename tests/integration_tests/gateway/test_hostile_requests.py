@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def refused(answer: httpx.Response, status: int = 400) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,12 +31,6 @@ from tests.support.live_server import ForkedServer, LiveServer, RuleServer
 SYSTEM, QUESTION = "Be short.", "When is the falcon review?"
 SCHEMA = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
 THOUGHT, REST = "\nA door, or two.\n", "\n\nI look."
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
 
 
 @dataclass
@@ -394,8 +388,7 @@ def test_a_run_is_named_by_the_url(art_server: LiveServer, http: httpx.Client) -
 
 def test_a_run_is_named_by_its_key_alone(tmp_path: Path) -> None:
     key = new_api_key()
-    server = ForkedServer(tmp_path / "data", env={"ART_API_KEY": key}).start()
-    try:
+    with ForkedServer(tmp_path / "data", env={"ART_API_KEY": key}) as server:
         client = ArtClient(base_url=server.base_url, api_key=key)
         made = client.run_key("run-17", seconds=60)
         ask: Any = [{"role": "user", "content": QUESTION}]
@@ -421,8 +414,6 @@ def test_a_run_is_named_by_its_key_alone(tmp_path: Path) -> None:
             with pytest.raises(anthropic.AuthenticationError):
                 call(wrong)
         assert key not in server.log.read_text() and made not in server.log.read_text()
-    finally:
-        server.stop()
 
 
 @tool

@@ -23,9 +23,8 @@ SETTINGS = "max_policies = 2\nmax_queued_jobs = 1\nmax_stored_bytes = 3000000\n"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("quotas")
     (folder / "server.toml").write_text(SETTINGS)
-    made = ForkedServer(folder / "data", "--config", str(folder / "server.toml")).start()
-    yield made
-    made.stop()
+    with ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as made:
+        yield made
 
 
 def test_policies_are_limited_until_one_is_deleted(server: LiveServer) -> None:

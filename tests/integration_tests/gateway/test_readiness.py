@@ -63,15 +63,12 @@ def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServe
 def test_a_database_that_is_gone_is_told_until_it_is_back(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    server = ForkedServer(tmp_path / "data", "--database-url", postgres.database()).start()
-    try:
+    with ForkedServer(tmp_path / "data", "--database-url", postgres.database()) as server:
         postgres.crash()
         answer = await_readiness(server, lambda answer: answer.status_code == 503)
         assert "cannot be written to or read" in answer.json()["reasons"]["store"]
         postgres.start()
         await_readiness(server, lambda answer: answer.json() == {"ready": True})
-    finally:
-        server.stop()
 
 
 class LoadingServer(ForkedServer):

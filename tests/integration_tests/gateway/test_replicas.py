@@ -22,9 +22,8 @@ CALLS = 24
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ForkedServer]:
-    made = ForkedServer(tmp_path / "data", module="tests.support.replicated_server").start()
-    yield made
-    made.stop()
+    with ForkedServer(tmp_path / "data", module="tests.support.replicated_server") as made:
+        yield made
 
 
 def until(http: httpx.Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,13 +29,6 @@ from tests.support.live_server import LiveServer
 def said(id_: str, run: str, value: float | None = 1.0, **more: Any) -> Review:
     base = {"source": "langfuse", "kind": "reward", "name": "human_reward", "at": 1.0}
     return Review(**(base | {"id": id_, "trajectory": run, "value": value} | more))
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    opened = Store(database_url)
-    yield opened
-    opened.close()
 
 
 async def everything(store: Store, **which: Any) -> list[Review]:

@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import tarfile
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
 from tests.support.live_server import TLS, LiveServer
+from tests.support.steps_of_a_fit import new_id
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -35,21 +35,6 @@ TOOL = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def sdk(art_server: LiveServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=art_server.base_url, api_key="none", max_retries=0)
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def chat(http: httpx.Client, **body: Any) -> httpx.Response:

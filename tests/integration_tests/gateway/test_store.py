@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,37 +51,25 @@ from langchain_art_server.storage.tables import (
     SCHEMA,
     CallRecord,
 )
+from tests.support import call_records
 from tests.support.postgres import Postgres
 from tests.support.soak import count
 
 
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    opened = Store(database_url)
-    yield opened
-    opened.close()
-
-
-def record(call_id: str, **changes: object) -> CallRecord:
-    values: dict[str, object] = {
-        "id": call_id,
+def record(call_id: str, **changes: Any) -> CallRecord:
+    values: dict[str, Any] = {
         "created_at": time.time(),
-        "policy": "p",
         "version": 3,
         "model": "p@3",
         "tags": CallTags(trajectory_id="t-1", node="writer", path=("team", "writer")),
         "request": {"messages": [{"role": "user", "content": "héllo \u2028"}]},
         "reply": {"role": "assistant", "content": "x"},
-        "prompt_token_ids": [1, 2, 2**31 - 1],
-        "token_ids": [4, 5],
         "logprobs": [-0.1, -1e-300],
         "temperature": 0.7,
-        "finish_reason": "stop",
-        "excluded_because": None,
         "latency": 0.5,
         "retry": 2,
     }
-    return CallRecord(**(values | changes))  # type: ignore[arg-type]
+    return call_records.record(call_id, [1, 2, 2**31 - 1], [4, 5], **(values | changes))
 
 
 async def test_a_record_comes_back_bit_for_bit(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,12 +12,6 @@ import pytest
 from tests.support.live_server import LiveServer
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
 
 
 class LossyRoad(httpx.HTTPTransport):

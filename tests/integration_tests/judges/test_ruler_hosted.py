@@ -6,19 +6,48 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
 
 from langchain_art import RulerEvaluator
 from tests.support.environments import litellm_python
-from tests.support.json_server import Refusal
+from tests.support.json_server import JsonServer, Refusal, completion
 from tests.support.judges.groups import group, run, says
-from tests.support.judges.judge_server import JudgeServer
+from tests.support.judges.literal_judge import literal
 from tests.support.live_server import REPO
 
 RUNS = group(run("a", says("BAD")), run("b", says("GOOD")))
+
+
+class JudgeServer(JsonServer):
+    """OpenAI's API on loopback, where the literal judge answers.
+
+    Keeps the bodies that it was sent in `seen`; refuses as `refusals` say before it answers.
+    """
+
+    def __init__(self, refusals: Sequence[Refusal] = ()) -> None:
+        super().__init__()
+        self._refusals = list(refusals)
+        self.times: list[float] = []
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        return [body for _, body in self.requests]
+
+    def answer(self, path: str, body: Any) -> Any:
+        self.times.append(time.monotonic())
+        if self._refusals:
+            raise self._refusals.pop(0)
+        message = {"role": "assistant", "content": literal(body["messages"][1]["content"])}
+        return completion(body["model"], message, 1000, 100)
 
 
 @pytest.fixture

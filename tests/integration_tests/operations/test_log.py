@@ -25,9 +25,8 @@ SAY = {"model": "tiny", "messages": [{"role": "user", "content": SECRET_WORDS}],
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
     data = tmp_path_factory.mktemp("log") / "data"
     env = {"ART_API_KEY": new_api_key()}
-    one = ForkedServer(data, "--log-format", "json", "--log-level", "debug", env=env).start()
-    yield one
-    one.stop()
+    with ForkedServer(data, "--log-format", "json", "--log-level", "debug", env=env) as one:
+        yield one
 
 
 def records(server: ForkedServer) -> list[dict[str, Any]]:

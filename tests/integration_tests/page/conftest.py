@@ -9,9 +9,6 @@ from playwright.sync_api import Browser, expect
 
 from tests.support.browser import Watched, running_browser
 from tests.support.live_server import LiveServer
-from tests.support.reviewed_runs import make_runs
-
-__all__ = ["browser", "make_runs", "watched"]
 
 
 @pytest.fixture(scope="package")

@@ -17,9 +17,8 @@ KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     data = tmp_path_factory.mktemp("locked") / "data"
-    server = ForkedServer(data, env={"ART_API_KEY": KEY}).start()
-    yield server
-    server.stop()
+    with ForkedServer(data, env={"ART_API_KEY": KEY}) as server:
+        yield server
 
 
 def test_a_person_logs_in_and_out(locked: LiveServer, browser: Browser) -> None:

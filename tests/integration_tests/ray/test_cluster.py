@@ -189,61 +189,57 @@ def test_a_lost_nodes_replica_and_step_come_back_on_another(
     config = tmp_path / "server.toml"
     config.write_text(CONFIG)
     options = ("--config", str(config), "--ray", cluster.address)
-    server = LiveServer(tmp_path / "data", *options).start()
-    try:
-        with server.http() as http, ThreadPoolExecutor(CALLS) as pool:
-            assert sum(cluster.hosts("EngineHost")) == 3
-            train_once(http, 0)
-            calls = list[Future[httpx.Response]]()
-            while True:  # on a busy machine they may end before they are seen to run
-                calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
-                seen = until(
-                    http,
-                    lambda found, calls=calls: (
-                        all(one["running_calls"] for one in found)
-                        or all(call.done() for call in calls)
-                    ),
-                )
-                if all(one["running_calls"] for one in seen):
-                    break
-            cluster.kill(lost := replica_node(cluster))
-            # Its calls are made again on the other one.
-            answers = [call.result() for call in calls]
-            assert {answer.status_code for answer in answers} == {200}
-            assert {answer.json()["model"] for answer in answers} == {"tiny@1"}
-            # They may have ended before the loss was noticed: none has a problem until then.
-            back = until(
+    with (
+        LiveServer(tmp_path / "data", *options) as server,
+        server.http() as http,
+        ThreadPoolExecutor(CALLS) as pool,
+    ):
+        assert sum(cluster.hosts("EngineHost")) == 3
+        train_once(http, 0)
+        calls = list[Future[httpx.Response]]()
+        while True:  # on a busy machine they may end before they are seen to run
+            calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
+            seen = until(
                 http,
-                lambda found: (
-                    any(one["restarts"] for one in found)
-                    and not any(one["problem"] for one in found)
+                lambda found, calls=calls: (
+                    all(one["running_calls"] for one in found) or all(call.done() for call in calls)
                 ),
             )
-            assert sum(one["restarts"] for one in back) == 1
-            assert [one["missing"] for one in back] == [0, 0]
-            hosts = cluster.hosts("EngineHost")
-            assert hosts[lost] == 0 and sum(hosts) == 3
-            # Two nodes are left. With one, a replica waits, and says for what.
-            cluster.kill(replica_node(cluster))
-            waits = until(
-                http, lambda found: any("waits" in (one["problem"] or "") for one in found)
-            )
-            [problem] = [one["problem"] for one in waits if one["problem"]]
-            assert "needs CPU 1.5 on one node" in problem and problem.endswith("Missing: CPU")
-            assert ask(http, 99, 8).json()["model"] == "tiny@1"
-            train_once(http, 1)
-            cluster.add(2)
-            until(http, lambda found: not any(one["problem"] for one in found))
-            models = [ask(http, 100 + number, 4).json()["model"] for number in range(4)]
-            assert models == ["tiny@2"] * 4
-            # The step of a learner whose node is lost begins again on another node.
-            train_without(cluster, server, http, *cluster.learner(), number=2)
-            jobs = http.get("/v1/jobs").json()["data"]
-            found = sorted((job["result"]["version"], job["state"]) for job in jobs)
-            assert found == [(version, "succeeded") for version in (1, 2, 3)]
-            assert ask(http, 200, 4).json()["model"] == "tiny@3"
-    finally:
-        server.stop()
+            if all(one["running_calls"] for one in seen):
+                break
+        cluster.kill(lost := replica_node(cluster))
+        # Its calls are made again on the other one.
+        answers = [call.result() for call in calls]
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.json()["model"] for answer in answers} == {"tiny@1"}
+        # They may have ended before the loss was noticed: none has a problem until then.
+        back = until(
+            http,
+            lambda found: (
+                any(one["restarts"] for one in found) and not any(one["problem"] for one in found)
+            ),
+        )
+        assert sum(one["restarts"] for one in back) == 1
+        assert [one["missing"] for one in back] == [0, 0]
+        hosts = cluster.hosts("EngineHost")
+        assert hosts[lost] == 0 and sum(hosts) == 3
+        # Two nodes are left. With one, a replica waits, and says for what.
+        cluster.kill(replica_node(cluster))
+        waits = until(http, lambda found: any("waits" in (one["problem"] or "") for one in found))
+        [problem] = [one["problem"] for one in waits if one["problem"]]
+        assert "needs CPU 1.5 on one node" in problem and problem.endswith("Missing: CPU")
+        assert ask(http, 99, 8).json()["model"] == "tiny@1"
+        train_once(http, 1)
+        cluster.add(2)
+        until(http, lambda found: not any(one["problem"] for one in found))
+        models = [ask(http, 100 + number, 4).json()["model"] for number in range(4)]
+        assert models == ["tiny@2"] * 4
+        # The step of a learner whose node is lost begins again on another node.
+        train_without(cluster, server, http, *cluster.learner(), number=2)
+        jobs = http.get("/v1/jobs").json()["data"]
+        found = sorted((job["result"]["version"], job["state"]) for job in jobs)
+        assert found == [(version, "succeeded") for version in (1, 2, 3)]
+        assert ask(http, 200, 4).json()["model"] == "tiny@3"
     assert "died in step 3, which starts again" in server.log.read_text()
 
 
@@ -257,20 +253,17 @@ def test_ranks_are_on_two_nodes_and_a_step_begins_again_when_one_is_lost(
     config = tmp_path / "server.toml"
     own = "learner = {CPU = 1.5}\n\n[learner]\nranks = 2\nthreads = 1\n"
     config.write_text("[ray]\nreplica = {CPU = 0.5}\n" + own)
-    server = LiveServer(
-        tmp_path / "data", "--config", str(config), "--ray", cluster.address
-    ).start()
-    try:
-        with server.http() as http:
-            (first, _), (second, other) = cluster.learner(), cluster.learner("distributed")
-            assert first != second
-            train_without(cluster, server, http, second, other)
-            assert second not in (cluster.learner()[0], cluster.learner("distributed")[0])
-            train_once(http, 1)
-            jobs = http.get("/v1/jobs").json()["data"]
-            found = sorted((job["result"]["version"], job["state"]) for job in jobs)
-            assert found == [(1, "succeeded"), (2, "succeeded")]
-            assert ask(http, 100, 4).json()["model"] == "tiny@2"
-    finally:
-        server.stop()
+    with (
+        LiveServer(tmp_path / "data", "--config", str(config), "--ray", cluster.address) as server,
+        server.http() as http,
+    ):
+        (first, _), (second, other) = cluster.learner(), cluster.learner("distributed")
+        assert first != second
+        train_without(cluster, server, http, second, other)
+        assert second not in (cluster.learner()[0], cluster.learner("distributed")[0])
+        train_once(http, 1)
+        jobs = http.get("/v1/jobs").json()["data"]
+        found = sorted((job["result"]["version"], job["state"]) for job in jobs)
+        assert found == [(1, "succeeded"), (2, "succeeded")]
+        assert ask(http, 100, 4).json()["model"] == "tiny@2"
     assert "died in step 1, which starts again" in server.log.read_text()

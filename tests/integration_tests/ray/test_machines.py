@@ -123,9 +123,8 @@ def test_a_step_goes_on_when_a_node_is_cut_off_and_comes_back(
 ) -> None:
     config = tmp_path / "server.toml"
     config.write_text(CONFIG)
-    server = LiveServer(tmp_path / "data", "--config", str(config), "--ray", HEAD).start()
-    waited: list[float] = []
-    try:
+    with LiveServer(tmp_path / "data", "--config", str(config), "--ray", HEAD) as server:
+        waited: list[float] = []
         with server.http() as http, server.http() as other:
             train_once(http, 0)
             node, pid = rank_one(nodes)
@@ -157,8 +156,6 @@ def test_a_step_goes_on_when_a_node_is_cut_off_and_comes_back(
             cutting.join()
             jobs = http.get("/v1/jobs").json()["data"]
             assert sorted(job["result"]["version"] for job in jobs) == [1, 2]
-    finally:
-        server.stop()
     print(f"{len(waited)} calls answered meanwhile, the slowest after {max(waited):.1f} s")  # noqa: T201
     assert len(waited) > 20 and max(waited) < 60
     assert "died in step 2, which starts again" in server.log.read_text()

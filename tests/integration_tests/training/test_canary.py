@@ -81,11 +81,8 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=FLOAT16)])
 def test_a_server_in_half_precision_passes_as_well(dtype: str, tmp_path: Path) -> None:
     """As on a GPU: LoRA is computed in 16 bits and learned in float32."""
-    server = ForkedServer(tmp_path / "data", "--dtype", dtype).start()
-    try:
+    with ForkedServer(tmp_path / "data", "--dtype", dtype) as server:
         report = run_canary(server.base_url)
-    finally:
-        server.stop()
     assert failed(report) == {}, report
     assert report.dtype == dtype
 

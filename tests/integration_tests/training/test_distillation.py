@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import statistics
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ from tests.support.live_server import LiveServer
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
 QUESTION, ANSWER = "Which colour has snow?", "It is white."
-
-
-@pytest.fixture(scope="module")
-def client(art_server: LiveServer) -> Iterator[ArtClient]:
-    with ArtClient(art_server.base_url) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,8 @@ SCENARIOS = [{"q": "a"}, {"q": "b"}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
-    started = StubServer(tmp_path_factory.mktemp("fresh") / "data").start()
-    yield started
-    started.stop()
+    with StubServer(tmp_path_factory.mktemp("fresh") / "data") as started:
+        yield started
 
 
 class Fit:

@@ -128,12 +128,11 @@ def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path:
     (toml := tmp_path / "art.toml").write_text(
         'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
     )
-    server = LiveServer(tmp_path / "data", "--config", str(toml), model=model).start()
-    try:
-        with server.http() as http:
-            answer = post(http, standard_part(RED), model="tiny")
-    finally:
-        server.stop()
+    with (
+        LiveServer(tmp_path / "data", "--config", str(toml), model=model) as server,
+        server.http() as http,
+    ):
+        answer = post(http, standard_part(RED), model="tiny")
     assert answer.status_code == 400
     assert "several ranks learn from none yet" in answer.json()["error"]["message"]
 

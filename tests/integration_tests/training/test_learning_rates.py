@@ -26,9 +26,8 @@ WANTED, ITEMS = frozenset("aeiou"), [f"item {n}" for n in range(8)]
 def random_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
     """A server of a model that says anything."""
     folder = tmp_path_factory.mktemp("random")
-    server = ForkedServer(folder / "data", model=save_model(folder / "model")).start()
-    yield server
-    server.stop()
+    with ForkedServer(folder / "data", model=save_model(folder / "model")) as server:
+        yield server
 
 
 class Bandit:

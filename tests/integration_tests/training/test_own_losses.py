@@ -21,9 +21,8 @@ REGISTERED = '[losses]\nclipped = "tests.support.own_losses:clipped"\n'
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("own-losses")
     (folder / "server.toml").write_text(REGISTERED)
-    made = ForkedServer(folder / "data", "--config", str(folder / "server.toml")).start()
-    yield made
-    made.stop()
+    with ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as made:
+        yield made
 
 
 def test_a_registered_loss_makes_the_bytes_that_the_built_in_one_makes(server: LiveServer) -> None:

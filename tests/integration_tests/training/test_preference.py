@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from tests.support.live_server import LiveServer
 SMALL = LoraConfig(rank=4, alpha=8.0)
 FAST = PreferenceConfig(learning_rate=3e-3, beta=0.5)
 COLOURS = {"snow": "white", "coal": "black", "grass": "green"}
-
-
-@pytest.fixture(scope="module")
-def client(art_server: LiveServer) -> Iterator[ArtClient]:
-    with ArtClient(art_server.base_url) as made:
-        yield made
 
 
 @pytest.fixture

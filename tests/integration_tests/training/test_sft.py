@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, InvalidRequest, JobFailed
 from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
 from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.steps_of_a_fit import new_id
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
 FAST = SFTConfig(learning_rate=1e-2)
@@ -38,22 +37,12 @@ TOOL = {
 }
 
 
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex[:12]}"
-
-
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
-
-
-@pytest.fixture(scope="module")
-def client(art_server: LiveServer) -> Iterator[ArtClient]:
-    with ArtClient(art_server.base_url) as made:
-        yield made
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,10 @@ import sqlalchemy as sa
 from langchain_art.wire import TrainResult, TrajectoryAudit
 from langchain_art_server.storage.seals import update
 from langchain_art_server.storage.tables import CHECKPOINTS, JOBS, POLICIES, TRAINED, TRAINED_CALLS
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import ForkedServer
+from tests.support.steps_of_a_fit import new_id, ok
 
 QUESTION = "When is the falcon review?"
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
-
-
-def ok(answer: httpx.Response) -> Any:
-    assert answer.status_code in (200, 202), answer.text
-    return answer.json()
 
 
 def call(http: httpx.Client, run: str, seed: int, model: str = "tiny", **tags: Any) -> str:
@@ -300,8 +285,7 @@ def test_an_audit_of_a_run_that_was_sent_knows_what_is_not_ours(http: httpx.Clie
 
 @pytest.mark.slow
 def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
-    server = ForkedServer(tmp_path / "data").start()
-    try:
+    with ForkedServer(tmp_path / "data") as server:
         with server.http() as http:
             runs: list[str] = []
             for seed in range(2):
@@ -334,8 +318,6 @@ def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
             }
             assert audit(http, runs[0]).trained_by == {"tiny": job}
             assert train(http, runs).excluded["runs.already_trained"] == 2
-    finally:
-        server.stop()
 
 
 def test_a_key_gives_its_job_also_when_a_run_of_it_was_deleted_since(http: httpx.Client) -> None:

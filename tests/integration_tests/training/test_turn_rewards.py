@@ -5,8 +5,6 @@ them, and that a job learns from what was scored when it was asked for.
 from __future__ import annotations
 
 import io
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -20,18 +18,7 @@ from langchain_art import ArtClient, ChatART, TrainConfig, Trainer, capture
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire import LoraConfig, Reward, TrainResult, Trajectory
 from tests.support.live_server import LiveServer
-
-
-@pytest.fixture(scope="module")
-def http(art_server: LiveServer) -> Iterator[httpx.Client]:
-    with art_server.http() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(art_server: LiveServer) -> Iterator[ArtClient]:
-    with ArtClient(art_server.base_url) as made:
-        yield made
+from tests.support.steps_of_a_fit import new_id
 
 
 class Replies(TypedDict, total=False):
@@ -46,10 +33,6 @@ def two_nodes(model: ChatART) -> Any:
     graph.add_edge(START, "writer")
     graph.add_edge("writer", "noise")
     return graph.compile()
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}-{uuid.uuid4().hex}"
 
 
 def tagged_run(http: httpx.Client, nodes: tuple[str, ...] = ("writer", "noise")) -> list[str]:

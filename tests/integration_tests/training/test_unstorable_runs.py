@@ -32,9 +32,8 @@ class NoText:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
-    started = StubServer(tmp_path_factory.mktemp("runs") / "data", seconds=(0.0, 0.01)).start()
-    yield started
-    started.stop()
+    with StubServer(tmp_path_factory.mktemp("runs") / "data", seconds=(0.0, 0.01)) as started:
+        yield started
 
 
 def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:

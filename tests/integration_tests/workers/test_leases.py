@@ -27,9 +27,8 @@ from tests.support.stub_engines import StubServer
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
-    started = StubServer(tmp_path_factory.mktemp("leases") / "data", seconds=(0.0, 0.01)).start()
-    yield started
-    started.stop()
+    with StubServer(tmp_path_factory.mktemp("leases") / "data", seconds=(0.0, 0.01)) as started:
+        yield started
 
 
 @contextmanager
@@ -101,11 +100,8 @@ def ids(server: StubServer, query: str) -> set[str]:
 
 
 def test_a_killed_workers_rollouts_are_run_by_another_and_trained_once(tmp_path: Path) -> None:
-    server = StubServer(tmp_path / "data", seconds=(0.0, 0.01)).start()
-    try:
+    with StubServer(tmp_path / "data", seconds=(0.0, 0.01)) as server:
         kill_one_of_two(server, tmp_path / "fit")
-    finally:
-        server.stop()
 
 
 def kill_one_of_two(server: StubServer, out: Path) -> None:

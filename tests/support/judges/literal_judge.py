@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from pydantic import Field
+
+from tests.support.graphs import Answering
 
 WORDS = (
     "task|tools|note|part|run|end|node|system|developer|user|assistant|call|result|again|cut|error|"
@@ -90,7 +90,7 @@ def literal(request: str) -> str:
     return verdict({run: honest(text) for run, text in parse(request).runs.items()})
 
 
-class ScriptedJudge(BaseChatModel):
+class ScriptedJudge(Answering):
     """Says what `answer` makes of the request (its last message but corrections).
 
     ``said`` keeps the prompts it was given. A value that is an exception is raised.
@@ -100,14 +100,10 @@ class ScriptedJudge(BaseChatModel):
     said: list[Sequence[BaseMessage]] = Field(default_factory=list)
 
     @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    @property
     def requests(self) -> list[str]:
         return [prompt[1].text for prompt in self.said]
 
-    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+    def choices(self, messages: Any) -> list[AIMessage]:
         self.said.append(messages)
         reply = self.answer(messages[1].text)
         if isinstance(reply, Exception):
@@ -115,4 +111,4 @@ class ScriptedJudge(BaseChatModel):
         if not isinstance(reply, AIMessage):
             usage: Any = {"input_tokens": 100, "output_tokens": 20, "total_tokens": 120}
             reply = AIMessage(reply, usage_metadata=usage)
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        return [reply]

@@ -24,16 +24,15 @@ from langchain.agents.middleware import (
 )
 from langchain_core.messages import HumanMessage, ToolMessage
 
-from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, weigh
 
 
-@topology(
+@in_two_modes(
     "a list of things to do",
     Expect("model", "write_todos", step=1),
     Expect("model", "all done", step=4),
-    modes=TWO_MODES,
     remark="TodoListMiddleware",
 )
 def todo_list(kit: Kit) -> Program:
@@ -42,11 +41,10 @@ def todo_list(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask({"call": "write_todos", "args": {"todos": todos}}, "all done"))
 
 
-@topology(
+@in_two_modes(
     "a limit of model calls",
     Expect("model", "look", step=2),
     Expect("model", "weigh", step=6),
-    modes=TWO_MODES,
     remark="ModelCallLimitMiddleware ends the agent in the model's place",
 )
 def model_call_limit(kit: Kit) -> Program:
@@ -55,12 +53,11 @@ def model_call_limit(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(LOOK, WEIGH, "never"))
 
 
-@topology(
+@in_two_modes(
     "a limit of tool calls",
     Expect("model", "look", step=1),
     Expect("model", "look", step=4),
     Expect("model", "a door", step=6),
-    modes=TWO_MODES,
     remark="ToolCallLimitMiddleware answers the call that is too many",
 )
 def tool_call_limit(kit: Kit) -> Program:
@@ -69,11 +66,10 @@ def tool_call_limit(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(LOOK, LOOK, "a door"))
 
 
-@topology(
+@in_two_modes(
     "a tool's error as a message",
     Expect("model", "drop", step=1),
     Expect("model", "it is stuck", step=3),
-    modes=TWO_MODES,
     remark="ToolErrorMiddleware",
 )
 def tool_error(kit: Kit) -> Program:
@@ -95,12 +91,11 @@ def shell(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(asked, "it said hello"))
 
 
-@topology(
+@in_two_modes(
     "a search through files",
     Expect("model", "glob_search", step=1),
     Expect("model", "grep_search", step=3),
     Expect("model", "found", step=5),
-    modes=TWO_MODES,
     remark="FilesystemFileSearchMiddleware",
 )
 def file_search(kit: Kit) -> Program:
@@ -111,10 +106,9 @@ def file_search(kit: Kit) -> Program:
     yield kit.run(create_agent(kit.model, [], middleware=[search]), kit.ask(glob, grep, "found"))
 
 
-@topology(
+@in_two_modes(
     "middleware that refuses a reply",
     Expect("model", "Ask ann@example.com.", step=2),
-    modes=TWO_MODES,
     status="failed",
     raises=PIIDetectionError,
     remark="PIIMiddleware's strategy `block`: the call was made, and counts",
@@ -126,12 +120,11 @@ def refusing(kit: Kit) -> Program:
     )
 
 
-@topology(
+@in_two_modes(
     "calls before and after an agent",
     Expect("opening.before_agent", "a plan", step=1),
     Expect("model", "a door", step=2),
     Expect("closing.after_agent", "well done", step=3),
-    modes=TWO_MODES,
 )
 def around_agent(kit: Kit) -> Program:
     def opening(state: Any, runtime: Any) -> Any:
@@ -145,11 +138,10 @@ def around_agent(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask("a plan", "a door", "well done"))
 
 
-@topology(
+@in_two_modes(
     "a guard that sends the model back",
     Expect("model", "rude", step=1),
     Expect("model", "polite", step=3),
-    modes=TWO_MODES,
     remark="`after_model` with `jump_to`",
 )
 def sent_back(kit: Kit) -> Program:
@@ -163,10 +155,9 @@ def sent_back(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask("rude", "polite"))
 
 
-@topology(
+@in_two_modes(
     "a guard that ends the agent",
     Expect("model", "look", step=2),
-    modes=TWO_MODES,
     remark="`before_model` with `jump_to`",
 )
 def ended(kit: Kit) -> Program:
@@ -178,11 +169,10 @@ def ended(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(LOOK, "never"))
 
 
-@topology(
+@in_two_modes(
     "another model from the second step on",
     Expect("model", "look", step=1),
     Expect("model", "a door", step=3, why="other_policy"),
-    modes=TWO_MODES,
     remark="`wrap_model_call` overrides the request's model",
 )
 def other_model(kit: Kit) -> Program:
@@ -196,12 +186,11 @@ def other_model(kit: Kit) -> Program:
     yield kit.run(create_agent(kit.model, [look], middleware=middleware), kit.ask(LOOK, "a door"))
 
 
-@topology(
+@in_two_modes(
     "a tool call that the model checks",
     Expect("model", "look", step=1),
     Expect("tools", "not allowed", step=2),
     Expect("model", "a pity", step=3),
-    modes=TWO_MODES,
     remark="`wrap_tool_call` asks, and answers in the tool's place",
 )
 def checked_tool(kit: Kit) -> Program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from langgraph.checkpoint.memory import InMemorySaver
 
-from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.scripts import script
 from tests.conformance.suite.tools import LOOK, look
 
@@ -13,13 +13,12 @@ _WRITE = {"call": "write_file", "args": {"file_path": "/note.txt", "content": "a
 _READ = {"call": "read_file", "args": {"file_path": "/note.txt"}}
 
 
-@topology(
+@in_two_modes(
     "a deep agent that plans and writes files",
     Expect("model", "write_todos", step=2),
     Expect("model", "write_file", step=4),
     Expect("model", "read_file", step=6),
     Expect("model", "a door", step=8),
-    modes=TWO_MODES,
     remark="deepagents",
 )
 def planning(kit: Kit) -> Program:
@@ -52,7 +51,7 @@ def delegating(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(task, "it is a door"))
 
 
-@topology(
+@in_two_modes(
     "a deep agent that asks two sub-agents at once, on a thread",
     Expect("model", "task, task", step=2),
     Expect("tools/model", "left", step=2),
@@ -61,7 +60,6 @@ def delegating(kit: Kit) -> Program:
     Expect("model", "again", step=9),
     ordered=False,
     threaded=True,
-    modes=TWO_MODES,
     remark="deepagents, with a checkpointer; the second turn of the thread continues the run",
 )
 def beside(kit: Kit) -> Program:

@@ -25,7 +25,7 @@ from langchain_core.tools import tool
 
 from tests.conformance.suite.cases.agents import alone
 from tests.conformance.suite.cases.nesting import chain
-from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import LOOK, look
 
@@ -171,12 +171,11 @@ class Decider(BaseDecisionModel):
         return ClassifierResponse(model=self.model, answers=answers)
 
 
-@topology(
+@in_two_modes(
     "a model that is chosen for the task",
     Expect("ModelRouterMiddleware.before_agent", "rival", step=1),
     Expect("model", "look", step=2, why="other_policy"),
     Expect("model", "a door", step=4, why="other_policy"),
-    modes=TWO_MODES,
     remark="ModelRouterMiddleware; its decision model asks ours",
 )
 def model_router(kit: Kit) -> Program:
@@ -192,12 +191,11 @@ def model_router(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(LOOK, "a door"))
 
 
-@topology(
+@in_two_modes(
     "a tool call that a decision blocks",
     Expect("model", "look", step=1),
     Expect("tools", "0.9", step=2),
     Expect("model", "a pity", step=3),
-    modes=TWO_MODES,
     remark="AutoModeMiddleware",
 )
 def blocked_tool(kit: Kit) -> Program:
@@ -223,11 +221,10 @@ def decision(kit: Kit) -> Program:
     yield kit.run(alone(talk(kit, node)), {"messages": []})
 
 
-@topology(
+@in_two_modes(
     "a refusal, and another model",
     Expect("model", "", step=1, why="foreign", task="step"),
     Expect("model", "a door", step=1, task="step"),
-    modes=TWO_MODES,
     remark="ModelRefusalMiddleware within ModelFallbackMiddleware",
 )
 def refused(kit: Kit) -> Program:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import MessagesState
 from langgraph.prebuilt import create_react_agent
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import talk
+from tests.conformance.suite.nodes import line, talk
 from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
 
-
-def chain(**nodes: Any) -> StateGraph[Any]:
-    """A graph of nodes one after the other."""
-    graph = StateGraph(MessagesState)
-    previous = START
-    for name, action in nodes.items():
-        graph.add_node(name, action).add_edge(previous, name)
-        previous = name
-    return graph
+chain = partial(line, MessagesState)
 
 
 @topology(

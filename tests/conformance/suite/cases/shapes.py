@@ -17,19 +17,18 @@ from langgraph.runtime import Runtime
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Send
 
-from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes
 from tests.conformance.suite.nodes import Said, chain, line, talk
 from tests.conformance.suite.outcomes import holds
 from tests.conformance.suite.tools import LOOK, drop, look
 
 
-@topology(
+@in_two_modes(
     "Command(goto) to two nodes at once",
     Expect("fork", "both", step=1),
     Expect("left", "l", step=2),
     Expect("right", "r", step=2),
     ordered=False,
-    modes=TWO_MODES,
 )
 def goto_two(kit: Kit) -> Program:
     fork = chain(kit, "both", then=lambda state: Command(goto=["left", "right"]))
@@ -38,13 +37,12 @@ def goto_two(kit: Kit) -> Program:
     yield kit.run(graph.add_edge(START, "fork").compile(), {"said": []})
 
 
-@topology(
+@in_two_modes(
     "Command(goto) with Send, and a node that waits for all",
     Expect("plan", "three", step=1),
     *(Expect("work", "w", step=2, task=f"work {number}") for number in range(3)),
     Expect("sum", "s", step=3),
     ordered=False,
-    modes=TWO_MODES,
 )
 def goto_send(kit: Kit) -> Program:
     sends = [Send("work", {"said": []}) for _ in range(3)]
@@ -55,12 +53,11 @@ def goto_send(kit: Kit) -> Program:
     yield kit.run(graph.compile(), {"said": []})
 
 
-@topology(
+@in_two_modes(
     "a graph that calls itself",
     Expect("work", "three", step=1, task="a"),
     Expect("work/work", "two", step=1),
     Expect("work/work/work", "one", step=1),
-    modes=TWO_MODES,
 )
 def recursive(kit: Kit) -> Program:
     def work(state: Any) -> Generator[Any, AIMessage, Any]:
@@ -74,12 +71,11 @@ def recursive(kit: Kit) -> Program:
     yield kit.run(graph, kit.ask("three", "two", "one"))
 
 
-@topology(
+@in_two_modes(
     "a subgraph without checkpoints",
     Expect("team/work", "one", step=1, task="first"),
     Expect("check", "fine", step=2),
     threaded=True,
-    modes=TWO_MODES,
     remark="`compile(checkpointer=False)`",
 )
 def forgetting(kit: Kit) -> Program:
@@ -88,11 +84,10 @@ def forgetting(kit: Kit) -> Program:
     yield kit.run(graph.compile(checkpointer=InMemorySaver()), kit.ask("one", "fine"))
 
 
-@topology(
+@in_two_modes(
     "a state written by hand, as of a node",
     Expect("act", "a", step=1),
     threaded=True,
-    modes=TWO_MODES,
     remark="`update_state(as_node=…)`: the first node is never run",
 )
 def as_node(kit: Kit) -> Program:
@@ -101,11 +96,10 @@ def as_node(kit: Kit) -> Program:
     yield kit.run(agent, None)
 
 
-@topology(
+@in_two_modes(
     "a store between two nodes",
     Expect("write", "a secret", step=1),
     Expect("read", "told", step=2),
-    modes=TWO_MODES,
 )
 def stored(kit: Kit) -> Program:
     store = InMemoryStore()
@@ -127,11 +121,10 @@ class Who:
     name: str
 
 
-@topology(
+@in_two_modes(
     "a context that names the model",
     Expect("answer", "hello", step=1, why="other_policy"),
     Expect("check", "fine", step=2),
-    modes=TWO_MODES,
     remark="`context_schema`, and `Runtime` in the node",
 )
 def contextual(kit: Kit) -> Program:
@@ -145,10 +138,9 @@ def contextual(kit: Kit) -> Program:
     yield kit.run(graph.compile(), kit.ask("hello", "fine"), context=Who(kit.rival))
 
 
-@topology(
+@in_two_modes(
     "a tool whose result is the answer",
     Expect("model", "finish", step=1),
-    modes=TWO_MODES,
     remark="`return_direct`",
 )
 def direct(kit: Kit) -> Program:
@@ -160,11 +152,10 @@ def direct(kit: Kit) -> Program:
     yield kit.run(create_agent(kit.model, [finish]), kit.ask({"call": "finish"}, "never"))
 
 
-@topology(
+@in_two_modes(
     "a ToolNode of one's own, which tells of errors",
     Expect("model", "drop", step=1),
     Expect("model", "it is stuck", step=3),
-    modes=TWO_MODES,
     remark="`ToolNode(handle_tool_errors=…)`",
 )
 def own_tool_node(kit: Kit) -> Program:
@@ -180,12 +171,11 @@ def own_tool_node(kit: Kit) -> Program:
     yield kit.run(graph.compile(), kit.ask(asked, "it is stuck"))
 
 
-@topology(
+@in_two_modes(
     "runnables in parallel as a node",
     Expect("both", "same", step=1, task="node"),
     Expect("both", "same", step=1, task="node"),
     ordered=False,
-    modes=TWO_MODES,
     remark="`RunnableParallel`",
 )
 def parallel_runnables(kit: Kit) -> Program:
@@ -195,10 +185,9 @@ def parallel_runnables(kit: Kit) -> Program:
     yield kit.run(line(MessagesState, both=both).compile(), {"messages": []})
 
 
-@topology(
+@in_two_modes(
     "a runnable that chooses, as a node",
     Expect("choose", "short", step=1),
-    modes=TWO_MODES,
     remark="`RunnableBranch`",
 )
 def branching_runnable(kit: Kit) -> Program:
@@ -209,12 +198,11 @@ def branching_runnable(kit: Kit) -> Program:
     yield kit.run(line(MessagesState, choose=node).compile(), kit.ask("short"))
 
 
-@topology(
+@in_two_modes(
     "a swarm that hands over and back",
     Expect("scout/agent", "transfer_to_smith", step=1),
     Expect("smith/agent", "transfer_to_scout", step=1),
     Expect("scout/agent", "a door", step=1, task="back"),
-    modes=TWO_MODES,
     remark="langgraph-swarm",
 )
 def swarm_and_back(kit: Kit) -> Program:
@@ -229,13 +217,12 @@ def swarm_and_back(kit: Kit) -> Program:
     yield kit.run(team, kit.ask(there, back, "a door"))
 
 
-@topology(
+@in_two_modes(
     "a supervisor that keeps every message",
     Expect("supervisor/agent", "transfer_to_scout", step=1),
     Expect("scout/agent", "look", step=1),
     Expect("scout/agent", "a door", step=3),
     Expect("supervisor/agent", "it is a door", step=1),
-    modes=TWO_MODES,
     remark='langgraph-supervisor, `output_mode="full_history"`',
 )
 def full_history(kit: Kit) -> Program:

@@ -11,7 +11,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.types import CachePolicy
 
-from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes
 from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line, talk
 from tests.conformance.suite.tools import look
 
@@ -20,14 +20,13 @@ def _to(name: str) -> dict[str, str]:
     return {"call": f"transfer_to_{name}"}
 
 
-@topology(
+@in_two_modes(
     "supervisors under a supervisor",
     Expect("top/agent", "transfer_to_scouts", step=1),
     Expect("scouts/lead/agent", "transfer_to_scout", step=1),
     Expect("scouts/scout/model", "a door", step=1),
     Expect("scouts/lead/agent", "found", step=1),
     Expect("top/agent", "it is a door", step=1),
-    modes=TWO_MODES,
     remark="langgraph-supervisor",
 )
 def supervisors(kit: Kit) -> Program:
@@ -43,12 +42,11 @@ def supervisors(kit: Kit) -> Program:
     yield kit.run(team, asked)
 
 
-@topology(
+@in_two_modes(
     "a supervisor that forwards a message",
     Expect("supervisor/agent", "transfer_to_scout", step=1),
     Expect("scout/model", "a door", step=1),
     Expect("supervisor/agent", "forward_message", step=1),
-    modes=TWO_MODES,
     remark="`create_forward_message_tool`: the last words are the scout's, sampled once",
 )
 def forwarding(kit: Kit) -> Program:
@@ -62,14 +60,13 @@ def forwarding(kit: Kit) -> Program:
     yield kit.run(team, kit.ask(_to("scout"), "a door", "not asked for", last))
 
 
-@topology(
+@in_two_modes(
     "a swarm that remembers who spoke",
     Expect("scout/model", "transfer_to_smith", step=1),
     Expect("smith/model", "here", step=1),
     Expect("smith/model", "transfer_to_scout", step=1),
     Expect("scout/model", "back", step=1),
     threaded=True,
-    modes=TWO_MODES,
     remark="langgraph-swarm; two turns of one thread, the second begins with the second agent",
 )
 def swarm_thread(kit: Kit) -> Program:
@@ -114,22 +111,20 @@ def _flow(kit: Kit, part: Any, names: str, **options: Any) -> Any:
     return flow
 
 
-@topology(
+@in_two_modes(
     "tasks in parallel",
     *(Expect("flow/part", f"part {name}", step=0) for name in "abc"),
     ordered=False,
-    modes=TWO_MODES,
     remark="the functional API's futures",
 )
 def parallel_tasks(kit: Kit) -> Program:
     yield kit.run(_flow(kit, _task(kit, "part "), "abc"), "go")
 
 
-@topology(
+@in_two_modes(
     "a task that is retried",
     Expect("flow/part", "part a", step=0, task="part", why="superseded_retried"),
     Expect("flow/part", "part a", step=0, task="part", attempt=2),
-    modes=TWO_MODES,
     remark="`@task(retry_policy=…)`",
 )
 def retried_task(kit: Kit) -> Program:
@@ -137,10 +132,9 @@ def retried_task(kit: Kit) -> Program:
     yield kit.run(_flow(kit, part, "a"), "go")
 
 
-@topology(
+@in_two_modes(
     "a task from the cache",
     Expect("flow/part", "part a", step=0),
-    modes=TWO_MODES,
     remark="`@task(cache_policy=…)`; the second run makes no call",
 )
 def cached_task(kit: Kit) -> Program:
@@ -149,12 +143,11 @@ def cached_task(kit: Kit) -> Program:
     yield kit.run(flow, "go")
 
 
-@topology(
+@in_two_modes(
     "an entrypoint with a memory of its own",
     Expect("chat", "one", step=0),
     Expect("chat", "two", step=2),
     threaded=True,
-    modes=TWO_MODES,
     remark="`previous` and `entrypoint.final`",
 )
 def entrypoint_memory(kit: Kit) -> Program:
@@ -168,12 +161,11 @@ def entrypoint_memory(kit: Kit) -> Program:
     yield kit.run(chat, "And?")
 
 
-@topology(
+@in_two_modes(
     "an entrypoint as a node",
     Expect("early", "e", step=1),
     Expect("flow/flow/part", "part a", step=0),
     Expect("late", "l", step=3),
-    modes=TWO_MODES,
 )
 def entrypoint_node(kit: Kit) -> Program:
     flow = _flow(kit, _task(kit, "part "), "a")

@@ -13,16 +13,15 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.prebuilt import InjectedState, ToolNode, tools_condition
 from langgraph.types import Command, Send, interrupt
 
-from tests.conformance.suite.harness import TWO_MODES, Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes
 from tests.conformance.suite.nodes import line, talk
 from tests.conformance.suite.tools import LOOK, look
 
 
-@topology(
+@in_two_modes(
     "a tool node in a graph of one's own",
     Expect("agent", "look, look", step=1),
     Expect("agent", "two doors", step=3),
-    modes=TWO_MODES,
     remark="`ToolNode`, `tools_condition`",
 )
 def tool_node(kit: Kit) -> Program:
@@ -32,11 +31,10 @@ def tool_node(kit: Kit) -> Program:
     yield kit.run(graph.compile(), kit.ask({"calls": [LOOK, LOOK]}, "two doors"))
 
 
-@topology(
+@in_two_modes(
     "tool calls sent one by one",
     Expect("agent", "look, look", step=1),
     Expect("agent", "two doors", step=3),
-    modes=TWO_MODES,
     remark="`Send` of each call to the tool node",
 )
 def sent_calls(kit: Kit) -> Program:
@@ -49,11 +47,10 @@ def sent_calls(kit: Kit) -> Program:
     yield kit.run(graph.compile(), kit.ask({"calls": [LOOK, LOOK]}, "two doors"))
 
 
-@topology(
+@in_two_modes(
     "a tool that steers the graph",
     Expect("desk", "pass_on", step=1),
     Expect("expert", "solved", step=3),
-    modes=TWO_MODES,
     remark="a tool's `Command(goto=…, update=…)`",
 )
 def steering_tool(kit: Kit) -> Program:
@@ -69,12 +66,11 @@ def steering_tool(kit: Kit) -> Program:
     yield kit.run(graph.compile(), kit.ask({"call": "pass_on"}, "solved"))
 
 
-@topology(
+@in_two_modes(
     "a tool that is given the state and asks the model",
     Expect("model", "count", step=1),
     Expect("tools", "one message", step=2),
     Expect("model", "so many", step=3),
-    modes=TWO_MODES,
     remark="`InjectedState`",
 )
 def state_tool(kit: Kit) -> Program:
@@ -86,12 +82,11 @@ def state_tool(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask({"call": "count"}, "so many"))
 
 
-@topology(
+@in_two_modes(
     "a tool that asks a person",
     Expect("model", "confirm", step=1),
     Expect("model", "as you wish", step=3),
     threaded=True,
-    modes=TWO_MODES,
     remark="`interrupt` in a tool: the model's own node is not run again",
 )
 def asking_tool(kit: Kit) -> Program:
@@ -105,12 +100,11 @@ def asking_tool(kit: Kit) -> Program:
     yield kit.run(agent, Command(resume="yes"))
 
 
-@topology(
+@in_two_modes(
     "a subgraph with a memory of its own",
     Expect("team/work", "one", step=1),
     Expect("team/work", "two", step=4),
     threaded=True,
-    modes=TWO_MODES,
     remark="`compile(checkpointer=True)`: its thread goes on in the second turn",
 )
 def subgraph_memory(kit: Kit) -> Program:
@@ -120,12 +114,11 @@ def subgraph_memory(kit: Kit) -> Program:
     yield kit.run(agent, {"messages": [("user", "And?")]})
 
 
-@topology(
+@in_two_modes(
     "a subgraph without checkpoints, made again after an interrupt",
     Expect("team/work", "one", step=1, task="work", why="superseded_interrupted"),
     Expect("team/work", "one", step=1, task="again"),
     threaded=True,
-    modes=TWO_MODES,
     remark="`compile(checkpointer=False)` around a node that asks a person after it",
 )
 def subgraph_forgets(kit: Kit) -> Program:
@@ -140,11 +133,10 @@ def subgraph_forgets(kit: Kit) -> Program:
     yield kit.run(agent, Command(resume="yes"))
 
 
-@topology(
+@in_two_modes(
     "a history that is erased",
     Expect("first", "one", step=1),
     Expect("second", "two", step=3),
-    modes=TWO_MODES,
     remark="`RemoveMessage(REMOVE_ALL_MESSAGES)`: the next prompt starts a row",
 )
 def erased(kit: Kit) -> Program:

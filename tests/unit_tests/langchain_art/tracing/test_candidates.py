@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, message_to_dict
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.func import entrypoint
 from langgraph.func import task as functional_task
@@ -20,22 +19,17 @@ from langgraph.types import Command, Send
 from pydantic import BaseModel
 
 from langchain_art import capture
-from tests.support.graphs import Scripted
+from tests.support.graphs import Answering, Scripted
 
 ASK = [HumanMessage("hi")]
 USAGE: Any = {"input_tokens": 1, "output_tokens": 9, "total_tokens": 10}
 
 
-class Several(BaseChatModel):
+class Several(Answering):
     """Gives three choices for each request."""
 
-    @property
-    def _llm_type(self) -> str:
-        return "several"
-
-    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
-        replies = [AIMessage(text, usage_metadata=USAGE) for text in ("one", "two", "three")]
-        return ChatResult(generations=[ChatGeneration(message=reply) for reply in replies])
+    def choices(self, messages: Any) -> list[AIMessage]:
+        return [AIMessage(text, usage_metadata=USAGE) for text in ("one", "two", "three")]
 
 
 @dataclass

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Reward, Trajectory
 from langchain_art_server.storage.run_list import EvaluatedRun, Evaluations
 from langchain_art_server.storage.store import Store
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    opened = Store(database_url)
-    yield opened
-    opened.close()
 
 
 def run(name: str, scenario: str | None, reward: float | None, versions: str | None) -> Trajectory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -43,13 +43,6 @@ LISTS: dict[str, tuple[sa.Table, str, str, Read]] = {
         lambda store, limit, after: store.keys.actions(limit, int(after) if after else None),
     ),
 }
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    opened = Store(database_url)
-    yield opened
-    opened.close()
 
 
 async def fill(store: Store) -> None:

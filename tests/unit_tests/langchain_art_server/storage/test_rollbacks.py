@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
-import pytest
 import sqlalchemy as sa
 
 from langchain_art.wire import LoraConfig
 from langchain_art_server.storage import store as stored
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import ROLLBACKS
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    opened = Store(database_url)
-    yield opened
-    opened.close()
 
 
 def _above(version: int, parents: dict[int, int]) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +17,6 @@ from langchain_art_server.storage.run_list import RunFilter, Sort
 from langchain_art_server.storage.store import Store
 
 WORDS = ("refund", "Übung", "invoice", "日本語", "re-fund", "'; DROP", '"quoted', "a*b")
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    opened = Store(database_url)
-    yield opened
-    opened.close()
 
 
 def made(seed: int) -> Trajectory:

@@ -134,34 +134,10 @@ def test_what_a_template_writes_is_read_back_exactly(
 
 _pieces = st.sampled_from(
     [
-        "<tool_call>",
-        "</tool_call>",
-        '{"name": "f", "arguments": {}}',
-        "{",
-        '"',
-        "\n",
-        " ",
-        "a",
-        "\\",
-        "[TOOL_CALLS]",
-        "[ARGS]",
-        "[",
-        "]",
-        "<|python_tag|>",
-        ";",
-        "<tool",
-        "f",
-        "<function=f>",
-        "</function>",
-        "<arg_key>",
-        "<|tool_call>",
-        "call:f{}",
-        "<tool_call|>",
-        "<|tool_call|>",
-        "<|channel|>",
-        "<|message|>",
-        "<|end|>",
-        "f()",
+        *("<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "{", '"', "\n", " "),
+        *("a", "\\", "[TOOL_CALLS]", "[ARGS]", "[", "]", "<|python_tag|>", ";", "<tool", "f"),
+        *("<function=f>", "</function>", "<arg_key>", "<|tool_call>", "call:f{}", "<tool_call|>"),
+        *("<|tool_call|>", "<|channel|>", "<|message|>", "<|end|>", "f()"),
     ]
 )
 

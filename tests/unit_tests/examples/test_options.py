@@ -1,0 +1,82 @@
+"""What examples share: ``--level``, ``--control``, and ``python -m examples.evaluate``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from examples import evaluate
+from examples.codenames import train as codenames
+from examples.codenames.environment import LEVELS
+from examples.support.command import Given, level_options
+from examples.support.control import shuffled
+from examples.temporal_clue import train as temporal_clue
+from langchain_art import Trajectory, TrajectoryGroup, Turn
+
+
+@pytest.mark.parametrize(("module", "last"), [(codenames, 3), (temporal_clue, 4)])
+def test_a_level_that_is_not_there_is_refused(module: ModuleType, last: int) -> None:
+    program = typer.Typer()
+    program.command()(module.main)
+    done = CliRunner().invoke(program, ["--level", str(last + 1)], env={"COLUMNS": "200"})
+    assert done.exit_code == 2 and "Invalid value for '--level'" in done.output
+    assert f" {last} " in done.output
+
+
+def test_the_level_goes_to_the_build_and_to_the_folder() -> None:
+    options = level_options(codenames.build_fit, LEVELS, "Size")
+    given = Given(codenames.DEMO, 2, True, None, None)
+    hard = options(given, level=3)
+    assert hard["out"] == Path("out/demo-codenames-seed2-control-level3")
+    assert hard["demo"].build.func is codenames.build_fit
+    assert hard["demo"].build.keywords == {"level": 3}
+    assert options(given)["out"] == Path("out/demo-codenames-seed2-control")
+
+
+@pytest.mark.parametrize("given", [[], ["chess"], ["--help"]], ids=str)
+def test_it_says_which_examples_there_are(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["evaluate", *given])
+    with pytest.raises(SystemExit, match=r"expected of codenames, .*tic-tac-toe"):
+        evaluate.main()
+
+
+def test_an_example_that_knows_no_solutions_refuses_few_shot(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["evaluate", "codenames", "--few-shot", "2"])
+    with pytest.raises(SystemExit) as ended:
+        evaluate.main()
+    assert ended.value.code == 2
+    assert "codenames has no solved scenarios to show" in capsys.readouterr().err
+
+
+def turn(node: str, reward: float) -> Turn:
+    return Turn(call_id=None, node=node, reply={"role": "assistant", "content": ""}, reward=reward)
+
+
+async def test_rewards_are_dealt_out_within_the_group_and_the_node() -> None:
+    runs = tuple(
+        Trajectory(
+            id=str(n), reward=float(n), turns=(turn("a", n), turn("a", 1), turn("b", 10 * n))
+        )
+        for n in range(8)
+    )
+    seen: set[tuple[float | None, ...]] = set()
+    for number in range(4):
+        group = TrajectoryGroup(id=str(number), trajectories=runs)
+        dealt = (await shuffled(0)(group)).trajectories
+        assert dealt == (await shuffled(0)(group)).trajectories
+        assert sorted(run.reward or 0.0 for run in dealt) == [float(n) for n in range(8)]
+        assert all(run.turns[0].reward is None for run in dealt)  # a node's last call has its sum
+        for last, sums in ((1, range(1, 9)), (2, range(0, 80, 10))):
+            assert sorted(run.turns[last].reward or 0.0 for run in dealt) == list(sums)
+        seen.add(tuple(run.reward for run in dealt))
+    assert len(seen) == 4 and tuple(run.reward for run in runs) not in seen
