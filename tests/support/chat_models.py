@@ -11,11 +11,9 @@ from langchain_art import ChatART
 from tests.support.live_server import TLS
 
 
-def model_of(server: Any, **kwargs: Any) -> ChatART:
-    options = {"max_tokens": 8, **kwargs}
-    return ChatART(
-        model=server.policy, base_url=server.base_url, api_key=server.api_key or "EMPTY", **options
-    )
+def model_of(server: Any, policy: str | None = None, **kwargs: Any) -> ChatART:
+    options = {"model": policy or server.policy, "max_tokens": 8, **kwargs}
+    return ChatART(base_url=server.base_url, api_key=server.api_key or "EMPTY", **options)
 
 
 def recorded(server: Any, message: AIMessage) -> dict[str, Any]:

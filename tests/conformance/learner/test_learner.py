@@ -37,6 +37,7 @@ from tests.support.learner_cases import (
     quiet,
     take,
 )
+from tests.support.ranks import ignore
 
 
 def test_a_zero_advantage_changes_nothing_even_with_momentum(tiny: str, tmp_path: Path) -> None:
@@ -102,9 +103,6 @@ def test_save_and_load_reproduce_logprobs_exactly_here_and_in_peft(
 
 def learner_for(model: str) -> PeftLearner:
     return PeftLearner(Settings(model=model, device="cpu", learner=PeftSettings(threads=1)))
-
-
-async def ignore(_fraction: float, _message: str) -> None: ...
 
 
 in_its_loop = pytest.mark.asyncio(loop_scope="module")

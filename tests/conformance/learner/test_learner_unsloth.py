@@ -29,14 +29,12 @@ from tests.support.learner_cases import (
     quiet,
 )
 from tests.support.preference_cases import OfCore, make_pairs, prefer
+from tests.support.ranks import ignore
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
 TOLERANCE = 1e-5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-async def ignore(_fraction: float, _message: str) -> None: ...
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from langchain_art.cli.main import app
 from langchain_art.errors import ArtError, ConfigError, JobFailed
 from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig, TrainConfig
+from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
 
 QUESTIONS = [{"id": f"q-{i}", "input": f"Say {i}"} for i in range(4)]
@@ -31,11 +32,6 @@ class Crash(BaseException):
 
 def name() -> str:
     return f"g-{uuid.uuid4().hex[:8]}"
-
-
-def model_of(server: LiveServer, policy: str, seed: int | None = None) -> ChatART:
-    key = server.api_key or "EMPTY"
-    return ChatART(model=policy, base_url=server.base_url, api_key=key, max_tokens=8, seed=seed)
 
 
 def two_nodes(writer: ChatART, critic: ChatART, **options: Any) -> Any:

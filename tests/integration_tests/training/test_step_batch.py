@@ -13,22 +13,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from langchain_art import ChatART
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import TrainConfig
+from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
 
 #: So that runs which are some versions old agree with the learner.
 SMALL_STEPS = TrainConfig(learning_rate=2e-5)
 SCENARIOS = [{"id": f"c-{n}", "question": f"When is audit {n}?"} for n in range(8)]
-
-
-def model_of(server: LiveServer, policy: str) -> ChatART:
-    key: Any = server.api_key or "none"
-    return ChatART(model=policy, base_url=server.base_url, api_key=key, max_tokens=8)
 
 
 def trainer_of(server: LiveServer, tmp_path: Path, **options: Any) -> Trainer:

@@ -36,6 +36,7 @@ from langchain_art.wire import (
     TrajectoryGroup,
     default_learning_rate,
 )
+from tests.support.chat_models import model_of
 from tests.support.fits import evaluation, identity, record
 from tests.support.live_server import LiveServer
 
@@ -255,16 +256,6 @@ SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(4)]
 SMALL = LoraConfig(rank=2, alpha=4.0)
 
 
-def model_of(server: LiveServer, policy: str) -> ChatART:
-    return ChatART(
-        model=policy,
-        base_url=server.base_url,
-        api_key=server.api_key or "EMPTY",
-        max_tokens=8,
-        temperature=1.0,
-    )
-
-
 def spread(text: str) -> float:
     """A toy reward that hardly two replies share."""
     return (sum(text.encode()) % 97) / 97
@@ -274,11 +265,11 @@ def trainer_of(server: LiveServer, out: Path, policy: str | None = None, **optio
     chosen: dict[str, Any] = {"group_size": 4, "groups_per_step": 2, "lora": SMALL, "seed": 1}
     chosen |= {"console": quiet(), "out_dir": out}
     name = policy or f"t-{uuid.uuid4().hex[:8]}"
-    return Trainer(model_of(server, name), **(chosen | options))
+    return Trainer(model_of(server, name, temperature=1.0), **(chosen | options))
 
 
 def rollout_of(server: LiveServer, trainer: Trainer, calls: list[str] | None = None) -> Any:
-    model = model_of(server, trainer.policy)
+    model = model_of(server, trainer.policy, temperature=1.0)
 
     async def rollout(scenario: dict[str, str]) -> Run:
         if calls is not None:
@@ -412,7 +403,7 @@ async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
 ) -> None:
     """The reward is changed, and the same program is run again."""
     first = trainer_of(art_server, tmp_path)
-    model = model_of(art_server, first.policy)
+    model = model_of(art_server, first.policy, temperature=1.0)
 
     def better(text: str) -> float:
         return 1.0 - spread(text)
@@ -536,7 +527,7 @@ def test_a_plain_function_and_a_judge_in_a_plain_program(
         return [i / 10 for i, _ in enumerate(judged.trajectories)]
 
     trainer = trainer_of(art_server, tmp_path, evaluator=evaluator, groups_per_step=4)
-    model = model_of(art_server, trainer.policy)
+    model = model_of(art_server, trainer.policy, temperature=1.0)
 
     def rollout(scenario: dict[str, str]) -> Run:
         with capture(scenario=scenario["id"]) as told:

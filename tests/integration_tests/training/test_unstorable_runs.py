@@ -12,11 +12,12 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from rich.console import Console
 
-from langchain_art import ArtClient, ChatART, ConfigError, Exporter, TrainConfig, Trainer, capture
+from langchain_art import ArtClient, ConfigError, Exporter, TrainConfig, Trainer, capture
 from langchain_art.export.exporter import Spool
 from langchain_art.tracing.run import Run
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.trajectories import MAX_RUN_BYTES
+from tests.support.chat_models import model_of
 from tests.support.stub_engines import StubServer
 
 LONE = "caf\udce9"  # what `open(errors="surrogateescape")` makes of a file that is not UTF-8
@@ -44,11 +45,7 @@ def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:
         "out_dir": out,
         "console": Console(file=io.StringIO(), width=1000),
     }
-    return Trainer(model_of(server), **(known | options))
-
-
-def model_of(server: StubServer) -> ChatART:
-    return ChatART(model="tiny", base_url=server.base_url, max_tokens=4)
+    return Trainer(model_of(server, max_tokens=4), **(known | options))
 
 
 def shown(trainer: Trainer) -> str:
@@ -82,7 +79,7 @@ SPOILED: dict[str, tuple[Callable[[Run], None], str]] = {
 
 def rollout_of(server: StubServer, spoil: Callable[[Run], None]) -> Callable[[Any], Any]:
     """The first run of the first scenario is spoiled; the rewards of a group differ."""
-    model, runs = model_of(server), Counter[str]()
+    model, runs = model_of(server, max_tokens=4), Counter[str]()
 
     async def rollout(scenario: dict[str, Any]) -> Run:
         runs[scenario["q"]] += 1
@@ -118,7 +115,7 @@ async def test_a_fit_trains_the_others(server: StubServer, tmp_path: Path, kind:
 
 async def test_a_prompt_that_cannot_be_sent(server: StubServer, tmp_path: Path) -> None:
     """The call is refused before it is sent; its run is told of with the calls that it made."""
-    model = model_of(server)
+    model = model_of(server, max_tokens=4)
 
     def ask(run: Run) -> None:
         run.reward = None
@@ -143,7 +140,7 @@ async def test_what_has_a_text_is_stored_as_that(server: StubServer, tmp_path: P
 
 
 async def test_large_runs_are_sent_in_parts(server: StubServer, tmp_path: Path) -> None:
-    model = model_of(server)
+    model = model_of(server, max_tokens=4)
 
     async def rollout(scenario: dict[str, str]) -> Run:
         async with capture() as run:
@@ -161,7 +158,7 @@ async def test_a_scenario_that_cannot_be_stored(
     server: StubServer, tmp_path: Path, scenario: dict[str, Any]
 ) -> None:
     """Its runs train where they do not hold it; a graph's input does."""
-    model = model_of(server)
+    model = model_of(server, max_tokens=4)
 
     async def rollout(_: Any) -> Run:
         async with capture() as run:
@@ -192,10 +189,10 @@ async def test_an_exported_fit_and_production(
     [step] = (await fitting.fit(rollout_of(server, output(LONE)), SCENARIOS, steps=1)).history
     assert step.failed == 1
     with capture(export=out) as run:
-        model_of(server).invoke("hi")
+        model_of(server, max_tokens=4).invoke("hi")
         run.metadata["langfuse_user_id"] = run.output = LONE
     with capture(export=out) as other:
-        model_of(server).invoke("hi")
+        model_of(server, max_tokens=4).invoke("hi")
     out.close()
     spool = Spool(tmp_path / "spool")
     kept = [one.trajectory for path in spool.files() for one in spool.read(path)[0].runs]

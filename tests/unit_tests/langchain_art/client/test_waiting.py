@@ -23,7 +23,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr("langchain_art.client.http_request.time", made)
-    monkeypatch.setattr("langchain_art.client.http_request.time", made)
     return made
 
 
