@@ -1,7 +1,5 @@
 """The rules of the house, as tests: who imports whom, what an import costs, what is forbidden."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """A test that failed has failed: its seed is its own, and nothing runs it a second time."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Small random models, made once, and who asks the server whose model follows rules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The image for GPUs: what is mounted into it can be written by its user."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path, PurePosixPath

@@ -4,8 +4,6 @@ No GPU: Inductor's lowering for CPUs is replaced by the decisions of the one for
 torch's own functions, with the properties of a device given. No kernel is compiled or run.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 import warnings

@@ -1,7 +1,5 @@
 """The forest check refuses an attention that ignores the forest, as models with kernels have."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

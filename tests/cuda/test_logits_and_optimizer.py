@@ -1,7 +1,5 @@
 """What a GPU does in few large pieces: logits, the optimizer, checks of numbers; and which GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast

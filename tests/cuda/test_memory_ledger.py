@@ -5,8 +5,6 @@ The server's own code decides: `fill_in` how much vLLM takes, `Service` who star
 when memory runs out. The ledger stands for CUDA: it refuses what does not fit.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field

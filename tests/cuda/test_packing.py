@@ -1,7 +1,5 @@
 """How the learner packs rows on a GPU, whose memory is given here; nothing runs on one."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from pathlib import Path

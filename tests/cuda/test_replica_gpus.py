@@ -1,7 +1,5 @@
 """Each vLLM of several has its own GPUs and log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

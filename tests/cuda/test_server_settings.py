@@ -1,7 +1,5 @@
 """The share and the context that a server takes, against a model of what both engines take."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Sampler and learner on one card, whose memory is a ledger here: who takes it when, who waits."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

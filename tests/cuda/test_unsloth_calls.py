@@ -1,7 +1,5 @@
 """How Unsloth is called on a GPU. Its package is a spy here: it imports on a GPU machine alone."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

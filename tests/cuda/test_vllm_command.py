@@ -4,8 +4,6 @@ The build is that of ``requirements/gpu.txt``, unpacked beside CPU torch; see
 `tests.support.vllm_cuda_child` for what is given in place of a GPU. No kernel runs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

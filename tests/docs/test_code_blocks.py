@@ -1,7 +1,5 @@
 """Every code block of the documentation runs, or names only commands and settings that exist."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

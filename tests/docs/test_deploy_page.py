@@ -1,7 +1,5 @@
 """The commands of docs/deploy.md, as they stand, with small models in the place of a large one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@
 figures.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """The lines that docs/first-run.md explains are lines that a fit prints."""
 
-from __future__ import annotations
-
 import io
 import re
 

@@ -1,7 +1,5 @@
 """docs/examples/frozen-lake.md says what players without a model get on held-out lakes."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

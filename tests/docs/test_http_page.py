@@ -1,7 +1,5 @@
 """The commands of docs/http-training.md train a policy, as they stand and in their order."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The pages with blocks that talk to LangSmith and Langfuse run as they stand."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``make test`` makes two steps of each fit, ``make soak`` all.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

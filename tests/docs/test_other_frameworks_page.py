@@ -1,7 +1,5 @@
 """The code of docs/other-frameworks.md is that of the tested programs, and its own block trains."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import uuid

@@ -1,7 +1,5 @@
 """What the pages say of the repository is so: files, links, public names, messages, the version."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

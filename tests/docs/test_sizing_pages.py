@@ -1,7 +1,5 @@
 """The figures of docs/sizing.md and docs/cpu.md: the doctor's, and quotients of published ones."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page of the export runs as it stands, with Langfuse's stub."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

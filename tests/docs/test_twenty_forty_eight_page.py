@@ -1,7 +1,5 @@
 """What docs/examples/twenty-forty-eight.md says of credit is what credit assignment computes."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The JavaScript worker of docs/workers.md runs the rollouts of a fit, as it stands."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

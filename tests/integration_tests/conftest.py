@@ -1,7 +1,5 @@
 """Who asks the shared server, and what the rooms that read Langfuse share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

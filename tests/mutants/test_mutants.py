@@ -1,7 +1,5 @@
 """The list of mutants fits the code; ``python -m tests.mutants`` tries them."""
 
-from __future__ import annotations
-
 import ast
 
 from tests.mutants import ROOT, all_mutants

@@ -1,7 +1,5 @@
 """Backups of a server that trains, rolls back and prunes meanwhile; and kills in the middle."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -3,8 +3,6 @@
 A new table or container fails here until its bound is said.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator

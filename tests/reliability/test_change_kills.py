@@ -4,8 +4,6 @@ What was acknowledged is there, and once; what was not is there whole, or not at
 compute nothing (`tests.support.stub_engines`).
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """kill -9 of the client in its fit, while the server comes and goes: each step is taken once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import threading

@@ -1,7 +1,5 @@
 """The wall clock steps back and forth while calls and jobs run: only what is displayed changes."""
 
-from __future__ import annotations
-
 import random
 import time
 import uuid

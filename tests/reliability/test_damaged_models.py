@@ -3,8 +3,6 @@
 Weights that a file does not hold would be made up at random, others at each start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@ database. What SQLite has in its log when it is killed, and the disk then damage
 SQLite cannot tell it from a write that was cut off, and goes on without it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A small disk that fills up under a real server, and is emptied again."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

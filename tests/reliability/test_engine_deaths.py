@@ -1,7 +1,5 @@
 """Engines that are killed and stopped under many calls: each call is whole, or refused in words."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ The operations are those on files of adapters and manifests, and the database's 
 is inside of a transaction is SQLite's own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import math

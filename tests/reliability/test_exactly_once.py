@@ -4,8 +4,6 @@ The engines compute nothing (`tests.support.stub_engines`): a version's weights 
 its parent's and of the rows, so that they are equal only if all that was trained is.
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter

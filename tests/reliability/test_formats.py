@@ -3,8 +3,6 @@
 Requests are drawn: half of them are valid, half are mutated.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

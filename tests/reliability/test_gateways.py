@@ -1,7 +1,5 @@
 """Several servers on one PostgreSQL: one version everywhere, one job at a time, none done twice."""
 
-from __future__ import annotations
-
 import math
 import os
 import queue

@@ -4,8 +4,6 @@ The gradient is cut at `max_grad_norm`, AdamW's step is bounded by the learning 
 `max_kl` by the divergence, too. What is beyond `MAX_REWARD` is refused.
 """
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections.abc import Iterator

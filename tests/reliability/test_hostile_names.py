@@ -3,8 +3,6 @@
 Which files the server's process opens is what its interpreter says (an audit hook).
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -5,8 +5,6 @@ A number enters by the HTTP routes, from engines, from evaluators and rollouts, 
 traces. `HOSTILE` are those that break arithmetic; each is put at every place where one is read.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

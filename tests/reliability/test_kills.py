@@ -5,8 +5,6 @@ one after the other. Where many are decoded at once, who shares a batch with who
 arrival, and rounding follows it; seeds cannot help there (`test_trainer_kills` has many at once).
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import threading

@@ -4,8 +4,6 @@ Whoever writes there can write a manifest with the right digests, too. So the di
 the engines; what reads the files has to.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

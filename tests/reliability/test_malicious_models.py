@@ -1,7 +1,5 @@
 """Base models that bring code, pickles or templates that reach out: no code of theirs runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

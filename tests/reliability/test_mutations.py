@@ -1,7 +1,5 @@
 """Whatever is sent, the answer is one that the OpenAPI document names; 503 says when to retry."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that the OpenAPI document allows, and those that it forbids: answered as it says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A fit that was killed and goes on ends with the bits of one that was not."""
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 import signal

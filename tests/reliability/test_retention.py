@@ -5,8 +5,6 @@ KL penalty's reference or as a teacher, of its own policy or of another), and wh
 begun starts from. Retention keeps the first one, too, and what the last step measured from.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections import defaultdict

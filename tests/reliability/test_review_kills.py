@@ -3,8 +3,6 @@
 The engines compute nothing (`tests.support.stub_engines`).
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import random
 from collections import defaultdict

@@ -4,8 +4,6 @@ The model is a few sets and dictionaries. The server is the real one, over engin
 nothing (`tests.support.stub_engines`); a crash is a kill -9 of its process.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

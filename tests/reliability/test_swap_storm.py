@@ -1,7 +1,5 @@
 """Versions change under running calls: none is excluded, none mixes two versions."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """kill -9 at random moments: what was acknowledged is kept, and no job is trained twice."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

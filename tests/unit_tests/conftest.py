@@ -1,7 +1,5 @@
 """Unit tests open no socket: what talks to a server is an integration test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Every family that the docs name, through sampling, tool calls, training and swaps."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

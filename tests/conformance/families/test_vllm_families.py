@@ -3,8 +3,6 @@
 `make test-vllm` runs one of each kind: plain and latent attention, and what does not run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path

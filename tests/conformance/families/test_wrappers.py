@@ -1,7 +1,5 @@
 """Text models inside of vision models, as they are published: adapters, merges and their names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LoRA on a bfloat16 base: computed in bfloat16 as the sampler does, learned in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

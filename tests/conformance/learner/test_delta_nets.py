@@ -1,7 +1,5 @@
 """Gated delta nets over a token forest: as each row alone, the rule written out by token."""
 
-from __future__ import annotations
-
 import random
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replies that were not sampled here, as tokens: exactly what the template adds, or a refusal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A float16 base, as on cards without bfloat16: learned in float32, with a dynamic loss scale."""
 
-from __future__ import annotations
-
 import logging
 import math
 import shutil

@@ -1,7 +1,5 @@
 """A base in 4 bits: made once, held by sampler and learner in the same numbers, on a CPU."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

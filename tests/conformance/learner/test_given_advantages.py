@@ -5,8 +5,6 @@ fare alike, are cut off, branch, and have calls that are frozen, lost or too old
 estimators leave out and count is left out and counted here too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable

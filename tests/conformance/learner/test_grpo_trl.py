@@ -4,8 +4,6 @@ Two model families, six settings, five steps each. Both get tokens and rewards, 
 compared is all from there on: advantages, weights of tokens, loss, clipping, optimizer.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -5,8 +5,6 @@ Plain calls of such models are among those of `test_images`.
 
 # pyright: reportPrivateUsage=false
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What any `Learner` must do, in this process and through its child's, on tiny random models."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """`TrainConfig` in a real step: every field acts, the base model is kept near, faults stop it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the embedded learner's core promises beyond the protocol."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ranks of the learner as on several machines of a cluster: by TCP, each with files of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The token forest as the learner uses it: its parts, its memory, its fallback."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The learner's gradient and logits against naive computations, over architectures and forests."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

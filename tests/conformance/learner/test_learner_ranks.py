@@ -4,8 +4,6 @@ One learner of two ranks is for all tests that leave it running. It lives in one
 tests run in that loop too.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

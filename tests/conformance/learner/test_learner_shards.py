@@ -3,8 +3,6 @@
 One learner of two ranks is for all tests. It lives in one event loop, so they run in that loop too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

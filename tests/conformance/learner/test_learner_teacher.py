@@ -1,7 +1,5 @@
 """A teacher whose LoRA has another shape than its student's: it is scored as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The learner on Unsloth, in an environment of its own and on a CPU, against the PEFT learner."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What makes a step smaller: Adam's moments in 8 bits, layers' inputs in the host's memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory that `gpu_memory` computes, against the peak of real steps of the learner."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

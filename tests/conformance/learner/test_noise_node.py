@@ -4,8 +4,6 @@ The figures stand in ``docs/credit.md``, which this holds to what is measured he
 the real one, in float64; replies are sampled from it, rewards and advantages go through `Batch`.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Preference steps of the learner core: against the paper's loss in float64, packed in any way."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Preference steps against TRL's `DPOTrainer`, in an environment of its own, on the same pairs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`TrainConfig.max_kl`: a step ends within its trust region, whatever the learning rate."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The small model and a sampler without a process, for the tests that need no other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

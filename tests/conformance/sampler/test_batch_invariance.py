@@ -1,7 +1,5 @@
 """A call's tokens and logprobs are the same bits alone and beside any other calls."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

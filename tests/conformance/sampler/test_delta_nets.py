@@ -1,7 +1,5 @@
 """Gated delta nets in the sampler: each row has its own states, whatever runs beside it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

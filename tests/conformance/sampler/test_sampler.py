@@ -1,7 +1,5 @@
 """The embedded sampler: exact logprobs in mixed batches, reproducible and correct draws, limits."""
 
-from __future__ import annotations
-
 import queue
 from dataclasses import replace
 from pathlib import Path

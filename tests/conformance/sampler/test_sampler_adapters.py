@@ -1,7 +1,5 @@
 """Adapters that the sampler must refuse: nothing that it would not compute exactly is left out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

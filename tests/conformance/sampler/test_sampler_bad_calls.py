@@ -1,7 +1,5 @@
 """One call ends no batch: what cannot be computed of it is its own error, and the others go on."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

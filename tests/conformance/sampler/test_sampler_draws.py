@@ -1,7 +1,5 @@
 """The embedded sampler: reproducible and correct draws, ends of replies, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

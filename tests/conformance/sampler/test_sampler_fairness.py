@@ -1,7 +1,5 @@
 """Clients share the engine: what one sends costs another little, by a clock that counts tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

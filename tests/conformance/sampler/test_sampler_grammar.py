@@ -1,7 +1,5 @@
 """The embedded sampler: replies that must follow a JSON schema or call a tool."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

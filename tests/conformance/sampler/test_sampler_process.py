@@ -1,7 +1,5 @@
 """The sampler as the server uses it: a process of its own that may be killed at any time."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

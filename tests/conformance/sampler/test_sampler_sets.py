@@ -1,7 +1,5 @@
 """The embedded sampler and the learner agree on tokens that were drawn from a part of all."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

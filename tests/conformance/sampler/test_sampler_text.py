@@ -1,7 +1,5 @@
 """The embedded sampler's text: exact continuation, stop strings, streams, tool calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What takes long of a request is done beside the engine's loop, or not at all."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

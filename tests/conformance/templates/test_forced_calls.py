@@ -1,7 +1,5 @@
 """Forced calls in formats that have marks around each argument, with grammars of their own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

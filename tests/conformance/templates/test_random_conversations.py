@@ -1,7 +1,5 @@
 """Random conversations: no prompt forks while tools are called, however a call is written."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Every family's template: tools are shown, calls are read, written again and trained once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs that are cut off: what was whole is kept; what was not is neither recorded nor trained."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ another trajectory: what was said before is context to it, and each token stays 
 sampled it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Topologies whose nodes ask through `ChatOpenAI` and `ChatAnthropic`, in each format of calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import groupby
 from typing import Any

@@ -4,8 +4,6 @@
 ``ART_TEST_SEED`` the same again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

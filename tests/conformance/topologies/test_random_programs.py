@@ -6,8 +6,6 @@ chains, tools, models and nodes fail and go on; ask a person; and return what th
 The oracle is the program: it notes each reply that it keeps, and strikes out what it throws away.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@
 ``python -m tests.conformance.topologies`` run all.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

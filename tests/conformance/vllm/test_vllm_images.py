@@ -1,7 +1,5 @@
 """Calls with images on the real vLLM: the plain model's numbers, the embedded sampler's records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

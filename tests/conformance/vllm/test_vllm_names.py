@@ -4,8 +4,6 @@ It passes over those of a layer that its model does not have, without a word: th
 as if it were the base (vllm#41384, vllm#40005).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """vLLM as the sampler: exact tokens and logprobs, the embedded sampler's words, nothing lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

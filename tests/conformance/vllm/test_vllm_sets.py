@@ -1,7 +1,5 @@
 """vLLM and the learner agree on tokens that were drawn under a grammar."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

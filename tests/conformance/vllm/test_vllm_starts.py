@@ -1,7 +1,5 @@
 """Starts of vLLM that fail: refused in words, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path

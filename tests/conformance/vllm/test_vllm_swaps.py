@@ -3,8 +3,6 @@
 ``make soak`` makes 1,000 of them; ``-o log_cli=true`` shows figures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """`langchain-art analyze` over runs that a real server has."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What capture tells of calls that reach a real server: turns and tags agree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The options of a ChatART, and LangChain's ways to set them, against a real server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

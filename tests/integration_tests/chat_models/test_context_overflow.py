@@ -1,7 +1,5 @@
 """A prompt that is too long is LangChain's ContextOverflowError, so agents can shorten it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

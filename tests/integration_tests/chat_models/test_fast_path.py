@@ -4,8 +4,6 @@ Whole replies are requested without the OpenAI SDK. Each case runs synchronously
 asynchronously; the expectation is what the SDK does, wherever it does the same thing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

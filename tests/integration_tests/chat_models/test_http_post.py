@@ -1,7 +1,5 @@
 """Keep-alive connections: no request may get another request's answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

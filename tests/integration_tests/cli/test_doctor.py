@@ -1,7 +1,5 @@
 """`langchain-art doctor`: what it looks at, and what it says of it."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

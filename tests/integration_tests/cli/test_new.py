@@ -1,7 +1,5 @@
 """`langchain-art new`: an example as a project of its own, whose test passes where it stands."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What a call is tagged with: its place, the user's tags; without a capture, its trajectory."""
 
-from __future__ import annotations
-
 from typing import Any
 from uuid import uuid4
 

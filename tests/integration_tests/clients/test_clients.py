@@ -1,7 +1,5 @@
 """Clients that are not ours: each makes its calls, and its runs are captured and trained."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.agent_frameworks import FRAMEWORKS, check_framework

@@ -1,7 +1,5 @@
 """Claude Code, its SDK and Codex as they are published: a key and a base URL name the run."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import uuid

@@ -1,7 +1,5 @@
 """A server that a program starts for itself: waited for, started again, and said so."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

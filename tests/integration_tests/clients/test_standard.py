@@ -1,7 +1,5 @@
 """LangChain's own integration tests of a chat model, against our server and its rule's model."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

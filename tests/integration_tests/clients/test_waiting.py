@@ -1,7 +1,5 @@
 """A server that is not there, or takes connections and says nothing: said at once, and an error."""
 
-from __future__ import annotations
-
 import io
 import logging
 import socket

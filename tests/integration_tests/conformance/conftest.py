@@ -1,7 +1,5 @@
 """Our server with the conformance model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

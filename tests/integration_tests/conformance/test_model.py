@@ -1,7 +1,5 @@
 """The conformance model on our own server: it says scripts, and really samples."""
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The conformance model on a plain engine: transformers alone."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

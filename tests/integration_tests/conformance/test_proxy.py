@@ -1,7 +1,5 @@
 """The proxy that sees calls on their way: whatever a server streams, it passes on byte for byte."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

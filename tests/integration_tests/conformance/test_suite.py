@@ -1,7 +1,5 @@
 """``python -m tests.conformance.suite`` on our server, and on servers that capture wrongly."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

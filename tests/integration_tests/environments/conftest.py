@@ -1,7 +1,5 @@
 """A server for environments' fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The environments of docs/environments.md: a real fit on each, with the environment's reward."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -3,8 +3,6 @@
 Harbor is unmodified; its runtime is `tests.support.harbor_local`, without containers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

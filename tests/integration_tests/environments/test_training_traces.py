@@ -1,7 +1,5 @@
 """OpenEnv's own reader takes an exported run, and what OpenEnv captured is imported."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Codenames: each role learns on its own calls; one adapter against two; a hosted model plays."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

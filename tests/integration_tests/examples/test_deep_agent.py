@@ -1,7 +1,5 @@
 """The deep agent: a fit in which it is said what its calls learned; a hosted model in its place."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Deep research: a short fit, its evaluation, and the same graph on a hosted model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The demo, stopped and run again, goes on; finished and run again, it runs nothing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

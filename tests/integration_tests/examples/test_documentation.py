@@ -1,7 +1,5 @@
 """The documentation example's agent on a hosted model; with SmolLM2, see the real models' tests."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The e-mail assistant on a real server: criteria score training, answers score held-out runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The e-mail example: the agent over real tools, the agreement of both engines, the learning."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

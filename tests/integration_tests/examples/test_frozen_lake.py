@@ -1,7 +1,5 @@
 """The Frozen Lake example on a hosted model: it answers by the schema of the open moves."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The function calling example: the leaderboard's package, and the agent on a hosted model."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The e-mail example with a judge alone: what the judge is shown, how good it is, the learning."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loop written out on the client trains, and says what each step did."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The MCP example: a short fit with RULER alone, its evaluation, the graph on a hosted model."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The e-mail example with a reviewer: what he says of runs, and learning from it end to end."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

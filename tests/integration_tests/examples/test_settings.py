@@ -1,7 +1,5 @@
 """What examples bring along: settings for a server, and scripts that make a base model."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Temporal Clue: the detective learns whose clue counts; a hosted model answers as well."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

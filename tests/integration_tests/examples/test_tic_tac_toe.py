@@ -1,7 +1,5 @@
 """The tic-tac-toe example on a real server: self-play, older versions, the perfect player."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The triage example on a real server: a router by a schema, and nothing of the fit is set."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The 2048 example on a real server, and on a hosted model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The example of an agent that was written for a hosted model: as it was, and trained."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

@@ -1,7 +1,5 @@
 """A fit exports every run once, whatever the destination does, and hardly waits for it."""
 
-from __future__ import annotations
-
 import io
 import time
 import uuid

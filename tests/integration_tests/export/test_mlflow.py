@@ -1,7 +1,5 @@
 """The spans in a real backend of OpenTelemetry: MLflow reads messages, tools, tokens and types."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

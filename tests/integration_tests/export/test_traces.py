@@ -1,7 +1,5 @@
 """What Langfuse has of a fit, of its evaluations and of production: every run, once and whole."""
 
-from __future__ import annotations
-
 import io
 import json
 import uuid

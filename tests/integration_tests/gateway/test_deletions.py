@@ -1,7 +1,5 @@
 """Lists by page, and what is deleted with a run or a policy, on both databases."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """OpenAI's dialect in its corners, as the newest SDK speaks it, against the API reference."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import defaultdict

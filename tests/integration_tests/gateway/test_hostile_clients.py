@@ -1,7 +1,5 @@
 """Clients that do not go on: what they hold is taken from them, and others are served meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Requests that no client of good will sends: each is refused by name, in OpenAI's shape."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls in OpenAI's Responses and Anthropic's Messages, as both SDKs speak them: one capture."""
 
-from __future__ import annotations
-
 import json
 import time
 import uuid

@@ -1,7 +1,5 @@
 """The whole server on PostgreSQL: it is killed and goes on, the database crashes and is back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

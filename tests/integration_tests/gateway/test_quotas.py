@@ -1,7 +1,5 @@
 """Quotas: what is full says which setting decides, and takes more when there is less."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

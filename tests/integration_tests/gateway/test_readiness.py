@@ -1,7 +1,5 @@
 """Readiness tells the truth: engines that are stopped or cannot start, a database that is gone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Two real engines behind one server: what is told when one dies, and what its calls get."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What people say of runs is kept once, in its latest revision, and goes with its run."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The server over HTTP, as any client meets it: dialect, records, training, refusals."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

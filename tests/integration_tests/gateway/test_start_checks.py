@@ -1,7 +1,5 @@
 """A start that cannot succeed is refused in words before a model is loaded."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import socket

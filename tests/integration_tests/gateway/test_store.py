@@ -1,7 +1,5 @@
 """The store: what is acknowledged is on disk, ids are used once, nothing is rounded."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """Calls of any client, tagged with a run: choices, retries, attempts, late calls, over HTTP."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

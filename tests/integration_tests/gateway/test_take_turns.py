@@ -1,7 +1,5 @@
 """Sampler and learner on one device: calls wait for a training step, and too many are sent away."""
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Each face in the real library that it is for: openevals, LangSmith, Langfuse, pytest."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import uuid

@@ -1,7 +1,5 @@
 """RulerEvaluator as its users meet it: through chat models, in every way a Runnable is used."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

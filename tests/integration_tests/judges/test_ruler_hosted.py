@@ -1,7 +1,5 @@
 """Judges behind HTTP: langchain-openai's model, and a name through litellm."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What `server/deploy/skypilot.yaml` runs on the machine, run here with a small model."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

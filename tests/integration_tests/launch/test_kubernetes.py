@@ -1,7 +1,5 @@
 """The manifests, against Kubernetes' and KubeRay's schemas, the server and its image."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Its API server is not started: that listens on one port for all, and might be a developer's own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The end of a server on SIGTERM: what runs ends, nothing is lost, and what is cut is counted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

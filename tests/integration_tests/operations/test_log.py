@@ -1,7 +1,5 @@
 """The log as JSON: whose each record is, and nothing that was said in a prompt or is a key."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

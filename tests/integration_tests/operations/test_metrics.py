@@ -1,7 +1,5 @@
 """What a server that has trained says at /metrics, and the dashboard that reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

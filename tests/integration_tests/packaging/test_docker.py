@@ -1,7 +1,5 @@
 """The images, as far as they can be held without an engine that builds them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

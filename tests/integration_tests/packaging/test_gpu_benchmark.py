@@ -3,8 +3,6 @@
 What it measures here says nothing of a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ pip is the real one, isolated from this machine's settings. The indexes have pac
 names with nothing in them; a last test asks PyTorch's own index, where that answers.
 """
 
-from __future__ import annotations
-
 import functools
 import http.server
 import importlib.util

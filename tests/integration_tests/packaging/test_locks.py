@@ -1,7 +1,5 @@
 """The lock files hold what pyproject.toml allows, and nothing that it does not know of."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from importlib.metadata import requires

@@ -1,7 +1,5 @@
 """The bills of materials say what is there, by CycloneDX's own schema."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import runpy

@@ -4,8 +4,6 @@ The environment of the other tests is the newest of everything, with openai 3. H
 corners, each in an environment of its own.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import tomllib

@@ -1,7 +1,5 @@
 """The wheel in an empty environment: the client installs and imports without torch or a server."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One browser for the tests of the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The page's frame in a real browser, on the real server."""
 
-from __future__ import annotations
-
 from playwright.sync_api import expect
 
 from tests.support.browser import Watched

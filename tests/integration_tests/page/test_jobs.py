@@ -1,7 +1,5 @@
 """The jobs in a real browser: what each node learned from, whatever the nodes are called."""
 
-from __future__ import annotations
-
 import uuid
 
 from playwright.sync_api import expect

@@ -1,7 +1,5 @@
 """The lock: a key for a session, and what a session may not do without its token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import httpx

@@ -1,7 +1,5 @@
 """Every view: no serious finding of axe-core, light and dark; nothing wider than the window."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

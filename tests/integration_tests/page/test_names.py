@@ -1,7 +1,5 @@
 """Runs, scenarios, nodes, scores and reviewers whose names JavaScript's objects have already."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 

@@ -1,7 +1,5 @@
 """The overview in a real browser: it moves while a policy trains, and says what was left out."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

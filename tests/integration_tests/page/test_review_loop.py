@@ -1,7 +1,5 @@
 """Reviews without Langfuse, in a real browser: from the queue to the blind comparison."""
 
-from __future__ import annotations
-
 import re
 import uuid
 

@@ -1,7 +1,5 @@
 """A run of a real graph, captured, in a real browser: time line, price, trace, edited replies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What the page shows of runs is what the server trained, recorded and was told."""
 
-from __future__ import annotations
-
 import math
 import uuid
 from typing import Any

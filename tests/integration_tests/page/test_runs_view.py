@@ -1,7 +1,5 @@
 """Runs in a real browser: found, read token by token, reviewed; and what they say is text alone."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Versions in a real browser: one is pinned, served again, and downloaded."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import uuid

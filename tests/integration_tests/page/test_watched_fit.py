@@ -1,7 +1,5 @@
 """What a person sees of a fit while it trains, and what a review of theirs teaches."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

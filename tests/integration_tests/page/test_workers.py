@@ -1,7 +1,5 @@
 """The workers on the overview: what they do, as it happens."""
 
-from __future__ import annotations
-
 import uuid
 
 from playwright.sync_api import expect

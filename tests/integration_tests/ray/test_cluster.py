@@ -1,7 +1,5 @@
 """Three raylets on this machine: what is lost with one comes back on another."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """A fit through workers and replicas on three nodes, one of which is killed in the middle."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each is a network namespace with an address of its own: the server's machine, an
 which has a rank of the learner and a replica.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

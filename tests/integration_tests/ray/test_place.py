@@ -1,7 +1,5 @@
 """An engine whose process another process holds: over TCP, with files that are copied to it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

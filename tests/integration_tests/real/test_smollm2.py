@@ -1,8 +1,6 @@
 """Pretrained models, from GGUF files of Python packages, with all defaults: they are served and
 learn; sampler and learner agree; tools are shown that the model's own template does not show."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A judge's scores become verdicts where people agree with it, and people are asked elsewhere."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

@@ -1,7 +1,5 @@
 """LangChain's HumanInTheLoopMiddleware on the real server: decisions become rewards and pairs."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """A verdict is trained once, with its last value; a held-out one and one taken back never."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from pathlib import Path

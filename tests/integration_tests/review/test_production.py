@@ -1,7 +1,5 @@
 """Reviewed runs of production train: captured, exported, reviewed in Langfuse, pulled, trained."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """What people say in Langfuse comes to the server: once, in its latest revision, nothing lost."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import timedelta

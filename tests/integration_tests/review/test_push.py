@@ -1,7 +1,5 @@
 """Runs go into an annotation queue once, people review them there, and the report says how."""
 
-from __future__ import annotations
-
 import uuid
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The store, the plan, the pull and what a job makes of its request are the real o
 stand-in, without a socket; the learner is left out: a job's rows are made, and not learned from.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The whole loop: an agent's runs, Langfuse, a person who sees only that, and a better agent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

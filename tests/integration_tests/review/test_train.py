@@ -1,7 +1,5 @@
 """A policy learns from people's rewards, which hold for that job alone."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Production traces become what can still be learned from them, and nothing is dropped unsaid."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

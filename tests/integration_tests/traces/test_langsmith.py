@@ -1,7 +1,5 @@
 """LangSmith's SDK reads a project: its root runs page by page, and the model calls below them."""
 
-from __future__ import annotations
-
 import uuid
 from datetime import UTC, datetime
 from typing import Any

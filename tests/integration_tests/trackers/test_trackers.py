@@ -1,7 +1,5 @@
 """A real fit, tracked: read back with each tracker's own reader; and trackers that cannot work."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

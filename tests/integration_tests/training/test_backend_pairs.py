@@ -7,8 +7,6 @@ plain transformers with PEFT from the adapter's downloaded files.
 ``-o log_cli=true`` shows each pair's distances.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

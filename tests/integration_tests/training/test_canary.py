@@ -1,7 +1,5 @@
 """The canary on the real server: it passes a healthy one, and says what is wrong with others."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The reward, not the policy, makes the collapse in all tests but the last: versio
 calls bad get -1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

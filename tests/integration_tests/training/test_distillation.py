@@ -1,7 +1,5 @@
 """Distillation on the policy's own runs: it comes near to its teacher, with rewards or without."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import uuid

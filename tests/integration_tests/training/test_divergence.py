@@ -1,7 +1,5 @@
 """`langchain-art fits diff`: the first thing that two fits with one seed do differently."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

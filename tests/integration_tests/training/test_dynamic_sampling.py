@@ -1,7 +1,5 @@
 """Dynamic sampling replaces zero-variance groups."""
 
-from __future__ import annotations
-
 import io
 import uuid
 from collections import Counter

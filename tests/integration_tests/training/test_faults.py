@@ -4,8 +4,6 @@
 test makes a policy of its own, and sees that no version of it was published.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

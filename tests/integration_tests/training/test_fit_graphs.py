@@ -1,7 +1,5 @@
 """Fits of graphs as they are: which nodes learn, several policies at once, runs that fail."""
 
-from __future__ import annotations
-
 import io
 import json
 import uuid

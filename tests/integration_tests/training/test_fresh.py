@@ -1,7 +1,5 @@
 """`fit(fresh=True)` undoes what a policy has learned: only once a run of the new fit has worked."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images from a graph's messages to the record, the page and the learner, on a real server."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterator

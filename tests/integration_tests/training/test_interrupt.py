@@ -1,7 +1,5 @@
 """Ctrl-C during a fit: a sentence says what to do, and no traceback hides it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

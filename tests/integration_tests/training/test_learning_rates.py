@@ -1,7 +1,5 @@
 """Fits whose config names no rate: the steps' divergence sets it, also after a pause."""
 
-from __future__ import annotations
-
 import io
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A fit in a notebook: one output that is redrawn, interrupted as in a terminal, and resumed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

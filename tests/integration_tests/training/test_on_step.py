@@ -1,7 +1,5 @@
 """`Trainer.fit(on_step=)`: a hook gets each step's record, and what it raises loses nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 import traceback

@@ -1,7 +1,5 @@
 """A fit whose advantages are the user's: sent with the step, recorded, shown, and sent once."""
 
-from __future__ import annotations
-
 import io
 import uuid
 from pathlib import Path

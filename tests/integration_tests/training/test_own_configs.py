@@ -1,7 +1,5 @@
 """Policies of one fit with configs of their own, and policies that play and do not learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

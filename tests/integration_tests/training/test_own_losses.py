@@ -1,7 +1,5 @@
 """A loss that the server's operator has registered, from `server.toml` to the adapter's bytes."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path

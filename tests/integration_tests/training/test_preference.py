@@ -1,7 +1,5 @@
 """Preference steps through the real server: exact numbers, exact prompts, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import uuid

@@ -1,7 +1,5 @@
 """A graph that runs on another machine: LangGraph's `RemoteGraph` is trained as it is."""
 
-from __future__ import annotations
-
 import io
 import json
 import socket

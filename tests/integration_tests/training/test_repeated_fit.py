@@ -1,7 +1,5 @@
 """The same seed gives the same fit: every reward and every bit of the adapter."""
 
-from __future__ import annotations
-
 import io
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """A graph whose router answers by structured output learns where to send its questions."""
 
-from __future__ import annotations
-
 import io
 import logging
 import uuid

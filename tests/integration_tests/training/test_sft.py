@@ -1,7 +1,5 @@
 """Supervised steps through the real server: what is learned from, that it is, and how it ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

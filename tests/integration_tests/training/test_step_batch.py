@@ -1,7 +1,5 @@
 """Batches: rollouts that run ahead of the training."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import uuid

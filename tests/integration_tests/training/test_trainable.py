@@ -1,7 +1,5 @@
 """Which calls learn, for which policy, with which baseline; and the audit that says so before."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

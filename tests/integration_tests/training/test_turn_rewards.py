@@ -2,8 +2,6 @@
 them, and that a job learns from what was scored when it was asked for.
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any, TypedDict

@@ -1,7 +1,5 @@
 """One run of a batch that cannot be stored: it fails and says which field, and the others train."""
 
-from __future__ import annotations
-
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The engine is the real vLLM, led by the rule's model (`tests.support.rule_model.vllm_engine`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A graph's messages with images, sampled by the real vLLM behind our server, and trained."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

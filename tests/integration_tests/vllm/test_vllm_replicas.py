@@ -1,7 +1,5 @@
 """Two vLLMs behind the real server: the demo's agent learns, and goes on when one is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -3,8 +3,6 @@
 ``make soak`` kills twenty times; ``-o log_cli=true`` shows how long the engine was away.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Fits whose rollouts are run by workers, over a real server: kills, stops, failures."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

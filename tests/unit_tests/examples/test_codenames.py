@@ -1,7 +1,5 @@
 """Codenames: boards, the rules against a second telling of them, the random players, the graph."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Deep research: what the corpus holds, the reward by its rule, and the figures of the nodes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The documentation example: its pages, its questions and their split, its reward."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import textwrap

@@ -1,7 +1,5 @@
 """The mailboxes of the e-mail assistant: one right mail, found by the tools and by nothing less."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The Frozen Lake example: TextArena's lakes, the walk over one, its reward, and the agent."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import deque

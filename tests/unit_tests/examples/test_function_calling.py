@@ -1,7 +1,5 @@
 """The function calling example: its split, and the worth of a call by a checker of equality."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The MCP example: the server's tools, tasks without overlap, and the judge's rule."""
 
-from __future__ import annotations
-
 import random
 import sqlite3
 from contextlib import closing

@@ -1,7 +1,5 @@
 """What examples share: ``--level``, ``--control``, and ``python -m examples.evaluate``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Temporal Clue: puzzles have one solution, by a reading of their texts; answers are scored."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import permutations, product

@@ -1,7 +1,5 @@
 """Text-to-SQL: what a gold query must give by plain Python, and a database that nobody can harm."""
 
-from __future__ import annotations
-
 import random
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Tic-tac-toe: the rules, and the perfect player against all games there are."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given

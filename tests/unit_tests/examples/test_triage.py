@@ -1,7 +1,5 @@
 """The triage example: its messages, and its agent on a model that answers by the schema."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from examples.triage.tickets import DEPARTMENTS, PROBLEMS, tickets

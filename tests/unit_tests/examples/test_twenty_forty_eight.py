@@ -1,7 +1,5 @@
 """2048: the rules against an implementation of another kind, and what a game is worth."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Seeds of a run's calls."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """The GPUs that CUDA may use, as the driver's tool lists them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

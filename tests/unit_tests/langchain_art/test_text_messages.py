@@ -1,7 +1,5 @@
 """Text messages are converted as LangChain converts them: its two conversions are the measure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

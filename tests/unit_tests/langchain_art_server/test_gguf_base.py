@@ -1,7 +1,5 @@
 """A GGUF file as a folder: the same numbers and tokens, or a refusal in words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

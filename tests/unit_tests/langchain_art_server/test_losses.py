@@ -1,7 +1,5 @@
 """The promises of a loss: kept by the built-in ones, and each broken by one that must be found."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

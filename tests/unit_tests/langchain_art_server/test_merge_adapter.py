@@ -1,7 +1,5 @@
 """Merged weights, as they are on disk, against an adapter on its base."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

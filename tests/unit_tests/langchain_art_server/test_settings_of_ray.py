@@ -1,7 +1,5 @@
 """What `[ray]` and ``--ray`` allow, and what they say of what they do not."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any

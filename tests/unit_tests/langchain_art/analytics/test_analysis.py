@@ -1,7 +1,5 @@
 """Figures of runs against values worked out by hand."""
 
-from __future__ import annotations
-
 import io
 import sys
 from datetime import UTC, datetime

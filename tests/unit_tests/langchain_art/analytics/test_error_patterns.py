@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.analytics.analysis import error_patterns, normalised

@@ -1,7 +1,5 @@
 """The parser of answers against `http.client`, on random answers in random pieces."""
 
-from __future__ import annotations
-
 import io
 from http.client import HTTPResponse
 from typing import Any, cast

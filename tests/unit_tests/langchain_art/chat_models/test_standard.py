@@ -1,7 +1,5 @@
 """LangChain's own tests of a chat model class."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The card of an exported adapter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

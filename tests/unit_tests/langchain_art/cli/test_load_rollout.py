@@ -1,7 +1,5 @@
 """A rollout of the command line calls the asked version, however it holds its model."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

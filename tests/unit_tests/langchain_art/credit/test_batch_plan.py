@@ -1,7 +1,5 @@
 """Filters, advantages and weights together, over groups of runs."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A scheme of credit is one module that the config names: client, server and docs follow it."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

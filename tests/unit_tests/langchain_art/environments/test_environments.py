@@ -1,7 +1,5 @@
 """Environments of others without a model: what a graph is told, which scenarios are held out."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Agreement with people: against a naive twin, scipy's figures, and what intervals promise."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import math

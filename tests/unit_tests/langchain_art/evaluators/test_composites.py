@@ -1,7 +1,5 @@
 """Evaluators made of evaluators: what they score, what they keep, and what they never guess."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

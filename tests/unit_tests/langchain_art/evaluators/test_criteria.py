@@ -1,7 +1,5 @@
 """The weighted criteria: vectors by hand, bounds of all inputs, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

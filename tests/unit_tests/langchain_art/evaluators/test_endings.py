@@ -1,7 +1,5 @@
 """StopIteration, SystemExit and KeyboardInterrupt end with an error, and never hang."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any

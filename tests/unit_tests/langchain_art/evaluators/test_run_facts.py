@@ -1,7 +1,5 @@
 """What a run did, read off its turns; tool errors against LangGraph's own tool node."""
 
-from __future__ import annotations
-
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage

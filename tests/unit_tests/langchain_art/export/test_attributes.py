@@ -1,7 +1,5 @@
 """What each span says, to Langfuse and to any other backend."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Exporter`: what it refuses, what it samples, and what it makes of a run of production."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from langfuse import Langfuse
 
 from langchain_art.export import ids

@@ -1,7 +1,5 @@
 """The list of a run's spans: of what was recorded, and of the turns alone."""
 
-from __future__ import annotations
-
 import operator
 from typing import Annotated, Any
 

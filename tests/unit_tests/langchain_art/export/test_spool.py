@@ -1,7 +1,5 @@
 """Files of runs that are not sent: whole or not there, and sent once."""
 
-from __future__ import annotations
-
 import stat
 import threading
 from pathlib import Path

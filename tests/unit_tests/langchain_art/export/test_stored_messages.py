@@ -1,7 +1,5 @@
 """Messages come back from trace stores in OpenAI's shape, whatever shape they were stored in."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which workers on a cluster may be asked for, and where their server must be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Approved, edited and rejected tool calls as reviews."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A judge is trusted in the bands of its scores in which people agree with it."""
 
-from __future__ import annotations
-
 from langchain_art.review.judge import bands_of
 from langchain_art.statistics.intervals import wilson
 

@@ -1,7 +1,5 @@
 """Judges are compared with people within scenarios, and trusted as far as the interval says."""
 
-from __future__ import annotations
-
 from langchain_art.evaluators.calibration import Agreement, Correlation
 from langchain_art.review.report import judge_agreement, trust
 from langchain_art.wire import Trajectory

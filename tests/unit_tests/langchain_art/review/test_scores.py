@@ -1,7 +1,5 @@
 """Each of Langfuse's scores becomes the review that it is, or is left out for a named reason."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

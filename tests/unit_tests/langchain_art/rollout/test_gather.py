@@ -1,7 +1,5 @@
 """Groups in the order in which they end, no further ahead than is allowed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from typing import Any

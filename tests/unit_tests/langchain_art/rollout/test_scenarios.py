@@ -1,7 +1,5 @@
 """Groups' ids, and rollouts by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import partial

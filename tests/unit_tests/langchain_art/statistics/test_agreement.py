@@ -1,7 +1,5 @@
 """Several reviewers become one verdict, and disagreement is measured as its source defines it."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from statistics import fmean
 from typing import Any

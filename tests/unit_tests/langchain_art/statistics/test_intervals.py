@@ -1,7 +1,5 @@
 """Intervals and tests against naive twins, published values and their own coverage."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Each reply of a trace is in the conversations once, behind the prompt that it answered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

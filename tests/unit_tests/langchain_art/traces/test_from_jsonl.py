@@ -1,7 +1,5 @@
 """Exported traces of each shape are read as what they are, and what cannot be read is counted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

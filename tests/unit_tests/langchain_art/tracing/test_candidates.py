@@ -1,7 +1,5 @@
 """Which of several answers to one prompt count."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Where a call must reach our server (ids, tags), it does; where only the graph's 
 model is a fake that says what the test wants.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import threading

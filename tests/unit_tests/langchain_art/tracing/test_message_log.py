@@ -1,7 +1,5 @@
 """Messages in the log are those that were sent: what ChatART sends is the measure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy

@@ -1,7 +1,5 @@
 """What a run came to, and which calls count, when graphs fail, wait, and are gone on with."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

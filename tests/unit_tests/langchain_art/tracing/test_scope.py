@@ -1,7 +1,5 @@
 """Which calls a scope hears that a generator opens, or a context manager."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """Which calls of sub-agents count, if a node around them is interrupted and run again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

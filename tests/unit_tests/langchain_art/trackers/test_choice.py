@@ -1,7 +1,5 @@
 """Which trackers a fit gets, and what is refused before it begins."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib.machinery import ModuleSpec
 from typing import Any

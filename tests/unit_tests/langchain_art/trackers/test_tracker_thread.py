@@ -1,7 +1,5 @@
 """A tracker that fails, hangs or comes back: the fit goes on, and nothing is lost or sent twice."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from threading import Event

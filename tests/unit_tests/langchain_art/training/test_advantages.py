@@ -1,7 +1,5 @@
 """What `Trainer(advantages=)` may return, and what is said of all else."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, get_args
 

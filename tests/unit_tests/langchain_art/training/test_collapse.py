@@ -1,7 +1,5 @@
 """A collapse is seen in its step or evaluation, and what may be chance is none; and a gain."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

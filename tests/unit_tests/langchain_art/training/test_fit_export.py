@@ -1,7 +1,5 @@
 """Why calls do not learn, as it is exported: the client's words for what the server will count."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

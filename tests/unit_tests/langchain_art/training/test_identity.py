@@ -1,7 +1,5 @@
 """The identity of a fit, and what counts as the source of a rollout: nothing of libraries."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

@@ -1,7 +1,5 @@
 """The rate of a fit whose config names none: what its steps make of it."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a step and a fit say of themselves: for one policy, for several, and on the screen."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names and values of what trackers are given, and the cells of their tables."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

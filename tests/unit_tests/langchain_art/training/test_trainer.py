@@ -1,7 +1,5 @@
 """What `Trainer` refuses before it asks a server or runs anything, and how it says so."""
 
-from __future__ import annotations
-
 import io
 import traceback
 from pathlib import Path

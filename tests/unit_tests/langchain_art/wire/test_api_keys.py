@@ -1,7 +1,5 @@
 """Keys of 32 random bytes are taken in each usual form, and what was made of fewer is refused."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 

@@ -1,7 +1,5 @@
 """A misspelled option is answered with the one that may have been meant, on each way in."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

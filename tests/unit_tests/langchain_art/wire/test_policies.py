@@ -1,7 +1,5 @@
 """The learning rate of an adapter whose config names none."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.wire import (

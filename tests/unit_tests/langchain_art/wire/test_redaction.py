@@ -1,7 +1,5 @@
 """Secrets are not shown; what is no secret is."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.wire.api_keys import RunKey

@@ -1,7 +1,5 @@
 """Reviews say what their kind says, and each of them once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

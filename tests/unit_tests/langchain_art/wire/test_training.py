@@ -1,7 +1,5 @@
 """Every reason that the server can send has a meaning, and the sampling ones say what to do."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.credit.batch_plan import SAMPLING

@@ -1,7 +1,5 @@
 """`wire.turn_links`: which call continues which, and which were superseded."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Wrong keys are slowed by peer and logged without the key; right ones never are."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from types import SimpleNamespace

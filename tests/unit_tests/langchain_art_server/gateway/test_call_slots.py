@@ -1,7 +1,5 @@
 """Slots are shared: who is alone has all of them, and nobody waits for one client alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.errors import Overloaded

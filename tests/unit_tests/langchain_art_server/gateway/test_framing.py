@@ -3,8 +3,6 @@
 What two parsers cut differently smuggles a request past the one in front (RFC 9112, 11.2).
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

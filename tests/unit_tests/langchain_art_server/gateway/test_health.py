@@ -1,7 +1,5 @@
 """Readiness: false while a part fails, with the reason, and true again by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Pages are read in turns: one client's large lists leave time for others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """A policy whose versions have no room in the sampler's memory is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

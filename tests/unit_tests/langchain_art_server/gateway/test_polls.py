@@ -1,7 +1,5 @@
 """Requests that wait for a change look for it in turns: one client's leave time for others."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Errors are answered in one shape, in few words whatever was got, and without words of ours."""
 
-from __future__ import annotations
-
 import errno
 import json
 import tracemalloc

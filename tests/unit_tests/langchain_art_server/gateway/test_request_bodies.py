@@ -1,7 +1,5 @@
 """Unfinished bodies share a budget of memory, and the largest gives way."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

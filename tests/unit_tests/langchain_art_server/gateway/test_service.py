@@ -1,7 +1,5 @@
 """A data directory that cannot be used is refused in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

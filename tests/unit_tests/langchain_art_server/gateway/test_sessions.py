@@ -1,7 +1,5 @@
 """Sessions end with their time, when their person logs out, and with the server."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art_server.gateway import sessions

@@ -1,7 +1,5 @@
 """While the learner has the device calls wait, none is lost, and too many are told when to come."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

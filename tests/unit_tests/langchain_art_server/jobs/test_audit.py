@@ -1,7 +1,5 @@
 """The audit says of every turn what training makes of it: the same, token by token."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """From scored runs to rows: which calls learn, what a baseline is made of, what nodes report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

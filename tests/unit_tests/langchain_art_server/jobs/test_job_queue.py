@@ -1,7 +1,5 @@
 """The queue of jobs: what may be retried, what is cancelled, and that the others go on."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """Jobs go on when the store comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from pathlib import Path

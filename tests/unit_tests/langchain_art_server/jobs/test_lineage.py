@@ -1,7 +1,5 @@
 """Steps between a version and those that it descends from."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art_server.jobs.eligibility import steps_since

@@ -1,7 +1,5 @@
 """Pairs: tokens that were sampled from stand in for those rendered again; sides are whole."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Verdicts are compared with their like, trained once with each value, or left out by a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """What a version's answers say of it. Engines are values here; whole ones are in test_faults."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tagged calls to a trajectory: what goes on with what, and which calls do not count."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

@@ -1,7 +1,5 @@
 """What many ask for at once is read once, and never before it was asked for."""
 
-from __future__ import annotations
-
 import asyncio
 
 from pydantic import BaseModel

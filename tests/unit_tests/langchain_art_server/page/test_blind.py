@@ -1,7 +1,5 @@
 """Pairs of two versions' runs: which is shown where, and what people's choices come to."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

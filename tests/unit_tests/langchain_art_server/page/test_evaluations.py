@@ -1,7 +1,5 @@
 """Two versions compared: the same figures as by numpy, in 64 bits, from the same runs."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 

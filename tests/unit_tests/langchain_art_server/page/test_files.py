@@ -1,7 +1,5 @@
 """The page's files as they go over the wire: packed, asked again by ETag, and none but them."""
 
-from __future__ import annotations
-
 import gzip
 
 import httpx

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.training.fit_state import FitState

@@ -1,7 +1,5 @@
 """The page's files: vendored ones are what the manifest says, and no script makes markup."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

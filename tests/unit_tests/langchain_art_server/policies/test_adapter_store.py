@@ -1,7 +1,5 @@
 """Checkpoints on disk: a version is complete or absent, and its name is used once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Routing of names to versions: a hot swap fails no call and changes no running call's version."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How far a step may have moved the weights, and that no gradients move them further."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

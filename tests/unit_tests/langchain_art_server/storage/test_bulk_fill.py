@@ -1,7 +1,5 @@
 """The database that `benchmarks.page` fills is the one that the gateway would have written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The database's writer: calls share transactions, everybody hears how their own ended."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

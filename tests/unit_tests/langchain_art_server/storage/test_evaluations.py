@@ -1,7 +1,5 @@
 """Runs of evaluations are found by the versions that were evaluated, as they are now."""
 
-from __future__ import annotations
-
 import pytest
 
 from langchain_art.statistics.intervals import mean_of_scenarios

@@ -1,7 +1,5 @@
 """Two servers' stores on one PostgreSQL: who may write, and in which order calls began."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

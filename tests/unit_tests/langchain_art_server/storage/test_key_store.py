@@ -1,7 +1,5 @@
 """The log of what was done has a bound by tenant, in entries and in bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A page leaves a damaged row out, says so, and goes on behind it: in every list."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run is scored with: what a `Reward` changes, and what a job keeps of it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of rollbacks keeps one row for two versions, and says what all rows would."""
 
-from __future__ import annotations
-
 import random
 
 import sqlalchemy as sa

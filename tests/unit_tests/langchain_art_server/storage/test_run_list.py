@@ -1,7 +1,5 @@
 """Lists of runs equal a naive filter and sort of the same runs, page by page."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable

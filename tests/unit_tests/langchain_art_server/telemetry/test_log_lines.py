@@ -1,7 +1,5 @@
 """The log's lines: what they have of a request or a job, and what they never have."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What is counted, and that labels stay few."""
 
-from __future__ import annotations
-
 from prometheus_client import generate_latest
 
 from langchain_art.wire import TrainJob, TrainResult

@@ -1,7 +1,5 @@
 """Outputs of other libraries become groups of runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

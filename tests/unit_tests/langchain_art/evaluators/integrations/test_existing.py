@@ -1,7 +1,5 @@
 """Evaluators of LangSmith, openevals and Langfuse give the rewards that they gave there."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a careful reader finds in the request is what the runs did: nothing is lost or misplaced."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -3,8 +3,6 @@
 ``ART_TEST_SEED`` draws the same again; ``make soak`` draws 20,000.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

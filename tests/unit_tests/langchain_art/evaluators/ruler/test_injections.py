@@ -1,7 +1,5 @@
 """No text of a run escapes its fence, wherever it stands; the judge obeys all structure."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from typing import Any

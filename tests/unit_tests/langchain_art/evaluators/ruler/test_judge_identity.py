@@ -1,7 +1,5 @@
 """What makes a judge the same judge: settings that decide its replies, in any process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Judges as LangChain's users make them; one limit for a model; timeouts, pauses, cancelling."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

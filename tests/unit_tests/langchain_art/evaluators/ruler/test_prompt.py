@@ -1,7 +1,5 @@
 """What the judge is shown: transcripts, shared parts, shortened texts; against naive readings."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

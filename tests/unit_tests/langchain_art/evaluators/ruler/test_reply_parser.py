@@ -1,7 +1,5 @@
 """What is read of a reply is the verdict that stands there, or none."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs whose states differ anywhere are never judged equal without a judge."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

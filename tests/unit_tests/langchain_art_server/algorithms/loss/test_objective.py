@@ -1,7 +1,5 @@
 """The whole objective of a step against a twin in plain Python, and its stats against loops."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import fields

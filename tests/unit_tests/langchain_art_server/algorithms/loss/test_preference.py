@@ -1,7 +1,5 @@
 """DPO's loss and gradient, against autograd in float64 on the loss as the paper writes it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

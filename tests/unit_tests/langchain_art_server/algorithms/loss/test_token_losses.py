@@ -1,7 +1,5 @@
 """The losses against twins in plain Python: float64, one token at a time, no vectorisation."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

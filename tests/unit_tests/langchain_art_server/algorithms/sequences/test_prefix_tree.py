@@ -1,7 +1,5 @@
 """The tree of prefixes against a naive comparison of every pair."""
 
-from __future__ import annotations
-
 import time
 
 from hypothesis import given, settings

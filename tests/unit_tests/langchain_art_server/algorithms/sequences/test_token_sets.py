@@ -1,7 +1,5 @@
 """Sets of tokens are what they were made of, in the shortest form, each once in a reply."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The next one is of the client that has least; clients that have as much take turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 

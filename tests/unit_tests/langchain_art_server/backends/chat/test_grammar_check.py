@@ -1,7 +1,5 @@
 """The process that proves grammars: its answers, its limits, and its deaths."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The cache of texts' tokens: its memory."""
 
-from __future__ import annotations
-
 import re
 import tracemalloc
 from array import array

@@ -1,7 +1,5 @@
 """Nothing that a message says is lost in the prompt: it comes out, or is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The text of a reply is the same, streamed in whatever pieces or whole, valid UTF-8 or not."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

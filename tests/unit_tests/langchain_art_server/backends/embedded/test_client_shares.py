@@ -1,7 +1,5 @@
 """Whose turn it is, by what clients ask of the engine."""
 
-from __future__ import annotations
-
 import random
 
 from langchain_art_server.backends.base import Sampling

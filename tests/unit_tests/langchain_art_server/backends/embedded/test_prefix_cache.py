@@ -1,7 +1,5 @@
 """The prefix cache against its definition: what is found is right, and what is kept fits."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

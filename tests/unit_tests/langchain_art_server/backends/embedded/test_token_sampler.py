@@ -1,7 +1,5 @@
 """Logprobs of the tokens that are drawn."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """What crosses the engine's socket arrives as it was: the numbers of a reply."""
 
-from __future__ import annotations
-
 import struct
 
 from hypothesis import given

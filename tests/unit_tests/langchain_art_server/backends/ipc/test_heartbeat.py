@@ -1,7 +1,5 @@
 """When an engine's process is taken for dead: by its parent's ticks, not by a clock."""
 
-from __future__ import annotations
-
 from langchain_art_server.backends.ipc.heartbeat import Heartbeat
 
 

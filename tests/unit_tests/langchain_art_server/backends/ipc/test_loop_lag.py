@@ -1,7 +1,5 @@
 """The longest pause of a loop, in the last minute."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

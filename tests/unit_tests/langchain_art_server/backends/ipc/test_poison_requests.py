@@ -1,7 +1,5 @@
 """Requests that were running at an engine's deaths: which are refused, and for how long."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

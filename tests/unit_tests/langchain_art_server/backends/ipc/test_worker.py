@@ -1,7 +1,5 @@
 """A child process for an engine: calls, events, cancellation, crashes, and the parent's death."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import queue

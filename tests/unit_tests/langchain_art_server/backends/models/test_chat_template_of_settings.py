@@ -1,7 +1,5 @@
 """``--chat-template``: tools as text before templates that show none, or a file in their place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

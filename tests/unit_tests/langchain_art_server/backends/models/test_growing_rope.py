@@ -1,7 +1,5 @@
 """Which RoPE changes with the length of a row, and where."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Any order of publishing, unloading, calls, deaths and returns of replicas."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Calls, versions and deaths among replicas. The engines are values here."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """vLLM's settings that its module reads in the gateway, before any process is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Others' turns of the event loop while one request is read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A chat request is bounded by what an engine can take, before an engine has it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chunks of a stream: what a client reads, however it splits lines."""
 
-from __future__ import annotations
-
 import json
 import sys
 

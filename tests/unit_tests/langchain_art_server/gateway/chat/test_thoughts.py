@@ -1,7 +1,5 @@
 """What was thought and what was said: apart, piece by piece as at once, with nothing lost."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

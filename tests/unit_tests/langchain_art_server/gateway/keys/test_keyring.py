@@ -1,7 +1,5 @@
 """A key is found by its hash, once made, until it ends; the key itself is kept nowhere."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The limits of a key against a naive count, by a clock that the test holds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Every route has a rule, or the server does not start; what no route is has none."""
 
-from __future__ import annotations
-
 import pytest
 from fastapi import APIRouter, FastAPI
 

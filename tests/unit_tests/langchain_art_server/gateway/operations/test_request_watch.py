@@ -1,7 +1,5 @@
 """What is told of a request that has no answer, and what is answered while the server drains."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The queue of rollouts: who has which, until when, on both databases."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any

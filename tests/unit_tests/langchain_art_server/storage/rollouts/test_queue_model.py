@@ -1,7 +1,5 @@
 """The queue against a small model: whatever workers do, each rollout has one trajectory at most."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections import Counter

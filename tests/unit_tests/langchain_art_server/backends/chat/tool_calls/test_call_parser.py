@@ -1,7 +1,5 @@
 """Tool calls cut out of text: any format, any chunking, anything malformed stays text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

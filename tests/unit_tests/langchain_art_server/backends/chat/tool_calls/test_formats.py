@@ -1,7 +1,5 @@
 """Every format: calls are read, whole and letter by letter; what is broken stays text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
