@@ -95,10 +95,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture(scope="session")
 def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One server for the tests that need one and leave it as they found it."""
-    folder = tmp_path_factory.mktemp("server")
     known = f'[page]\ngpu_rate = 3.6\nlangfuse_project = "{LANGFUSE_PROJECT}"\n'
-    (folder / "server.toml").write_text(f"max_policies = 10000\n{known}")  # each test makes its own
-    with ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as server:
+    settings = f"max_policies = 10000\n{known}"  # each test makes its own
+    data = tmp_path_factory.mktemp("server") / "data"
+    with ForkedServer(data, settings=settings) as server:
         yield server
 
 

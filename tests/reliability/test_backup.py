@@ -26,11 +26,12 @@ from langchain_art_server.backups import DUMP, back_up
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage.store import Store
-from tests.support.live_server import REPO, TLS, ForkedServer
+from tests.support.live_server import REPO, ForkedServer
 from tests.support.operations import Operations
 from tests.support.postgres import Postgres
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import rewarded, trained
 from tests.support.stored_step import RATE, stored
 
 BACKUPS = count(2, 100)
@@ -64,7 +65,7 @@ class Busy(threading.Thread):
                 for tenant in TENANTS:
                     if self.stopped.is_set():
                         return
-                    with client_of(self.server, self.keys[tenant]) as http:
+                    with self.server.http(self.keys[tenant]) as http:
                         train(http, f"busy-{number}", self.acknowledged[tenant])
                         if number % 3 == 2:
                             roll_back(http)
@@ -74,25 +75,13 @@ class Busy(threading.Thread):
             raise
 
 
-def client_of(server: ForkedServer, key: str) -> httpx.Client:
-    headers = {"Authorization": f"Bearer {key}"}
-    return httpx.Client(base_url=server.root, headers=headers, verify=TLS, timeout=60)
-
-
 def train(http: httpx.Client, name: str, acknowledged: list[str]) -> int:
     """A step of the policy. Returns its version."""
     runs = [f"{name}-{seed}" for seed in range(2)]
     for seed, run in enumerate(runs):
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
-        body |= {"max_tokens": 4, "seed": seed, "art": {"trajectory_id": run}}
-        http.post("/v1/chat/completions", json=body).raise_for_status()
-        reward = {"reward": float(seed)}
-        http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+        rewarded(http, run, float(seed), max_tokens=4, seed=seed)
         acknowledged.append(run)
-    body = {"policy": "tiny", "groups": [runs], "config": {"learning_rate": RATE}}
-    job = http.post("/v1/train", json=body, headers={"Idempotency-Key": name}).json()
-    while job["state"] in ("queued", "running"):
-        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 20}).json()
+    job = trained(http, [runs], key=name, config={"learning_rate": RATE})
     assert job["state"] == "succeeded", job
     return job["result"]["version"]
 
@@ -109,11 +98,8 @@ def roll_back(http: httpx.Client) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(count(600, 7200))
 def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text("keep_checkpoints = 1\n")
-    key = new_api_key()
-    options = ("--config", str(config))
-    server = ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}).start()
+    key, settings = new_api_key(), "keep_checkpoints = 1\n"
+    server = ForkedServer(tmp_path / "data", settings=settings, env={"ART_API_KEY": key}).start()
     keys = {"default": key}
     with ArtClient(server.base_url, api_key=key) as client:
         keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
@@ -144,16 +130,16 @@ def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
         server.stop()
     assert busy.error is None
     for place in random.Random(drawn_seed()).sample(made, count(1, 20)):
-        goes_on(place, options, keys)
+        goes_on(place, settings, keys)
 
 
-def goes_on(place: Path, options: tuple[str, ...], keys: dict[str, str]) -> None:
+def goes_on(place: Path, settings: str, keys: dict[str, str]) -> None:
     """A server on a backup has each version that is named, and trains from it."""
-    with ForkedServer(place, *options, env={"ART_API_KEY": keys["default"]}) as server:
+    with ForkedServer(place, settings=settings, env={"ART_API_KEY": keys["default"]}) as server:
         for tenant in TENANTS:
             folder = place if tenant == "default" else place / "tenants" / tenant
             highest = max(on_disk(folder))
-            with client_of(server, keys[tenant]) as http:
+            with server.http(keys[tenant]) as http:
                 for version in sorted(named(folder)):
                     name = f"tiny@{version}"
                     body = {"model": name, "messages": [{"role": "user", "content": "When?"}]}
@@ -229,10 +215,10 @@ def test_a_database_of_postgresql_is_dumped_with_its_tenants(
             keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
         with ArtClient(server.base_url, api_key=keys["ana"]) as client:
             client.create_policy("tiny")
-        with client_of(server, keys["ana"]) as http:
+        with server.http(keys["ana"]) as http:
             train(http, "first", [])
         versions, damaged = back_up(server.data_dir, place, url)
-        with client_of(server, keys["ana"]) as http:
+        with server.http(keys["ana"]) as http:
             train(http, "later", [])  # which is not in it
     ana = {("tiny", 0), ("tiny", 1)}
     assert not damaged and versions == {Path(): {("tiny", 0)}, Path("tenants", "ana"): ana}
@@ -242,7 +228,7 @@ def test_a_database_of_postgresql_is_dumped_with_its_tenants(
     options = ("--database-url", other)
     with (
         ForkedServer(place, *options, env={"ART_API_KEY": key}) as again,
-        client_of(again, keys["ana"]) as http,
+        again.http(keys["ana"]) as http,
     ):
         assert train(http, "later", []) == 2
 

@@ -30,11 +30,7 @@ FILES = ("adapter_model.safetensors", "optimizer.safetensors")
 
 
 def serve(folder: Path, name: str) -> ForkedServer:
-    settings = folder / "keep.toml"
-    settings.write_text("keep_checkpoints = 1000\n")
-    server = ForkedServer(folder / name, "--config", str(settings))
-    server.start()
-    return server
+    return ForkedServer(folder / name, settings="keep_checkpoints = 1000\n").start()
 
 
 def by_what_is_said(request: str) -> str:

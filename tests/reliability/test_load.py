@@ -181,10 +181,8 @@ def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
 @pytest.mark.timeout(count(300, 1200))
 def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> None:
     # A bound that the load reaches: what an operator allows for keys and values is no growth.
-    config = tmp_path / "server.toml"
-    config.write_text(f"[sampler]\nkv_cache_bytes = {8 << 20}\n", encoding="utf-8")
-    server = LiveServer(tmp_path / "attacked", "--config", str(config))
-    server.start()
+    settings = f"[sampler]\nkv_cache_bytes = {8 << 20}\n"
+    server = LiveServer(tmp_path / "attacked", settings=settings).start()
     body = SAY.replace("}]}", '}], "max_tokens": 4}')
     honest = {"clients": 20, "pace": 20.0, "host": "127.0.0.6", "body": body}
     argv = [sys.executable, "-m", "tests.support.hostile_client", str(server.port)]

@@ -21,6 +21,7 @@ from tests.support.engines import engines
 from tests.support.hot_swap import row_of, train_once
 from tests.support.live_server import BASE_MODEL, LiveServer
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import rewarded
 from tests.support.stub_engines import StubServer, marked
 
 STEPS, CALLERS, SWAPS = 3, 16, count(25, 3000)
@@ -150,10 +151,8 @@ def sampled(http: httpx.Client, step: int) -> list[str]:
     """Two runs to learn from."""
     runs = [f"{POLICY}-{step}-{one}" for one in range(2)]
     for reward, run in enumerate(runs):
-        body = {"model": POLICY, "messages": [{"role": "user", "content": run}]}
-        answer = http.post("/v1/chat/completions", json=body | {"art": {"trajectory_id": run}})
-        assert answer.status_code == 200, answer.text
-        http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}).raise_for_status()
+        said = [{"role": "user", "content": run}]
+        rewarded(http, run, reward, model=POLICY, messages=said)
     return runs
 
 

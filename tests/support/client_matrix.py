@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from tests.support import steps_of_a_fit
 from tests.support.environments import litellm_proxy_python, litellm_python, node_modules
 from tests.support.live_server import REPO, RuleServer
 
@@ -124,11 +124,7 @@ def trained(server: RuleServer, prefixes: Sequence[str], features: Sequence[str]
     """What a step came to that learned from the runs of all prefixes, grouped by feature."""
     groups = [[f"{prefix}-{feature}" for prefix in prefixes] for feature in features]
     with server.http() as http:
-        key = {"Idempotency-Key": uuid.uuid4().hex}
-        job = http.post("/v1/train", json={"policy": "tiny", "groups": groups}, headers=key).json()
-        while job["state"] in ("queued", "running"):
-            time.sleep(0.1)
-            job = http.get(f"/v1/jobs/{job['id']}").json()
+        job = steps_of_a_fit.trained(http, groups)
     assert job["state"] == "succeeded", job
     result: dict[str, Any] = job["result"]
     assert result["metrics"]["logprob_gap_mean"] < 1e-5

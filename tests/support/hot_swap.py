@@ -9,26 +9,17 @@ import httpx
 
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import rewarded, trained
 
 
 def train_once(http: httpx.Client, step: int, policy: str = "tiny") -> None:
     """A step of the policy from version `step` to the next."""
     ids: list[str] = []
     for seed in range(8):
-        run = f"swap-{policy}-{step}-{seed}"
-        body = {"model": policy, "messages": [{"role": "user", "content": "When?"}], "seed": seed}
-        body |= {"max_tokens": 16, "art": {"trajectory_id": run}}
-        assert http.post("/v1/chat/completions", json=body).status_code == 200
-        http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2)})
-        ids.append(run)
+        asked = {"model": policy, "seed": seed, "max_tokens": 16}
+        ids.append(rewarded(http, f"swap-{policy}-{step}-{seed}", float(seed % 2), **asked))
     config = {"learning_rate": 3e-2}  # so large a step that mixed weights would show
-    job = http.post(
-        "/v1/train",
-        json={"policy": policy, "groups": [ids], "config": config},
-        headers={"Idempotency-Key": f"swap-{policy}-{step}"},
-    ).json()
-    while job["state"] not in ("succeeded", "failed"):
-        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+    job = trained(http, [ids], policy, f"swap-{policy}-{step}", config=config)
     assert job["result"]["version"] == step + 1, job
 
 

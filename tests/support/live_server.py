@@ -52,12 +52,16 @@ def free_port() -> int:
 
 
 class LiveServer:
-    """``langchain-art serve`` on a free port, restartable on the same one."""
+    """``langchain-art serve`` on a free port, restartable on the same one.
+
+    `settings` stands in a file beside `data_dir`, which is its ``--config``.
+    """
 
     def __init__(
         self,
         data_dir: Path,
         *args: str,
+        settings: str = "",
         model: Path | str = BASE_MODEL,
         env: dict[str, str] | None = None,
         module: str = "langchain_art_server",
@@ -73,6 +77,10 @@ class LiveServer:
         self._module = module
         self._args = [str(model), "--port", str(self.port), "--data-dir", str(data_dir)]
         self._args += ["--policy", self.policy, "--served-model-name", self.base_name, *args]
+        if settings:
+            config = data_dir.parent / f"{data_dir.name}.toml"
+            config.write_text(settings)
+            self._args += ["--config", str(config)]
         self._env = {k: v for k, v in os.environ.items() if k != "ART_API_KEY"}
         self._env |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"} | (env or {})
         self.process: subprocess.Popen[bytes] | ForkedProgram | None = None
@@ -130,8 +138,10 @@ class LiveServer:
             self.process.terminate()
             self.process.wait(timeout=120)
 
-    def http(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+    def http(self, key: str = "") -> httpx.Client:
+        """A client with a key, by default the server's own."""
+        key = key or self.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         return httpx.Client(base_url=self.root, headers=headers, timeout=300, verify=TLS)
 
 

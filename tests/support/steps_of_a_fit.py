@@ -17,6 +17,31 @@ def ok(answer: httpx.Response) -> Any:
     return answer.json()
 
 
+def ended(http: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
+    """A job once it has ended."""
+    while job["state"] in ("queued", "running"):
+        job = ok(http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}))
+    return job
+
+
+def trained(
+    http: httpx.Client, groups: list[list[str]], policy: str = "tiny", key: str = "", **body: Any
+) -> dict[str, Any]:
+    """One step on groups of runs; the job when it has ended."""
+    order = {"policy": policy, "groups": groups, **body}
+    headers = {"Idempotency-Key": key or new_id("k")}
+    return ended(http, ok(http.post("/v1/train", json=order, headers=headers)))
+
+
+def rewarded(http: httpx.Client, run: str, reward: float, **asked: Any) -> str:
+    """A run with one call and a reward; its id."""
+    said = [{"role": "user", "content": "When?"}]
+    body = {"model": "tiny", "messages": said, "art": {"trajectory_id": run}}
+    ok(http.post("/v1/chat/completions", json=body | asked))
+    ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}))
+    return run
+
+
 def run_of(
     http: httpx.Client,
     policy: str,
@@ -59,11 +84,4 @@ def step(
 ) -> dict[str, Any]:
     """One step on a group of runs with these rewards; the job when it has ended."""
     runs = [run_of(http, policy, reward, i, node) for i, reward in enumerate(rewards)]
-    key = {"Idempotency-Key": f"{fit}:{policy}:step:{number}"}
-    body = {"policy": policy, "groups": [runs], **body}
-    job = ok(http.post("/v1/train", json=body, headers=key))
-    for _ in range(20):
-        job = ok(http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}))
-        if job["state"] not in ("queued", "running"):
-            return job
-    raise AssertionError(job)
+    return trained(http, [runs], policy, f"{fit}:{policy}:step:{number}", **body)

@@ -27,6 +27,7 @@ from langchain_art_server.gateway.service import Service
 from langchain_art_server.storage.database import Database
 from tests.support.live_server import BASE_MODEL, ForkedServer
 from tests.support.operations import Operations
+from tests.support.steps_of_a_fit import rewarded, trained
 
 #: A database's own files: what SQLite does to them is SQLite's.
 DATABASE = (".sqlite3", ".sqlite3-wal", ".sqlite3-shm", "lock")
@@ -45,23 +46,16 @@ def stored(folder: Path) -> Path:
 
     Of its versions the newest is kept, beside the first and the one that serves.
     """
-    (folder / "server.toml").write_text("keep_checkpoints = 1\n")
     with (
-        ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as server,
+        ForkedServer(folder / "data", settings="keep_checkpoints = 1\n") as server,
         server.http() as http,
     ):
         for step, runs in enumerate((*FORMER, *STEPS)):
             for seed, run in enumerate(runs):
-                body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
-                body |= {"max_tokens": 8, "seed": seed, "art": {"trajectory_id": run}}
-                assert http.post("/v1/chat/completions", json=body).status_code == 200
-                reward = {"reward": float(seed % 2)}
-                http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+                rewarded(http, run, float(seed % 2), max_tokens=8, seed=seed)
             if runs in FORMER:
-                body = {"policy": "tiny", "groups": [runs], "config": {"learning_rate": RATE}}
-                key = {"Idempotency-Key": f"former-{step}"}
-                job = http.post("/v1/train", json=body, headers=key).json()
-                done = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+                config = {"learning_rate": RATE}
+                done = trained(http, [runs], key=f"former-{step}", config=config)
                 assert done["state"] == "succeeded", done
     return folder / "data"
 

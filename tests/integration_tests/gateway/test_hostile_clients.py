@@ -540,9 +540,7 @@ def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
 
 @pytest.mark.slow
 def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text("max_running_calls = 32\n")
-    with ForkedServer(tmp_path / "data", "--config", str(config)) as server:
+    with ForkedServer(tmp_path / "data", settings="max_running_calls = 32\n") as server:
         body = {
             "model": "tiny",
             "messages": [{"role": "user", "content": "Tell me a story."}],

@@ -19,9 +19,7 @@ SETTINGS = "max_policies = 2\nmax_queued_jobs = 1\nmax_stored_bytes = 3000000\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("quotas")
-    (folder / "server.toml").write_text(SETTINGS)
-    with ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as made:
+    with ForkedServer(tmp_path_factory.mktemp("quotas") / "data", settings=SETTINGS) as made:
         yield made
 
 

@@ -17,7 +17,7 @@ import pytest
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
 from tests.support.live_server import TLS, LiveServer
-from tests.support.steps_of_a_fit import new_id
+from tests.support.steps_of_a_fit import ended, new_id
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -43,14 +43,6 @@ def chat(http: httpx.Client, **body: Any) -> httpx.Response:
 def train(http: httpx.Client, key: str, **body: Any) -> httpx.Response:
     base: dict[str, Any] = {"policy": "tiny"}
     return http.post("/v1/train", json=base | body, headers={"Idempotency-Key": key})
-
-
-def finished(http: httpx.Client, job: dict[str, Any]) -> dict[str, Any]:
-    for _ in range(20):
-        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
-        if job["state"] in ("succeeded", "failed"):
-            return job
-    raise AssertionError(job)
 
 
 def sampled_group(http: httpx.Client, rewards: list[float | None]) -> list[str]:
@@ -270,7 +262,7 @@ def test_calls_tagged_by_the_plain_sdk_become_a_trained_trajectory(
         runs.append(run)
     before = http.get("/v1/policies/tiny").json()["version"]
     config = {"learning_rate": 1e-3}
-    job = finished(http, train(http, new_id("k"), groups=[runs], config=config).json())
+    job = ended(http, train(http, new_id("k"), groups=[runs], config=config).json())
     assert job["state"] == "succeeded", job
     result = job["result"]
     assert result["version"] == before + 1 == http.get("/v1/policies/tiny").json()["version"]
@@ -293,11 +285,11 @@ def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
         answers = list(pool.map(lambda _: train(http, key, groups=[runs]), range(8)))
     assert {a.status_code for a in answers} == {202}
     assert len({a.json()["id"] for a in answers}) == 1
-    job = finished(http, answers[0].json())
+    job = ended(http, answers[0].json())
     assert job["result"]["version"] == before + 1
     other = train(http, key, groups=[runs], config={"learning_rate": 0.05})
     assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
-    again = finished(http, train(http, new_id("k"), groups=[runs]).json())
+    again = ended(http, train(http, new_id("k"), groups=[runs]).json())
     assert again["result"]["excluded"]["runs.already_trained"] == 2
     assert http.get("/v1/policies/tiny").json()["version"] == before + 1
 
@@ -307,7 +299,7 @@ def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) 
     single = sampled_group(http, [1.0])
     unscored = sampled_group(http, [None, None])
     before = http.get("/v1/policies/tiny").json()["version"]
-    job = finished(http, train(http, new_id("k"), groups=[flat, single, unscored]).json())
+    job = ended(http, train(http, new_id("k"), groups=[flat, single, unscored]).json())
     assert job["state"] == "succeeded"
     assert job["result"]["version"] == before
     assert job["result"]["excluded"] == {
@@ -390,7 +382,7 @@ def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(
 ) -> None:
     for _ in range(2):
         runs = sampled_group(http, [0.0, 1.0])
-        finished(http, train(http, new_id("k"), groups=[runs]).json())
+        ended(http, train(http, new_id("k"), groups=[runs]).json())
     points = http.get("/v1/policies/tiny/checkpoints").json()["data"]
     newest, older = points[-1]["version"], points[-2]["version"]
     assert points[-1]["serving"] and points[-1]["parent"] == older
@@ -404,7 +396,7 @@ def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(
     assert chat(http).json()["model"] == f"tiny@{older}"
     assert "roll back first" in http.delete(where).json()["error"]["message"]
     runs = sampled_group(http, [0.0, 1.0])
-    job = finished(http, train(http, new_id("k"), groups=[runs]).json())
+    job = ended(http, train(http, new_id("k"), groups=[runs]).json())
     assert job["result"]["version"] == newest + 1  # a number is used once
     assert job["base_version"] == older
     assert http.delete(f"/v1/policies/tiny/checkpoints/{newest}").status_code == 200

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import trained
 
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 
@@ -127,13 +128,7 @@ def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: Liv
     assert put(http, run, 1.0) == whole == http.get(f"/v1/trajectories/{run}").json()
     ask(client, other, seed=3)
     put(http, other, 0.0)
-    key = {"Idempotency-Key": new_run()}
-    body = {"policy": "tiny", "groups": [[run, other]]}
-    job = http.post("/v1/train", json=body, headers=key).json()
-    for _ in range(20):
-        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
-        if job["result"]:
-            break
+    job = trained(http, [[run, other]])
     assert job["result"]["metrics"]["calls_trained"] == 3
     assert put(http, run, 1.0) == whole  # nothing new: as often as one likes
     ask(client, run, seed=4)

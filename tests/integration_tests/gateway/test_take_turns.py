@@ -4,12 +4,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
+from tests.support.steps_of_a_fit import rewarded, trained
 from tests.support.vllm_engine import vllm_toml, wide_model
 
 
@@ -56,12 +56,15 @@ def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
     callers = [Caller(server, stop) for _ in range(6)]
     try:
         with server.http() as http:
-            ids = [rewarded(http, seed) for seed in range(8)]
+            ids = [
+                rewarded(http, f"turns-{seed}", float(seed % 2), seed=seed, max_tokens=64)
+                for seed in range(8)
+            ]
             for caller in callers:
                 caller.start()
             while not all(caller.answers or not caller.is_alive() for caller in callers):
                 time.sleep(0.01)  # a step is soon over: all are to ask while it runs
-            job = trained(http, ids)
+            job = trained(http, [ids], config={"learning_rate": 2e-5, "optimizer_steps": 4})
     finally:
         stop.set()
         for caller in callers:
@@ -82,24 +85,3 @@ def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
             and answer.response.status_code == 200
         ]
         assert meanwhile.count("tiny@1") >= 2  # those that waited
-
-
-def rewarded(http: httpx.Client, seed: int) -> str:
-    run = f"turns-{seed}"
-    body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
-    body |= {"seed": seed, "max_tokens": 64, "art": {"trajectory_id": run}}
-    assert http.post("/v1/chat/completions", json=body).status_code == 200
-    http.put(f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2)})
-    return run
-
-
-def trained(http: httpx.Client, ids: list[str]) -> dict[str, Any]:
-    request = {
-        "policy": "tiny",
-        "groups": [ids],
-        "config": {"learning_rate": 2e-5, "optimizer_steps": 4},
-    }
-    job = http.post("/v1/train", json=request, headers={"Idempotency-Key": "turns"}).json()
-    while job["state"] not in ("succeeded", "failed"):
-        job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
-    return job

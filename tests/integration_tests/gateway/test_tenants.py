@@ -98,8 +98,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         administrator.revoke_key(one.made["revoked"].id)
     with one.art("ana") as ana:
         ana.create_policy(POLICY)
-    headers = {"Authorization": f"Bearer {one.keys['ana']}"}
-    with httpx.Client(base_url=server.root, headers=headers, verify=TLS, timeout=60) as http:
+    with server.http(one.keys["ana"]) as http:
         train_once(http, 0)
     one.job = one.ask("ana", "GET", "/v1/jobs").json()["data"][0]["id"]
     one.call = one.ask("ana", "GET", f"/v1/trajectories/{RUN}").json()["turns"][0]["call_id"]
@@ -290,9 +289,7 @@ def test_lists_and_bodies_reach_nothing_of_another_tenant(shared: Shared) -> Non
 def test_two_tenants_train_each_their_own(shared: Shared) -> None:
     with shared.art("bob") as bob:
         bob.create_policy("apart")
-    headers = {"Authorization": f"Bearer {shared.keys['bob']}"}
-    root = shared.server.root
-    with httpx.Client(base_url=root, headers=headers, verify=TLS, timeout=60) as http:
+    with shared.server.http(shared.keys["bob"]) as http:
         train_once(http, 0, "apart")
     with shared.art("bob") as bob, shared.art("ana") as ana:
         assert [one.version for one in bob.checkpoints("apart")] == [0, 1]

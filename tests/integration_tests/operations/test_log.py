@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from langchain_art import ArtClient
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
+from tests.support.steps_of_a_fit import ended
 
 CHAT = "/v1/chat/completions"
 SECRET_WORDS = "xylophone-of-the-quartermaster"
@@ -97,8 +97,7 @@ def test_a_jobs_records_say_which_job(server: ForkedServer) -> None:
             json={"policy": "tiny", "groups": [["far-0", "far-1"]], "config": strict},
             headers={"Idempotency-Key": "fails", "x-request-id": "train-1"},
         ).json()
-        while not job.get("finished_at"):
-            job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+        job = ended(http, job)
     assert job["state"] == "failed"
     assert of_request(server, "train-1")["job_id"] == job["id"]
     [said] = [one for one in records(server) if one["level"] == "error"]
@@ -109,8 +108,7 @@ def test_a_jobs_records_say_which_job(server: ForkedServer) -> None:
 def test_no_prompt_and_no_key_is_in_the_log(server: ForkedServer) -> None:
     with ArtClient(server.base_url, api_key=server.api_key) as administrator:
         made = administrator.create_key("ana", tenant="ana")
-    headers = {"Authorization": f"Bearer {made.key}"}
-    with httpx.Client(base_url=server.root, headers=headers, timeout=60) as http:
+    with server.http(made.key) as http:
         http.post(CHAT, json=SAY)
         http.post(CHAT, json=SAY, headers={"x-request-id": made.key})
         http.get(f"/v1/jobs/{made.key}")

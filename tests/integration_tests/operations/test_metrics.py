@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from langchain_art import ArtClient, KeyLimits
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
-from tests.support.live_server import REPO, TLS, ForkedServer
+from tests.support.live_server import REPO, ForkedServer
+from tests.support.steps_of_a_fit import trained
 
 DASHBOARD = files("langchain_art_server.telemetry") / "grafana_dashboard.json"
 CHAT = "/v1/chat/completions"
@@ -54,8 +55,7 @@ class Scraped:
             assert http.post(CHAT, json=SAY | {"model": "bob-tiny"}).status_code == 200
 
     def http(self, key: str) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.keys[key]}"}
-        return httpx.Client(base_url=self.server.root, headers=headers, timeout=60, verify=TLS)
+        return self.server.http(self.keys[key])
 
     def train_on_equal_rewards(self, http: httpx.Client) -> None:
         """A job that excludes its group."""
@@ -63,13 +63,7 @@ class Scraped:
             body = SAY | {"model": "ana-tiny", "art": {"trajectory_id": run}}
             http.post(CHAT, json=body).raise_for_status()
             http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).raise_for_status()
-        job = http.post(
-            "/v1/train",
-            json={"policy": "ana-tiny", "groups": [["equal-0", "equal-1"]]},
-            headers={"Idempotency-Key": "equal"},
-        ).json()
-        while not job.get("finished_at"):
-            job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}).json()
+        trained(http, [["equal-0", "equal-1"]], "ana-tiny")
 
     def text(self, key: str, accept: str = "text/plain") -> str:
         with self.http(key) as http:

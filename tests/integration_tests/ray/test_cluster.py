@@ -184,11 +184,8 @@ def train_without(
 def test_a_lost_nodes_replica_and_step_come_back_on_another(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text(CONFIG)
-    options = ("--config", str(config), "--ray", cluster.address)
     with (
-        LiveServer(tmp_path / "data", *options) as server,
+        LiveServer(tmp_path / "data", "--ray", cluster.address, settings=CONFIG) as server,
         server.http() as http,
         ThreadPoolExecutor(CALLS) as pool,
     ):
@@ -248,11 +245,10 @@ def test_ranks_are_on_two_nodes_and_a_step_begins_again_when_one_is_lost(
 ) -> None:
     while cluster.alive < 3:
         cluster.add(2)
-    config = tmp_path / "server.toml"
     own = "learner = {CPU = 1.5}\n\n[learner]\nranks = 2\nthreads = 1\n"
-    config.write_text("[ray]\nreplica = {CPU = 0.5}\n" + own)
+    settings = "[ray]\nreplica = {CPU = 0.5}\n" + own
     with (
-        LiveServer(tmp_path / "data", "--config", str(config), "--ray", cluster.address) as server,
+        LiveServer(tmp_path / "data", "--ray", cluster.address, settings=settings) as server,
         server.http() as http,
     ):
         (first, _), (second, other) = cluster.learner(), cluster.learner("distributed")

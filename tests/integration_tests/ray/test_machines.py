@@ -119,9 +119,7 @@ def rank_one(nodes: list[Node]) -> tuple[Node, int]:
 def test_a_step_goes_on_when_a_node_is_cut_off_and_comes_back(
     tmp_path: Path, nodes: list[Node]
 ) -> None:
-    config = tmp_path / "server.toml"
-    config.write_text(CONFIG)
-    with LiveServer(tmp_path / "data", "--config", str(config), "--ray", HEAD) as server:
+    with LiveServer(tmp_path / "data", "--ray", HEAD, settings=CONFIG) as server:
         waited: list[float] = []
         with server.http() as http, server.http() as other:
             train_once(http, 0)

@@ -80,9 +80,7 @@ class Pair(ForkedServer):
             lines.append(f"[{name}]")
             table = tables.get(name, {}) | changes.get(name, {})
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        toml = folder / "art.toml"
-        toml.write_text("\n".join([*lines, ""]))
-        super().__init__(folder / "data", "--config", str(toml), model=model)
+        super().__init__(folder / "data", settings="\n".join([*lines, ""]), model=model)
         self.model = model
 
     def learning(self) -> int:

@@ -123,11 +123,9 @@ def test_a_base_of_text_alone_says_so(art_server: LiveServer) -> None:
 
 def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path: Path) -> None:
     model = save_vision_model(tmp_path / "model")
-    (toml := tmp_path / "art.toml").write_text(
-        'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
-    )
+    settings = 'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
     with (
-        LiveServer(tmp_path / "data", "--config", str(toml), model=model) as server,
+        LiveServer(tmp_path / "data", settings=settings, model=model) as server,
         server.http() as http,
     ):
         answer = post(http, standard_part(RED), model="tiny")

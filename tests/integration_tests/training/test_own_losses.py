@@ -17,9 +17,7 @@ REGISTERED = '[losses]\nclipped = "tests.support.own_losses:clipped"\n'
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    folder = tmp_path_factory.mktemp("own-losses")
-    (folder / "server.toml").write_text(REGISTERED)
-    with ForkedServer(folder / "data", "--config", str(folder / "server.toml")) as made:
+    with ForkedServer(tmp_path_factory.mktemp("own-losses") / "data", settings=REGISTERED) as made:
         yield made
 
 
@@ -59,6 +57,6 @@ async def test_a_fit_refuses_a_loss_that_is_not_there_before_its_first_run(
 
 
 def test_a_loss_that_cannot_be_imported_ends_the_start(tmp_path: Path) -> None:
-    (tmp_path / "server.toml").write_text('[losses]\nmine = "no_such_package.losses:mine"\n')
-    refused = ForkedServer(tmp_path / "data", "--config", str(tmp_path / "server.toml")).refusal()
+    settings = '[losses]\nmine = "no_such_package.losses:mine"\n'
+    refused = ForkedServer(tmp_path / "data", settings=settings).refusal()
     assert "[losses] mine = 'no_such_package.losses:mine' cannot be imported" in refused

@@ -13,7 +13,7 @@ from langchain_art.wire import TrainResult, TrajectoryAudit
 from langchain_art_server.storage.seals import update
 from langchain_art_server.storage.tables import CHECKPOINTS, JOBS, POLICIES, TRAINED, TRAINED_CALLS
 from tests.support.live_server import ForkedServer
-from tests.support.steps_of_a_fit import new_id, ok
+from tests.support.steps_of_a_fit import new_id, ok, trained
 
 QUESTION = "When is the falcon review?"
 
@@ -38,12 +38,7 @@ def scored(http: httpx.Client, run: str, reward: float) -> str:
 def train(http: httpx.Client, runs: Sequence[str], **body: Any) -> TrainResult:
     # Runs that are some versions old agree with the learner.
     config = {"learning_rate": 2e-5, "advantage": "mean"}
-    request = {"policy": "tiny", "groups": [list(runs)], "config": config, **body}
-    job = ok(http.post("/v1/train", json=request, headers={"Idempotency-Key": new_id("k")}))
-    for _ in range(20):
-        job = ok(http.get(f"/v1/jobs/{job['id']}", params={"wait": 10}))
-        if job["state"] in ("succeeded", "failed"):
-            break
+    job = trained(http, [list(runs)], **{"config": config, **body})
     assert job["state"] == "succeeded", job
     return TrainResult.model_validate(job["result"])
 

@@ -33,11 +33,9 @@ class StubServer(ForkedServer):
         alone: bool = False,
     ) -> None:
         data_dir.parent.mkdir(parents=True, exist_ok=True)
-        config = data_dir.parent / f"{data_dir.name}.toml"
-        config.write_text(settings)
         stub = {"STUB_SECONDS": f"{seconds[0]} {seconds[1]}"} | (env or {})
         module = "tests.support.stub_engines"
-        super().__init__(data_dir, "--config", str(config), *args, env=stub, module=module)
+        super().__init__(data_dir, *args, settings=settings, env=stub, module=module)
         self._alone = alone
 
     def _launch(self) -> Any:
