@@ -81,8 +81,7 @@ def test_what_is_sent_many_times_through_a_bad_network_is_trained_once(
                 client.ok("POST", "/v1/groups", group)
             client.train(f"step-{number}", order(step))
 
-        stormy = StubServer(tmp_path / "stormy", settings=SETTINGS)
-        stormy.start()
+        stormy = StubServer(tmp_path / "stormy", settings=SETTINGS).start()
         seconds = iter(range(10**9))
         killer = Killer(stormy, draw, KILLS, 1.5, lambda: next(seconds))
         with FaultyProxy(stormy.port, draw.randrange(10**6)) as proxy:

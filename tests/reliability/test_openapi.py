@@ -25,8 +25,7 @@ def test_no_generated_request_is_answered_otherwise_than_documented(
 ) -> None:
     """With the server's key, and in the soak with a key of each scope."""
     key, document = new_api_key(), tmp_path / "openapi.json"
-    server = StubServer(tmp_path / "data", env={"ART_API_KEY": key})
-    server.start()
+    server = StubServer(tmp_path / "data", env={"ART_API_KEY": key}).start()
     with server.http() as client:
         document.write_bytes(client.get("/openapi.json").content)
         if kind in SCOPES:

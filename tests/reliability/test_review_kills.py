@@ -33,8 +33,7 @@ def test_verdicts_are_trained_once_whoever_is_killed(
 ) -> None:
     draw = random.Random(drawn_seed())
     settings = "keep_checkpoints = 1000\n"
-    server = StubServer(tmp_path / "data", settings=settings)
-    server.start()
+    server = StubServer(tmp_path / "data", settings=settings).start()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.review_child", "langfuse.api"])
     said: dict[str, float] = {}

@@ -245,8 +245,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.timeout(count(600, 14_400))
 def test_the_server_does_as_the_model_does(tmp_path: Path) -> None:
     keeps = "keep_checkpoints = 1000\n"
-    Machine.server = StubServer(tmp_path / "data", settings=keeps)
-    Machine.server.start()
+    Machine.server = StubServer(tmp_path / "data", settings=keeps).start()
     try:
         run_state_machine_as_test(
             seed(drawn_seed())(Machine),

@@ -23,8 +23,7 @@ def nobody_else_may_have(url: str) -> None:
 
 def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.database()
-    server = ForkedServer(tmp_path / "data", "--database-url", url)
-    server.start()
+    server = ForkedServer(tmp_path / "data", "--database-url", url).start()
     with server.http() as http:
         train_once(http, 0)
     nobody_else_may_have(url)
@@ -65,8 +64,7 @@ def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgr
 def test_each_tenant_has_a_schema_of_its_own(tmp_path: Path, postgres: Postgres) -> None:
     servers_key, url = new_api_key(), postgres.database()
     env = {"ART_API_KEY": servers_key}
-    server = ForkedServer(tmp_path / "data", "--database-url", url, env=env)
-    server.start()
+    server = ForkedServer(tmp_path / "data", "--database-url", url, env=env).start()
     ask = {"model": server.policy, "max_tokens": 2, "messages": [{"role": "user", "content": "?"}]}
     keys: dict[str, str] = {}
     with ArtClient(server.base_url, api_key=servers_key) as administrator:

@@ -50,8 +50,9 @@ def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
     if sampler == "vllm":
         vllm_toml(settings, take_turns=True, max_waiting_calls=2)
         model = wide_model(tmp_path / "model")
-    server = ForkedServer(tmp_path / "data", "--config", str(settings), model=model)
-    server.start(timeout=600)
+    server = ForkedServer(tmp_path / "data", "--config", str(settings), model=model).start(
+        timeout=600
+    )
     stop = threading.Event()
     callers = [Caller(server, stop) for _ in range(6)]
     try:

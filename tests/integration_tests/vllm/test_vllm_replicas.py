@@ -56,8 +56,7 @@ class ReplicatedServer(LiveServer):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicatedServer]:
-    made = ReplicatedServer(tmp_path_factory.mktemp("vllm-replicas"))
-    made.start(timeout=900)
+    made = ReplicatedServer(tmp_path_factory.mktemp("vllm-replicas")).start(timeout=900)
     yield made
     held = [pid for guard in made.guards() for pid in [guard, *children(guard)]]
     made.kill()  # kill -9: nothing of ours is left to clean up

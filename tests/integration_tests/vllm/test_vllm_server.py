@@ -57,8 +57,7 @@ class VllmServer(LiveServer):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    made = VllmServer(tmp_path_factory.mktemp("vllm-server"))
-    made.start(timeout=600)
+    made = VllmServer(tmp_path_factory.mktemp("vllm-server")).start(timeout=600)
     yield made
     held = made.held()
     made.kill()  # kill -9: nothing of ours is left to clean up
