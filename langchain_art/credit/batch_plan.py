@@ -176,7 +176,7 @@ def exclusion(run: CandidateRun, call: CandidateCall, mask_truncated: bool) -> s
 
 
 def overlong_penalty(tokens: int, limit: int, buffer: int) -> float:
-    """Penalty on the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13). 13).
+    """Penalty on the reward of a long run: DAPO's soft punishment (arXiv 2503.14476, eq. 13).
 
     0 up to ``limit - buffer`` sampled tokens, from there linearly down to -1 at `limit` and beyond
     (``0 < buffer <= limit``). Example: with a limit of 16384 and a buffer of 4096, 12288 tokens

@@ -238,14 +238,18 @@ async def test_engines_outlive_what_they_were_forked_from() -> None:
         await worker.close()
 
 
+@pytest.mark.parametrize("imports", [(), IMPORTS], ids=["program", "forked"])
 async def test_on_ready_puts_the_state_back_before_calls_are_sent_again(
-    make: Any, tmp_path: Path
+    imports: tuple[str, ...],
 ) -> None:
+    if imports and not can_fork():
+        pytest.skip("needs Linux and a CPU build of torch")
+
     async def restore(info: dict[str, Any]) -> None:
         assert info["model"] == "m"
         await holder[0].call("remember", {"value": 42}, early=True)
 
-    holder = [Worker(TARGET, {}, restore, env=ENV)]
+    holder = [Worker(TARGET, {}, restore, env=ENV, imports=imports)]
     worker = holder[0]
     try:
         await worker.start()
