@@ -35,6 +35,7 @@ Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
 _SHOWN = 40
 #: Marks an option by which a fit is another fit (`FitSettings.shaping`).
 _LEARNS = {"learns": True}
+_OR_NONE = {"or_none": True}
 _BY_NAME = TypeAdapter(dict[StrictStr, StrictBool])
 
 
@@ -47,7 +48,7 @@ class FitSettings:
     evaluator: Evaluator | None
     group_size: int = field(metadata={"least": 2} | _LEARNS)
     groups_per_step: int = field(metadata={"least": 1} | _LEARNS)
-    concurrency: int | None
+    concurrency: int | None = field(metadata={"least": 1} | _OR_NONE)
     """Most rollouts at once, as given; see `at_once`."""
     configs: dict[str, TrainConfig]
     """policy -> how it learns; one without plays and does not learn."""
@@ -55,7 +56,7 @@ class FitSettings:
     lora: LoraConfig | None = field(metadata=_LEARNS)
     max_failed: float
     max_steps_ahead: int = field(metadata={"least": 0} | _LEARNS)
-    dynamic_sampling_rounds: int = field(metadata={"least": 0} | _LEARNS)
+    dynamic_sampling_rounds: int | None = field(metadata={"least": 0} | _OR_NONE | _LEARNS)
     advantages: AdvantageHook | None = None
     on_collapse: OnCollapse = field(default="rollback", metadata=_LEARNS)
     export: Exporter | None = None
@@ -63,10 +64,9 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            if "least" in one.metadata:
-                check_count(getattr(self, one.name), one.name, one.metadata["least"])
-        if self.concurrency is not None:
-            check_count(self.concurrency, "concurrency", 1)
+            value, given = getattr(self, one.name), one.metadata
+            if "least" in given and not (value is None and "or_none" in given):
+                check_count(value, one.name, given["least"])
         if not 0 <= self.max_failed <= 1:
             raise ConfigError(f"got max_failed={self.max_failed}, expected a fraction from 0 to 1")
         if self.on_collapse not in get_args(OnCollapse):

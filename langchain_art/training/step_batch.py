@@ -1,7 +1,8 @@
 """The batch of a step: rollouts, evaluation, dynamic sampling, and the file it is stored in.
 
-Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero variance. Scenarios
-are drawn in shuffled epochs.
+Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) replaces groups with zero variance: where it
+is not asked for, only while a step would learn from less than half of its groups, and only groups
+that fell short. Scenarios are drawn in shuffled epochs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from langchain_art.call_seeds import RunSeed
@@ -28,6 +30,8 @@ from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import MeanReward
 from langchain_art.training.run_setup import Setup
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+
+_ROUNDS = 3  # of dynamic sampling, at most, where their number is not given
 
 
 @dataclass
@@ -81,7 +85,8 @@ class StepBatchBuilder:
         for config in plan.configs.values():
             _require_rewards(groups, config)
         advantages, resampled = await self._advantages(groups), 0
-        for _ in range(plan.dynamic_sampling_rounds):
+        rounds = plan.dynamic_sampling_rounds
+        for _ in range(_ROUNDS if rounds is None else rounds):
             flat = [
                 all(
                     group_has_zero_variance(group, policy, config, plan.trainable, advantages)
@@ -89,8 +94,7 @@ class StepBatchBuilder:
                 )
                 for group in groups
             ]
-            missing = plan.groups_per_step - flat.count(False)
-            if missing <= 0:
+            if (missing := self._missing(groups, flat)) <= 0:
                 break
             resampled += missing
             self._replacements += missing
@@ -131,6 +135,22 @@ class StepBatchBuilder:
         self._retried = self._worker.retried
         self.history.begin(pending)
         return pending
+
+    def _missing(self, groups: Sequence[TrajectoryGroup], flat: Sequence[bool]) -> int:
+        """How many groups to roll out besides. `flat`: which have zero variance."""
+        plan, taught = self.plan, flat.count(False)
+        if plan.dynamic_sampling_rounds is not None:
+            return plan.groups_per_step - taught
+        rewards = [
+            [r.reward for r in group.trajectories if r.reward is not None] for group in groups
+        ]
+        best = max(chain(*rewards), default=0.0)
+        short = sum(
+            max(found, default=best) < best
+            for found, is_flat in zip(rewards, flat, strict=True)
+            if is_flat
+        )
+        return min(short, (plan.groups_per_step + 1) // 2 - taught)
 
     async def _advantages(
         self, groups: Sequence[TrajectoryGroup]

@@ -80,7 +80,10 @@ class Trainer:
             step takes the groups that end first. Their calls may be a few versions old, for which
             the learner corrects (importance sampling, `TrainConfig.max_staleness`).
         dynamic_sampling_rounds: how often, at most, a step rolls out further scenarios in place
-            of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2).
+            of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2), until
+            `groups_per_step` have something to teach. 0: never. None: three times, only until half
+            of them have, and only in place of groups whose runs all earned less than the step's
+            best one: what is solved is not replaced.
         advantages: a function of each group, in place of the server's advantages
             (`training.advantages.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
@@ -123,7 +126,7 @@ class Trainer:
         lora: LoraConfig | None = None,
         max_failed: float = 0.5,
         max_steps_ahead: int = 0,
-        dynamic_sampling_rounds: int = 0,
+        dynamic_sampling_rounds: int | None = None,
         advantages: AdvantageHook | None = None,
         on_collapse: fit_settings.OnCollapse = "rollback",
         trackers: Sequence[str | Tracker] | None = None,

@@ -88,6 +88,39 @@ def test_dynamic_sampling_ends_at_its_bound(art_server: LiveServer, tmp_path: Pa
     assert result.version == 0
 
 
+@pytest.mark.parametrize(
+    ("mix", "groups"),
+    [
+        ("UUSS", 4),  # half of them teach
+        ("DDDUDDDD", 4),  # what is done is not replaced
+        ("SSSS", 4),  # no run was better
+        ("SSSUSSUS", 5),
+        ("SSSUSSSS", 7),  # three times
+        ("SSSDSSSU", 7),
+    ],
+)
+def test_unasked_a_step_replaces_what_fell_short_until_half_of_it_teaches(
+    art_server: LiveServer, tmp_path: Path, mix: str, groups: int
+) -> None:
+    """Scenarios whose two runs differ (U), both fail (S: fell short), or both succeed (D: done).
+
+    Of eight, the seed draws those of the indices 3, 4, 7, 5, 6, 0, 2.
+    """
+    scenarios = [{"id": f"{i}{kind}", "useful": kind == "U"} for i, kind in enumerate(mix)]
+    trainer, rollouts = trainer_of(
+        art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=None
+    )
+
+    def rollout(scenario: dict[str, Any]) -> Any:
+        run = rollouts(scenario)
+        run.reward = 0.0 if scenario["id"].endswith("S") else run.reward
+        return run
+
+    (record,) = trainer.fit_sync(rollout, scenarios, steps=1).history
+    assert (record.groups, record.resampled) == (groups, groups - 4)
+    assert len(rollouts.seen) == 2 * groups
+
+
 @pytest.mark.parametrize("way", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}])
 def test_replies_in_which_nothing_was_drawn_make_no_version(
     art_server: LiveServer, tmp_path: Path, way: dict[str, Any]
