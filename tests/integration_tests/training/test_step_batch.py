@@ -95,5 +95,5 @@ async def test_a_step_does_not_wait_for_the_slowest(art_server: LiveServer, tmp_
 
 async def test_bad_numbers_are_refused(art_server: LiveServer, tmp_path: Path) -> None:
     for bad in ({"max_steps_ahead": -1}, {"dynamic_sampling_rounds": -1}, {"group_size": None}):
-        with pytest.raises(ConfigError, match="of at least [02]"):
+        with pytest.raises(ConfigError, match=r"of at least [02]"):
             trainer_of(art_server, tmp_path, **bad)
