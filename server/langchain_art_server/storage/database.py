@@ -35,7 +35,7 @@ P = ParamSpec("P")
 StoredT = TypeVar("StoredT", bound="Database | Tables")
 #: Below are the requests of one start of the server; enough, with room for eight million starts.
 _STARTS_SHIFT = 40
-_NOT_WRITTEN = "; nothing was acknowledged. Free disk space or mend the database"
+_NOT_WRITTEN = "); nothing was acknowledged. Free disk space or mend the database"
 #: Of PostgreSQL's schema, which is a tenant's: tables with their indexes and long values.
 _SCHEMA_SIZE = sa.text(
     "SELECT COALESCE(SUM(pg_total_relation_size(oid)), 0) FROM pg_class "
@@ -150,7 +150,10 @@ class Database:
         """
 
         def run() -> T:
-            with _in_words("read", ". Mend the database"), self.engine.connect() as connection:
+            with (
+                _in_words("The store could not read (", "). Mend the database"),
+                self.engine.connect() as connection,
+            ):
                 return work(connection)
 
         return await asyncio.to_thread(run)
@@ -176,7 +179,7 @@ class Database:
         await self.read(lambda c: c.execute(sa.select(POLICIES.c.name).limit(1)).all())
 
     def _transact(self, work: Callable[[sa.Connection], T]) -> T:
-        with _in_words("write", _NOT_WRITTEN):
+        with _in_words("The store could not write (", _NOT_WRITTEN):
             try:
                 if self._owner_lost and isinstance(self._owner, sa.Connection):
                     self._owner.invalidate()  # closes the connection and so releases the lock
@@ -268,23 +271,22 @@ class RowCount:
 
 
 @contextmanager
-def _in_words(what: str, remedy: str) -> Generator[None]:
+def _in_words(before: str, remedy: str) -> Generator[None]:
     """A context of reading or writing, whose errors are raised as ours."""
     try:
         yield
     except OperationalError as failure:
         raise EngineUnavailable(
-            f"The store could not {what} ({failure.orig}){remedy}, then send the request again.",
+            f"{before}{failure.orig}{remedy}, then send the request again.",
             retry_after=5,
         ) from failure
     except DataError as failure:  # PostgreSQL's text holds no NUL
-        problem = f"The database does not take a value: {failure.orig}"
-        raise InvalidRequest(problem) from failure
+        raise InvalidRequest(f"The database does not take a value: {failure.orig}") from failure
     except IntegrityError:
         raise
     except DatabaseError as failure:
-        problem = f"The database is damaged: {failure.orig}{_advice(failure)}"
-        raise Damaged(problem) from failure
+        said = f"The database is damaged: {failure.orig}{_advice(failure)}"
+        raise Damaged(said) from failure
 
 
 def _advice(failure: Exception) -> str:
