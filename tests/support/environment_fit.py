@@ -42,6 +42,7 @@ async def fit(names: dict[str, Any], policy: str, steps: int) -> dict[str, Any]:
         "steps": [
             {
                 "version": step.version,
+                "groups": step.groups,
                 "reward": step.reward_mean,
                 "deviation": step.reward_std,
                 "excluded": step.results[policy].excluded,

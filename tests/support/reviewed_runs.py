@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from langchain_art.wire import Trajectory
-from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
+
+if TYPE_CHECKING:
+    from tests.support.langfuse_server import LangfuseServer
 
 MakeRuns = Callable[[int], list[Trajectory]]
 
 
 @pytest.fixture
 def langfuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[LangfuseServer]:
+    # Not where the oldest dependencies are tested, without Langfuse's SDK.
+    from tests.support.langfuse_server import LangfuseServer
+
     with LangfuseServer() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

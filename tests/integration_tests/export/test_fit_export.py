@@ -32,6 +32,7 @@ def trainer(art_server: LiveServer, folder: Path, exporter: Exporter, **more: An
         f"exported-{uuid.uuid4().hex[:8]}",
         group_size=SIZE,
         groups_per_step=GROUPS,
+        dynamic_sampling_rounds=0,
         out_dir=folder / "fit",
         export=exporter,
         **more,
