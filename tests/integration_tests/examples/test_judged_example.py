@@ -110,7 +110,8 @@ def test_the_agent_learns_from_the_judge_alone(
     assert result.before is not None and result.after is not None
     assert result.before.n == result.after.n == 120
     assert result.after.mean - result.before.mean >= 0.25, (result.before, result.after)
-    assert evaluator.spent.groups == 128 and evaluator.spent.unjudged == 0
+    groups = 128 + sum(step.resampled for step in result.history)
+    assert evaluator.spent.groups == groups and evaluator.spent.unjudged == 0
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def fit(folder: Path, cluster: LocalCluster, seed: int, kill_after: int | None) 
 
 def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> int:
     assert [one.step for one in result.history] == list(range(1, STEPS + 1))
-    assert all(one.groups == GROUPS for one in result.history)
+    assert all(one.groups == GROUPS + one.resampled for one in result.history)
     with server.http() as http:
         jobs = http.get("/v1/jobs", params={"limit": 1000}).json()["data"]
         assert {job["state"] for job in jobs} == {"succeeded"}
