@@ -48,7 +48,13 @@ def test_a_demo_fit_is_watched(watched: Watched, art_server: LiveServer, tmp_pat
         run.reward = (run.reward or 0.0) + len(ended) / 1000  # no group is of equal rewards
         return run
 
-    trainer = Trainer(model, group_size=RUNS, groups_per_step=GROUPS, out_dir=tmp_path / "fit")
+    trainer = Trainer(
+        model,
+        group_size=RUNS,
+        groups_per_step=GROUPS,
+        dynamic_sampling_rounds=0,
+        out_dir=tmp_path / "fit",
+    )
     fit = trainer.fit(timed, mails.scenarios("train"), steps=STEPS)
     trained = threading.Thread(target=lambda: asyncio.run(fit))
 
