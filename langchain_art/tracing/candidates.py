@@ -166,7 +166,7 @@ class CandidateReplies:
 
 
 def _told(params: Mapping[str, Any]) -> Any:
-    """What a call's parameters ask, without those of drawing an answer."""
+    """A call's parameters as JSON, without those of drawing an answer."""
     given = {**params, **(params.get("extra_body") or {})}
     asked = {k: v for k, v in given.items() if k not in DRAWING and v is not None}
     return jsonable({k: v for k, v in asked.items() if k != "extra_body"})

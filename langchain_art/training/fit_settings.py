@@ -35,6 +35,7 @@ Configs: TypeAlias = TrainConfig | Mapping[str, TrainConfig | None] | None
 _SHOWN = 40
 #: Marks an option by which a fit is another fit (`FitSettings.shaping`).
 _LEARNS = {"learns": True}
+#: Marks an option that may be None where it has a least number.
 _OR_NONE = {"or_none": True}
 _BY_NAME = TypeAdapter(dict[StrictStr, StrictBool])
 

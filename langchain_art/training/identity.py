@@ -155,7 +155,7 @@ def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:
     plain = {"": type(evaluator).__name__}
     for key, value in vars(evaluator).items():
         if isinstance(value, Mapping):
-            members = value
+            members: Mapping[str, Any] = value
             numbers = {k: v for k, v in members.items() if isinstance(v, int | float | str)}
             plain |= {f"{key}.{k}": repr(v) for k, v in numbers.items()}
         else:

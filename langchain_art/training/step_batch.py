@@ -137,17 +137,14 @@ class StepBatchBuilder:
         return pending
 
     def _missing(self, groups: Sequence[TrajectoryGroup], flat: Sequence[bool]) -> int:
-        """How many groups to roll out besides. `flat`: which have zero variance."""
+        """Number of groups to roll out besides; `flat` says which of `groups` have no variance."""
         plan, taught = self.plan, flat.count(False)
         if plan.dynamic_sampling_rounds is not None:
             return plan.groups_per_step - taught
-        rewards = [
-            [r.reward for r in group.trajectories if r.reward is not None] for group in groups
-        ]
-        best = max(chain(*rewards), default=0.0)
+        best = max(chain.from_iterable(group.rewards for group in groups), default=0.0)
         short = sum(
-            max(found, default=best) < best
-            for found, is_flat in zip(rewards, flat, strict=True)
+            max(group.rewards, default=best) < best
+            for group, is_flat in zip(groups, flat, strict=True)
             if is_flat
         )
         return min(short, (plan.groups_per_step + 1) // 2 - taught)

@@ -268,7 +268,9 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         """Root of a tenant's base model blocks, so that times tell nothing of other tenants."""
         if not tenant or self._prefixes is None:
             return 0
-        return self._base_roots.setdefault(tenant, self._prefixes.new_root())
+        if tenant not in self._base_roots:
+            self._base_roots[tenant] = self._prefixes.new_root()
+        return self._base_roots[tenant]
 
     def _fail(self, call: EngineCall, error: Exception) -> None:
         if not isinstance(error, ArtError):

@@ -176,8 +176,9 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
         if not message:
             os._exit(0)  # the parent is gone; the engines see it by themselves
         request: ForkRequest = json.loads(message)
+        *_, imports = request
         engine, tell = (socket.socket(fileno=fd) for fd in fds)
-        for module in request[-1]:
+        for module in imports:
             with contextlib.suppress(ImportError):  # the engine will fail by it, and say so
                 importlib.import_module(module)
         gc.freeze()

@@ -48,7 +48,7 @@ class Guide:
     JSON object."""
     separator: str = ""  # text between two arguments
     values: Literal["text", "json", "gemma"] = "text"
-    """How each argument is written: strings without quotes and others as JSON (``text``), all as
+    """Notation of each argument: strings without quotes and others as JSON (``text``), all as
     JSON, or as Gemma 4 has it."""
     answer: str = ""  # text before an answer in JSON, which calls nothing
 
