@@ -25,7 +25,7 @@ from sqlalchemy.exc import DatabaseError, DataError, IntegrityError, Operational
 from langchain_art.errors import ConfigError, Damaged, EngineUnavailable, InvalidRequest
 from langchain_art_server.storage.fleet import raise_above
 from langchain_art_server.storage.queries import select_among
-from langchain_art_server.storage.schema import connect, own, place_of, prepare, take_turn
+from langchain_art_server.storage.schema import connect, own, place_of, prepare, snapshot, take_turn
 from langchain_art_server.storage.seals import insert
 from langchain_art_server.storage.tables import CALL_IMAGES, CALLS, IMAGES, POLICIES, CallRecord
 
@@ -141,7 +141,7 @@ class Database:
         self._insertion = None
 
     async def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in a thread, on a connection of its own.
+        """Run `work` in a thread, on a connection of its own that sees the database of one moment.
 
         Raises:
             EngineUnavailable: the database cannot be read.
@@ -154,7 +154,7 @@ class Database:
                 _in_words("The store could not read (", "). Mend the database"),
                 self.engine.connect() as connection,
             ):
-                return work(connection)
+                return work(snapshot(connection))
 
         return await asyncio.to_thread(run)
 
@@ -239,7 +239,7 @@ def writes(
 class RowCount:
     """Number of rows a table has: counted once, and from then on only those that came later.
 
-    Rows become visible in the order of their numbers. `recount` is to be called when some were
+    Rows become visible in the order of their numbers. `recount` is to be called after some were
     deleted. Where other servers write, too (`shared`), neither holds: it counts each time.
     """
 
@@ -254,7 +254,7 @@ class RowCount:
         self._known = None
 
     def read(self, connection: sa.Connection) -> int:
-        """The number of rows now."""
+        """The number of rows now. It is a snapshot's first query: no deletion is between them."""
         known, deletions, number = self._known, self._deletions, self._table.c.number
         if known is None:
             # With a condition it would read the rows instead of an index.

@@ -169,6 +169,14 @@ def _sqlite_pragmas(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
+def snapshot(connection: sa.Connection) -> sa.Connection:
+    """Let all queries of a connection, until it is closed, see the database of one moment."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN")  # sqlite3 itself begins none before a SELECT
+        return connection
+    return connection.execution_options(isolation_level="REPEATABLE READ")
+
+
 def place_of(engine: sa.Engine) -> str:
     """The database's URL for messages."""
     return engine.url.render_as_string(hide_password=True)

@@ -308,11 +308,10 @@ class Store(Versions):
         adapters = await self.read(lambda c: int(c.execute(query).scalar_one()))
         return await self.size() + adapters
 
-    @reads
-    def counts(self, connection: sa.Connection) -> tuple[int, int, dict[str, int]]:
+    async def counts(self) -> tuple[int, int, dict[str, int]]:
         """Number of calls, of trajectories, and of jobs by state."""
-        jobs = counts_by(connection, JOBS.c.state)
-        return self._calls.read(connection), self._runs.read(connection), jobs
+        jobs = await self.read(lambda c: counts_by(c, JOBS.c.state))
+        return await self.read(self._calls.read), await self.read(self._runs.read), jobs
 
 
 def _link(connection: sa.Connection, runs: Iterable[Trajectory]) -> None:

@@ -162,6 +162,24 @@ def test_a_damaged_file_is_refused_in_words(tmp_path: Path, damage: str) -> None
         Database(f"sqlite:///{path}")
 
 
+async def test_a_read_of_many_queries_is_of_one_moment(database: Database) -> None:
+    await database.add_calls([record("a")])
+    began, came = threading.Event(), threading.Event()
+
+    def read(connection: sa.Connection) -> list[list[str]]:
+        first = list(connection.scalars(sa.select(CALLS.c.id)))
+        began.set()
+        assert came.wait(30)
+        return [first, list(connection.scalars(sa.select(CALLS.c.id)))]
+
+    reading = asyncio.create_task(database.read(read))
+    assert await asyncio.to_thread(began.wait, 30)
+    await database.add_calls([record("b")])
+    came.set()
+    assert await reading == [["a"], ["a"]]
+    assert await database.read(lambda c: set(c.scalars(sa.select(CALLS.c.id)))) == {"a", "b"}
+
+
 async def test_rows_are_counted_as_they_come_and_go(database: Database) -> None:
     rows = RowCount(CALLS)
     for number, expected in ((0, 0), (3, 3), (3, 3), (4, 4)):
