@@ -1,6 +1,7 @@
-"""An agent that answers questions about an inbox: LangGraph's quickstart, on a hosted model.
+"""An agent that answers questions about an inbox: LangGraph's quickstart.
 
-``OPENAI_API_KEY=… python -m examples.wrap_existing.before``
+``OPENAI_API_KEY=… python -m examples.wrap_existing.before`` has a hosted model and needs
+``langchain``; ``python -m examples.wrap_existing.after`` trains its own, at ``ART_BASE_URL``.
 """
 
 from typing import Annotated, Any

@@ -6,6 +6,7 @@ import keyword
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -200,6 +201,18 @@ def example_names() -> list[str]:
     """The examples that are trained, as ``langchain-art demo NAME`` has them, sorted."""
     trained = (examples_root() / "examples").glob("*/train.py")
     return sorted(path.parent.name.replace("_", "-") for path in trained)
+
+
+def require_packages(package: str) -> None:
+    """Raise ConfigError if something that an example imports is not installed."""
+    texts = (path.read_text() for path in (examples_root() / "examples" / package).glob("*.py"))
+    imported = {name for text in texts for name in re.findall(r"(?m)^(?:from|import) (\w+)", text)}
+    if missing := sorted(name for name in imported if name != "examples" and not find_spec(name)):
+        extras = ",".join(("local", "examples", *EXTRAS.get(package, ())))
+        raise ConfigError(
+            f"The example {package.replace('_', '-')} needs {', '.join(missing)}, not installed "
+            f'here; run: pip install "langchain-art[{extras}]"'
+        )
 
 
 def find_example(name: str) -> str:

@@ -232,7 +232,8 @@ def _trajectory(outcome: object, scenario: Any, name: str) -> Trajectory:
         raise StopsAll(
             f"The rollout returned {outcome!r:.200} for the scenario {shown(scenario, name)}, "
             "expected the run that capture() gives, a Trajectory, or a number as its reward. End "
-            "each way through it with `return run`, or with the number."
+            "each way through it with `return run`, or with the number; a run without a score is "
+            "that of your own capture(), its reward left unset."
         )
     return found if found.scenario is not None else found.model_copy(update={"scenario": name})
 

@@ -6,7 +6,7 @@ What the user's function returns is checked here, where it enters, and is sent w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -144,6 +144,18 @@ def group_has_zero_variance(
     """True if the server would exclude the whole group, because its runs have equal rewards."""
     excluded = expected_plan(group, policy, config, trainable, advantages).excluded
     return any(reason.startswith("groups.") for reason in excluded)
+
+
+def may_teach(
+    group: TrajectoryGroup, policies: Iterable[str], trainable: Mapping[str, bool]
+) -> bool:
+    """True if a call of a group may be trained on, whatever its runs' rewards are."""
+    return any(
+        _call(turn, policy, trainable).excluded_because is None
+        for policy in policies
+        for run in group.trajectories
+        for turn in run.turns
+    )
 
 
 def is_rewarded(run: Trajectory, config: TrainConfig) -> bool:

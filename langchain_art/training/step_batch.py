@@ -8,6 +8,7 @@ that fell short. Scenarios are drawn in shuffled epochs.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -24,12 +25,13 @@ from langchain_art.training.advantages import (
     advantages_of,
     group_has_zero_variance,
     is_rewarded,
+    may_teach,
 )
 from langchain_art.training.fit_settings import unmatched_frozen_names
 from langchain_art.training.fit_state import History, PendingStep
 from langchain_art.training.progress import MeanReward
 from langchain_art.training.run_setup import Setup
-from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
+from langchain_art.wire import NOT_HEARD, TrainConfig, Trajectory, TrajectoryGroup
 
 _ROUNDS = 3  # of dynamic sampling, at most, where their number is not given
 
@@ -112,6 +114,9 @@ class StepBatchBuilder:
             seconds = {name: seconds[name] + took[name] for name in seconds}
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
+            missed = Counter(line for run in runs for line in run.metadata.get(NOT_HEARD, ()))
+            for line, count in missed.items():
+                self.display.warn(f"{count} of the {len(runs)} runs of the first batch: {line}.")
             for name in unmatched_frozen_names(plan.trainable, runs):
                 self.display.warn(
                     f"trainable: {name!r} is False and names no model call of the first "
@@ -144,6 +149,7 @@ class StepBatchBuilder:
         best = max(chain.from_iterable(group.rewards for group in groups), default=0.0)
         short = sum(
             max(group.rewards, default=best) < best
+            and may_teach(group, plan.configs, plan.trainable)
             for group, is_flat in zip(groups, flat, strict=True)
             if is_flat
         )

@@ -81,6 +81,8 @@ def no_such_path(method: str, path: str) -> NotFound:
     hint = ""
     if path.startswith(("/chat/", "/completions", "/models", "/responses", "/embeddings")):
         hint = f"base_url ends with /v1 here: {shown('/v1' + path)}. "
+    elif path.endswith(("/readyz", "/status")):
+        hint = "base_url (ART_BASE_URL) is http://HOST:PORT/v1 here, without another path. "
     return NotFound(f"got {method} {shown(path)}, which is no route. {hint}{_LISTED}")
 
 

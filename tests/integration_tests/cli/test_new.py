@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,26 @@ def environment_of(folder: Path, *paths: Path) -> dict[str, str]:
         (site / package.name).symlink_to(package)
     found = os.pathsep.join(map(str, (site, *paths)))
     return os.environ | {"PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "said"),
+    [
+        ("email-search", "langchain", r"needs langchain, .*langchain-art\[local,examples\]"),
+        ("deep-agent", "deepagents", r"\[local,examples,deepagents,reasoning-gym\]"),
+        ("frozen-lake", "textarena", r"frozen-lake needs textarena, not installed here; run: pip"),
+    ],
+)
+def test_a_demo_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str, missing: str, said: str
+) -> None:
+    def found(wanted: str) -> object:
+        return None if wanted == missing else find_spec(wanted)
+
+    monkeypatch.setattr("langchain_art.cli.new.find_spec", found)
+    result = CliRunner().invoke(app, ["demo", name])
+    assert isinstance(result.exception, ConfigError)
+    assert re.search(said, str(result.exception))
 
 
 def test_every_module_of_each_project_is_imported(tmp_path: Path) -> None:

@@ -181,3 +181,22 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
             other.drawn,
         )
         assert one.excluded == other.excluded
+
+
+def test_groups_of_which_no_call_was_heard_are_not_replaced(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    said = io.StringIO()
+    options: dict[str, Any] = {"dynamic_sampling_rounds": None, "console": Console(file=said)}
+    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], **options)
+
+    def rollout(scenario: dict[str, Any]) -> Any:
+        rollouts(scenario)  # in a scope of its own, which is thrown away
+        with capture() as run:
+            run.reward = float(scenario["useful"])
+        return run
+
+    (record,) = trainer.fit_sync(rollout, SCENARIOS, steps=1).history
+    assert (record.groups, record.resampled) == (4, 0)
+    words = " ".join(said.getvalue().split())
+    assert "8 of the 8 runs of the first batch: no model call was recorded" in words

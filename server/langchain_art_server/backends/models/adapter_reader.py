@@ -84,7 +84,8 @@ def _read_pairs(
         if match is None or match["module"] not in linears:
             raise ConfigError(
                 f"{path}: got a tensor {key!r}, expected only lora_A and lora_B weights of the "
-                "language model's linear layers. The adapter was made for another model."
+                "language model's linear layers. The adapter was made for another model: use "
+                "that, or another --data-dir if the server made it."
             )
         if not torch.isfinite(tensor).all():
             raise ConfigError(f"{path}: {key} holds numbers that are not finite.")

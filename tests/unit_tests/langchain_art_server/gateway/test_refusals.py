@@ -67,6 +67,8 @@ def test_a_full_disk_is_said() -> None:
 def test_a_path_without_its_v1_is_told_so() -> None:
     for path, words in (
         ("/chat/completions", "base_url ends with /v1 here: '/v1/chat/completions'"),
+        ("/api/readyz", "base_url (ART_BASE_URL) is http://HOST:PORT/v1 here"),
+        ("/foo/status", "base_url (ART_BASE_URL) is http://HOST:PORT/v1 here"),
         ("/models", "'/v1/models'"),
         ("/other", "GET /openapi.json lists the routes"),
     ):
