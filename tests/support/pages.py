@@ -86,4 +86,5 @@ def run_page(page: Path, names: dict[str, Any], printed: Callable[[], str]) -> i
 
 
 def _any_version(text: str) -> str:
-    return re.sub(r"@\d+", "@N", text)
+    """Policies may have been trained before; version 0 alone is the base: nothing was trained."""
+    return re.sub(r"@[1-9]\d*", "@N", text)
