@@ -83,7 +83,7 @@ class Trainer:
             of groups with zero variance or not judged (DAPO, arXiv 2503.14476, section 3.2), until
             `groups_per_step` have something to teach. 0: never. None: three times, only until half
             of them have, and only in place of groups whose runs all earned less than the step's
-            best one: what is solved is not replaced.
+            best one and of which a call may be trained: what is solved is not replaced.
         advantages: a function of each group, in place of the server's advantages
             (`training.advantages.AdvantageHook`): a number for each run, call or token. None:
             `TrainConfig.advantage` and `TrainConfig.credit`.
