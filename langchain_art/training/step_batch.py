@@ -114,7 +114,8 @@ class StepBatchBuilder:
             seconds = {name: seconds[name] + took[name] for name in seconds}
         if self._first:
             runs = [run for group in groups for run in group.trajectories]
-            missed = Counter(line for run in runs for line in run.metadata.get(NOT_HEARD, ()))
+            told = [run.metadata.get(NOT_HEARD) for run in runs]  # the user's own, if no list
+            missed = Counter(str(line) for one in told if isinstance(one, list) for line in one)
             for line, count in missed.items():
                 self.display.warn(f"{count} of the {len(runs)} runs of the first batch: {line}.")
             for name in unmatched_frozen_names(plan.trainable, runs):
