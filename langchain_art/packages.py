@@ -1,4 +1,4 @@
-"""Folders and files that are there whole or not at all; what a package holds beside its code."""
+"""Packages that must be installed or are unpacked; folders and files that appear whole."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
+
+
+def require_packages(who: str, names: Iterable[str], *extras: str) -> None:
+    """Raise ConfigError if `who` needs modules that are not installed, and name their extras."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise ConfigError(
+            f"{who} needs {', '.join(missing)}, not installed here; "
+            f'run: pip install "langchain-art[{",".join(extras)}]"'
+        )
 
 
 def cache_folder() -> Path:

@@ -139,7 +139,7 @@ def demo(
       langchain-art demo tic-tac-toe --control
       langchain-art demo --review scripted
     """
-    from langchain_art.cli.new import EMAIL, examples_root, find_example, require_packages
+    from langchain_art.cli.new import EMAIL, examples_root, find_example, require_imports
     from langchain_art.client.local_server import require_server
 
     require_server()
@@ -148,7 +148,7 @@ def demo(
     package = find_example(name)
     if reviewer and package != find_example(EMAIL):
         raise ConfigError(f"got --review of {name}, expected it of {EMAIL}, which has a reviewer")
-    require_packages(package)
+    require_imports(package)
     # The examples need not be in this directory: they come with the installed package.
     path = [str(examples_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)

@@ -6,10 +6,10 @@ import keyword
 import re
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
+from langchain_art.packages import require_packages
 
 #: Extras of langchain-art beside `local` and `examples`, by example.
 EXTRAS = {"mcp_server": ("mcp",), "deep_agent": ("deepagents", "reasoning-gym")}
@@ -203,16 +203,13 @@ def example_names() -> list[str]:
     return sorted(path.parent.name.replace("_", "-") for path in trained)
 
 
-def require_packages(package: str) -> None:
+def require_imports(package: str) -> None:
     """Raise ConfigError if something that an example imports is not installed."""
     texts = (path.read_text() for path in (examples_root() / "examples" / package).glob("*.py"))
     imported = {name for text in texts for name in re.findall(r"(?m)^(?:from|import) (\w+)", text)}
-    if missing := sorted(name for name in imported if name != "examples" and not find_spec(name)):
-        extras = ",".join(("local", "examples", *EXTRAS.get(package, ())))
-        raise ConfigError(
-            f"The example {package.replace('_', '-')} needs {', '.join(missing)}, not installed "
-            f'here; run: pip install "langchain-art[{extras}]"'
-        )
+    who = f"The example {package.replace('_', '-')}"
+    extras = ("local", "examples", *EXTRAS.get(package, ()))
+    require_packages(who, sorted(imported - {"examples"}), *extras)
 
 
 def find_example(name: str) -> str:

@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 
 from langchain_art.client.http_request import SILENCE
-from langchain_art.errors import ConfigError, ServerUnreachable
+from langchain_art.errors import ServerUnreachable
+from langchain_art.packages import require_packages
 
 log = logging.getLogger(__name__)
 _POLL = 0.1
@@ -161,11 +161,7 @@ class LocalServer:
 def require_server() -> None:
     """Raises ConfigError if this environment has the client only."""
     needed = ("langchain_art_server", "fastapi", "sqlalchemy", "torch", "transformers", "peft")
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise ConfigError(
-            f"A server needs {', '.join(missing)}, not installed here; "
-            'run: pip install "langchain-art[local]"'
-        )
+    require_packages("A server", needed, "local")
 
 
 def _free_port() -> int:

@@ -33,7 +33,7 @@ from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.gateway.keys.tenants import FOLDER, url_of
 from langchain_art_server.policies.adapter_store import fsync, names_in, versions_below
-from langchain_art_server.storage.schema import check_schema, connect, place_of
+from langchain_art_server.storage.schema import check_schema, connect, place_of, snapshot
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import CHECKPOINTS, META, SCHEMA
 
@@ -43,7 +43,6 @@ _BACKUP = "restore it from a backup"
 DUMP = "database.dump"
 #: Copies that are made, at most, because versions came and went meanwhile.
 _TRIES = 20
-_REPEATABLE = {"isolation_level": "REPEATABLE READ"}
 #: Place of a server's or a tenant's directory below the data directory -> its versions.
 Named = dict[Path, set[tuple[str, int]]]
 DataDir = Annotated[Path, typer.Argument(help="A server's --data-dir.")]
@@ -168,11 +167,11 @@ def _dump_postgresql(folder: Path, places: dict[Path, str]) -> Named:
     named: Named = {}
     url = sa.make_url(places[Path()]).set(drivername="postgresql")
     engine = connect(places[Path()])
-    with engine.connect().execution_options(**_REPEATABLE) as connection:
-        snapshot = str(connection.scalar(sa.text("SELECT pg_export_snapshot()")))
+    with snapshot(engine.connect()) as connection:
+        exported = str(connection.scalar(sa.text("SELECT pg_export_snapshot()")))
         for place, one in places.items():
-            _name(named, place, one, snapshot)
-        argv = [program, "--format=custom", f"--snapshot={snapshot}", f"--file={folder / DUMP}"]
+            _name(named, place, one, exported)
+        argv = [program, "--format=custom", f"--snapshot={exported}", f"--file={folder / DUMP}"]
         argv.append(f"--dbname={url._replace(password=None).render_as_string(False)}")
         # Not for all to read in `ps`.
         secret = {} if url.password is None else {"PGPASSWORD": str(url.password)}
@@ -183,12 +182,12 @@ def _dump_postgresql(folder: Path, places: dict[Path, str]) -> Named:
     return named
 
 
-def _name(named: Named, place: Path, url: str, snapshot: str | None = None) -> None:
+def _name(named: Named, place: Path, url: str, exported: str | None = None) -> None:
     """Note what a database names, unless it has no tables, since its tenant is being made."""
     engine = connect(url)
-    with engine.connect().execution_options(**(_REPEATABLE if snapshot else {})) as connection:
-        if snapshot:
-            connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+    with snapshot(engine.connect()) as connection:
+        if exported:
+            connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{exported}'")
         if place == Path() or sa.inspect(connection).has_table(SCHEMA.name):
             check_schema(connection)
             rows = connection.execute(sa.select(CHECKPOINTS.c.policy, CHECKPOINTS.c.version))

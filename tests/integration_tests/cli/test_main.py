@@ -115,7 +115,7 @@ def test_the_servers_options_are_shown() -> None:
 def test_serve_without_its_dependencies_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, become: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("langchain_art.client.local_server.find_spec", lambda name: None)
+    monkeypatch.setattr("langchain_art.packages.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         main.main(["serve", "base"])
     assert 'pip install "langchain-art[local]"' in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_a_demo_without_its_packages_says_what_to_install(
     def found(wanted: str) -> object:
         return None if wanted == missing else find_spec(wanted)
 
-    monkeypatch.setattr("langchain_art.cli.new.find_spec", found)
+    monkeypatch.setattr("langchain_art.packages.find_spec", found)
     result = CliRunner().invoke(app, ["demo", name])
     assert isinstance(result.exception, ConfigError)
     assert re.search(said, str(result.exception))
