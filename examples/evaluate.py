@@ -14,6 +14,8 @@ from pathlib import Path
 import typer
 
 from examples.support.command import evaluate_command
+from langchain_art import ConfigError
+from langchain_art.cli.new import require_imports
 
 NAMES = sorted(path.parent.name for path in Path(__file__).parent.glob("*/train.py"))
 
@@ -24,6 +26,10 @@ def main() -> None:
     if name not in NAMES:
         known = ", ".join(NAMES).replace("_", "-")
         sys.exit(f"python -m examples.evaluate NAME [MODELS]...: got {name}, expected of {known}")
+    try:
+        require_imports(name)
+    except ConfigError as error:
+        sys.exit(str(error))
     del sys.argv[1]
     typer.run(evaluate_command(importlib.import_module(f"examples.{name}.train").DEMO))
 

@@ -173,6 +173,11 @@ def card(
     """
     targets = config.get("target_modules")
     modules = ", ".join(sorted(targets)) if isinstance(targets, list) else str(targets)
+    trained = (
+        "trained by reinforcement learning on an agent's own runs with\nlangchain-art"
+        if checkpoint.version
+        else "as langchain-art made it: it is not trained, and changes nothing"
+    )
     metrics = "".join(
         f"| {name} | {value:.6g} |\n" for name, value in sorted(checkpoint.metrics.items())
     )
@@ -192,8 +197,8 @@ tags: [lora, reinforcement-learning, langchain-art]
 
 # {checkpoint.name}
 
-A LoRA adapter of `{base}`, trained by reinforcement learning on an agent's own runs with
-langchain-art. It is version {checkpoint.version} of the policy `{checkpoint.policy}`.
+A LoRA adapter of `{base}`, {trained}.
+It is version {checkpoint.version} of the policy `{checkpoint.policy}`.
 
 | LoRA | |
 |---|---|

@@ -303,7 +303,7 @@ def evaluate(
     from langchain_art.cli.load_rollout import load_scenarios, rollout_of
     from langchain_art.training.trainer import Trainer
 
-    loaded, chosen = rollout_of(rollout, policy, base_url, root), load_scenarios(scenarios)
+    chosen, loaded = load_scenarios(scenarios), rollout_of(rollout, policy, base_url, root)
     with client_of(base_url) as client:
         trainer = Trainer(policy, client=client, concurrency=concurrency, console=stderr)
         result = asyncio.run(trainer.evaluate(loaded, chosen, samples=samples))

@@ -177,9 +177,14 @@ async def check_server(
         )
 
 
-async def serving_version(client: AsyncArtClient, policy: str, lora: LoraConfig | None) -> int:
-    """The version that a policy's name is routed to; makes a missing policy."""
-    if lora is None:
-        with suppress(NotFound):
-            return (await client.policy(policy)).version
+async def serving_version(
+    client: AsyncArtClient, policy: str, lora: LoraConfig | None, display: Display
+) -> int:
+    """The version that a policy's name is routed to; makes a missing policy, and says so."""
+    try:
+        version = (await client.policy(policy)).version
+        if lora is None:
+            return version
+    except NotFound:
+        display.line(f"The server has no policy {policy!r} yet: it is made, from the base")
     return (await client.create_policy(policy, lora)).version

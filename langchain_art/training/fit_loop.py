@@ -189,7 +189,7 @@ class FitLoop:
         serving: dict[str, int] = {}
         await check_server(self.client, self.plan.policies, self.plan.configs)
         for name in self.plan.policies:
-            serving[name] = await serving_version(self.client, name, self.plan.lora)
+            serving[name] = await serving_version(self.client, name, self.plan.lora, self.display)
             if serving[name] < last.get(name, 0):
                 raise ConfigError(
                     f"The server serves {name}@{serving[name]}, but the fit in "

@@ -232,7 +232,7 @@ class Trainer:
 
                     async def try_it() -> None:
                         for name in plan.policies:
-                            await addresses.serving_version(client, name, plan.lora)
+                            await addresses.serving_version(client, name, plan.lora, self._display)
                         try:
                             some = train_scenarios if len(train_scenarios) else held_out
                             await setup.try_out(some)
@@ -315,7 +315,7 @@ class Trainer:
             await client.ready()
             if fresh:
                 await addresses.roll_back(client, self.policies, self._display)
-            await addresses.serving_version(client, self.policy, self._plan.lora)
+            await addresses.serving_version(client, self.policy, self._plan.lora, self._display)
             return await run.run(client, self._display)
 
     def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:

@@ -386,6 +386,8 @@ def test_eval_measures_the_policy_it_is_told(
     )
     (tmp_path / "s.jsonl").write_text('{"id": "a", "q": "Hi"}\n{"id": "b", "q": "Ho"}\n')
     command = ["eval", "cli_eval_mod:rollout", "s.jsonl", "--policy", f"{here.policy}@0"]
+    assert "none.jsonl" in refusal([*command[:2], "none.jsonl", *command[3:]])
+    assert "cli_eval_mod" not in sys.modules, "the program is not run for nothing"
     found = json.loads(text([*command, "--samples", "2", "--json"]))
     assert (found["n"], found["versions"]) == (4, [f"{here.policy}@0"])
     assert f"{here.policy}@0:" in text(command)

@@ -56,6 +56,15 @@ def test_an_example_that_knows_no_solutions_refuses_few_shot(
     assert "codenames has no solved scenarios to show" in capsys.readouterr().err
 
 
+def test_evaluating_an_example_says_which_packages_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("langchain_art.packages.find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["evaluate", "codenames"])
+    with pytest.raises(SystemExit, match=r"codenames needs .*langgraph.*run: pip install"):
+        evaluate.main()
+
+
 def turn(node: str, reward: float) -> Turn:
     return Turn(call_id=None, node=node, reply={"role": "assistant", "content": ""}, reward=reward)
 

@@ -24,3 +24,9 @@ def test_the_card_loads_the_base_by_the_class_that_the_adapter_has_names_of(
     said = card(made, config | {"target_modules": ["q_proj"]}, "org/base", "", merged=merged)
     assert f"{loader}.from_pretrained(" in said
     assert said.count("AutoModelFor") == said.count(loader)
+
+
+def test_the_card_of_a_version_that_was_not_trained_says_so() -> None:
+    made = Checkpoint(policy="mail", version=0, name="mail@0", parent=None, created_at=0.0, bytes=1)
+    said = card(made, {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]}, "org/base", "")
+    assert "it is not trained" in said and "trained by" not in said
