@@ -50,7 +50,7 @@ WINDOW = 5
 _FEWEST = 16
 _MOSTLY, _SELDOM = 0.5, 0.25
 #: Share of the first step's entropy below which a policy samples nearly the same every time.
-_DETERMINISTIC = 0.1
+DETERMINISTIC = 0.1
 #: Trained steps in which a policy has to move, and how far, as a share of its bound.
 _STEPS_TO_MOVE, _MOVED = 5, 0.05
 #: Standard errors of a rise that is none of chance.
@@ -206,6 +206,19 @@ def _unmoved(history: Sequence[StepRecord], policy: str, config: TrainConfig) ->
         f"moved it by {moved:.2g} nats a token or less (step_kl), max_kl={bound:g} allows "
         f"{bound / moved:.0f} times as much, and rewards did not rise."
     )
+    entropies = [one.results[policy].metrics.get("entropy") for one in history]
+    known = [one for one in entropies if one is not None]
+    if known and known[-1] < DETERMINISTIC * known[0]:
+        words += (
+            f" It samples nearly the same every time: its entropy is {known[-1]:.2g} nats a token, "
+            f"and was {known[0]:.2g}."
+        )
+        advice = (
+            "A higher rate does not help. Go back to a version from before "
+            "(`langchain-art checkpoints rollback`), with more scenarios a step (groups_per_step), "
+            "an entropy_bonus, or rewards of its own calls."
+        )
+        return Sign("unmoved", words, None, advice)
     advice = (
         f"Its learning_rate, {rate:.2g}, rises with each such step; to begin higher, name "
         f"TrainConfig(learning_rate={better:.1g})."
@@ -318,7 +331,7 @@ def _all_flat(record: StepRecord) -> bool:
 
 def _entropy_gone(history: Sequence[StepRecord]) -> tuple[float, float] | None:
     now, first = (_metric(one, "entropy") for one in (history[-1], history[0]))
-    return (now, first) if now is not None and first and now < _DETERMINISTIC * first else None
+    return (now, first) if now is not None and first and now < DETERMINISTIC * first else None
 
 
 def _metric(record: StepRecord, name: str) -> float | None:

@@ -9,7 +9,8 @@ al. 2021, arXiv 2109.11978, of the learning rate).
 Most steps are to be a little longer than their bound, which shortens them to it: of the same rate
 one step is ten times as long as another, and it is the short ones that teach little. A policy that
 becomes certain moves less for the same change of weights, which is no reason for a higher rate: so
-what counts as short falls with the entropy.
+what counts as short falls with the entropy, and one that samples nearly the same every time
+(`collapse.DETERMINISTIC`) raises no rate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.training.collapse import DETERMINISTIC
 from langchain_art.training.progress import Display
 from langchain_art.training.records import Rates, StepRecord
 from langchain_art.wire import SFTConfig, TrainConfig, default_learning_rate
@@ -50,7 +52,8 @@ def next_rate(first: float, config: TrainConfig, policy: str, steps: Sequence[St
         entropy = entropy or told["entropy"]
         certain = min(1.0, told["entropy"] / entropy) if entropy else 1.0
         share = told["learning_rate"] / rate
-        if kept == 1 and moved < SHORT * config.max_kl * certain * share**2:
+        expected = config.max_kl * certain * share**2
+        if kept == 1 and certain >= DETERMINISTIC and moved < SHORT * expected:
             rate = min(rate * FACTOR, most)
     return rate
 

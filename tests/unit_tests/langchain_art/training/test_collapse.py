@@ -297,6 +297,19 @@ def test_a_policy_that_hardly_moves_is_said_once_with_the_figure_and_what_to_do(
     assert "to begin higher, name TrainConfig(learning_rate=0.0003)" in sign.advice
 
 
+@pytest.mark.parametrize("rate", [None, 6e-5])
+def test_a_policy_that_samples_the_same_every_time_is_not_told_to_take_a_higher_rate(
+    rate: float | None,
+) -> None:
+    history = moving(LOW[:5])
+    for one, entropy in zip(history, [0.165, 0.17, 0.03, 1e-6, 1e-6], strict=True):
+        one.results["p"].metrics["entropy"] = entropy
+    [sign] = new_signs(history, 0, configs(rate))
+    assert "its entropy is 1e-06 nats a token, and was 0.17." in sign.words
+    assert sign.advice.startswith("A higher rate does not help. Go back")
+    assert sign.keep is None
+
+
 def test_a_policy_that_moves_or_learns_is_not_said_to_stand_still() -> None:
     assert said_at(moving(DEMO)) == []
     assert said_at(moving([BOUND / 2, BOUND / 8, *LOW])) == [5], "Adam's first steps are long"

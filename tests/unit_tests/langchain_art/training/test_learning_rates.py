@@ -63,13 +63,25 @@ def test_it_is_what_a_plain_computation_with_fractions_gives(seed: int) -> None:
         assert found == pytest.approx(float(rate), rel=1e-12)
         kept = drawn.choice([1.0, 1.0, 1.0, 0.8, 0.4, 0.3, 0.1, 0.0])
         moved = 0.0 if kept == 0 else BOUND * (drawn.random() if kept == 1 else 0.9)
-        entropy = drawn.choice([1, 2, 4, 8])
+        entropy = drawn.choice([Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4), Fraction(8)])
         first = first or (entropy if moved else 0)
         made.append(record(step, found, moved, kept, float(entropy)))
         short = BOUND / 2 * min(1, entropy / first) if first else 0
-        up, down = kept == 1 and moved < short, kept < 1 / 3
+        explores = first == 0 or entropy * 10 >= first
+        up, down = kept == 1 and moved < short and explores, kept < 1 / 3
         rate *= Fraction(3, 2) if up else Fraction(2, 3) if down else 1
         rate = max(Fraction(FIRST) / 16, min(rate, 64 * Fraction(FIRST)))
+
+
+def test_a_policy_that_samples_the_same_every_time_has_no_higher_rate() -> None:
+    """A router of a fit came to one reply in step 12; its rate rose to 64 times the first one."""
+    entropies = [0.165, 0.169, 0.121, 0.057, 0.03, *[1e-6] * 10]
+    made = list[StepRecord]()
+    for step, entropy in enumerate(entropies, 1):
+        rate = next_rate(FIRST, CONFIG, "p", made)
+        made.append(record(step, rate, 0.008 if step <= 4 else 1e-9, entropy=entropy))
+    assert made[4].metrics["learning_rate"] > FIRST
+    assert len({one.metrics["learning_rate"] for one in made[5:]}) == 1
 
 
 def test_it_stays_within_its_bounds() -> None:
