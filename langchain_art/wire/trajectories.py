@@ -55,8 +55,8 @@ class CallTags(Wire):
 class Usage(Wire):
     """Token counts of one call, by the sampler."""
 
-    prompt_tokens: int = Field(ge=0)
-    completion_tokens: int = Field(ge=0)
+    prompt_tokens: int = Field(ge=0, le=2**31 - 1)
+    completion_tokens: int = Field(ge=0, le=2**31 - 1)
 
 
 class Turn(Wire):

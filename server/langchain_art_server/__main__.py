@@ -16,7 +16,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 import uvicorn
@@ -203,7 +203,9 @@ def main(
     stop_when_idle_seconds: Annotated[
         float | None, typer.Option(help="End after so long without a call or a job.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")
+    ] = "info",
     log_format: Annotated[
         str | None, typer.Option(help="text or json (one object a line); default: text.")
     ] = None,
@@ -227,7 +229,7 @@ def main(
             )
         options = {n: v for n, v in context.params.items() if n not in _NOT_SETTINGS}
         options["policies"] = tuple(policy) if policy else None
-        options["lora"] = {"rank": lora_rank} if lora_rank else None
+        options["lora"] = {"rank": lora_rank} if lora_rank is not None else None
         options["ray"] = {"address": ray} if ray else None
         settings = load_settings(config, **options)
         _log(settings, log_level)

@@ -26,7 +26,7 @@ from typing import Annotated
 import sqlalchemy as sa
 import typer
 from rich.console import Console
-from sqlalchemy.exc import DatabaseError, DBAPIError
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from langchain_art.errors import ArtError, ConfigError, Damaged
 from langchain_art_server.backends.models.adapter_files import check_files
@@ -75,17 +75,20 @@ def back_up(data_dir: Path, target: Path, database_url: str | None) -> tuple[Nam
     """
     require_data_dir(data_dir, database_url)
     places = {one.relative_to(data_dir): url for one, url in databases_of(data_dir, database_url)}
-    is_sqlite = sa.make_url(places[Path()]).get_backend_name() == "sqlite"
+    is_sqlite = connect(places[Path()]).dialect.name == "sqlite"
+    target = target.absolute()
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
         raise ConfigError(f"got the backup {str(target)!r}, which exists; expected a new name")
     try:
         partial.mkdir()
-    except OSError as error:
+    except FileExistsError as error:
         raise ConfigError(
-            f"{partial} cannot be made: {error}. If no other backup writes it, one was killed: "
+            f"{partial} cannot be made: it is there. If no other backup writes it, one was killed: "
             "remove it."
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{partial} cannot be made: {error}") from error
     try:
         missing: set[tuple[Path, str, int]] = set()
         for _ in range(_TRIES):
@@ -254,6 +257,8 @@ class Scrub:
                     if table is not SCHEMA:
                         yield from self._check_rows(connection, table)
         except DatabaseError as error:
+            if isinstance(error, OperationalError) and self._engine.dialect.name == "postgresql":
+                raise  # it cannot be reached, which is no damage
             yield f"database {place_of(self._engine)}: {error.orig}; {_BACKUP}"
         finally:
             self._engine.dispose()
@@ -295,6 +300,9 @@ def require_data_dir(data_dir: Path, database_url: str | None) -> None:
             f"got {str(data_dir)!r}, expected the --data-dir of a server: it has no "
             "art.sqlite3. For another database give --database-url."
         )
+    url = connect(database_url or sqlite_url(data_dir)).url
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        raise ConfigError(f"got the database {url.render_as_string()}, which is not there")
 
 
 def databases_of(data_dir: Path, database_url: str | None) -> Iterator[tuple[Path, str]]:

@@ -389,14 +389,15 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     if path is not None:
         try:
             values = tomllib.loads(path.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{path}: {error}") from error
     if key := os.environ.get("ART_API_KEY"):
         values["api_key"] = key
     for name, value in overrides.items():
         if value is not None:
             table: Any = values.get(name)
-            values[name] = table | value if isinstance(table, dict) and name == "ray" else value
+            parts = isinstance(table, dict) and name in ("lora", "ray")
+            values[name] = table | value if parts else value
     if isinstance(model := values.get("model"), str) and Path(model).exists():
         values["model"] = str(Path(model).absolute())  # adapters say so where they are from
     try:

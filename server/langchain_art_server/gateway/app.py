@@ -115,7 +115,7 @@ def _openai_routes(app: FastAPI, service: Service) -> None:
     async def names() -> list[dict[str, Any]]:
         base = service.router.base_name
         cards = [card(base, None)]
-        for policy in service.router.serving:
+        for policy in list(service.router.serving):
             cards.append(card(policy, base))
             cards += [card(c.name, policy) for c in await service.store.checkpoints(policy)]
         return cards

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Self
 
-from langchain_art.errors import Overloaded, QuotaExceeded, RateLimitExceeded
+from langchain_art.errors import InvalidRequest, Overloaded, QuotaExceeded, RateLimitExceeded
 from langchain_art.wire import KeyLimits
 
 Clock = Callable[[], float]
@@ -22,6 +22,7 @@ _WAITS = 5.0
 _MAX_WAITING = 1024
 #: Clients without a call that are remembered.
 _MAX_SEEN = 256
+_TOO_MANY = "got {} choices (n), and {}, so that it can never run. Ask for fewer at once."
 Header = tuple[bytes, bytes]
 _OF_CALLS, _OF_TOKENS = (
     [b"x-ratelimit-%b-%b" % (kind, what) for kind in (b"limit", b"remaining", b"reset")]
@@ -63,6 +64,8 @@ class Meter:
     def begin(self, calls: int) -> ExitStack:
         """Count calls that begin; the context ends them. Raises RateLimitExceeded."""
         most = self._limits.concurrent_calls
+        if most is not None and calls > most:
+            raise InvalidRequest(_TOO_MANY.format(calls, f"this key's concurrent_calls is {most}"))
         if most is not None and self._running + calls > most:
             raise RateLimitExceeded(
                 f"{self._running} calls of this key are running, and {most} may "
@@ -157,7 +160,13 @@ class CallSlots:
         self.running = 0
 
     def take(self, client: str, count: int) -> Lease:
-        """Slots for the choices of one request. Raises Overloaded."""
+        """Slots for the choices of one request.
+
+        Raises Overloaded; InvalidRequest: there will never be as many.
+        """
+        if count > self._limit:
+            allowed = f"the server's setting max_running_calls is {self._limit}"
+            raise InvalidRequest(_TOO_MANY.format(count, allowed))
         mine = self._of[client] + count
         full = self.running + count > self._of_all or mine > self._limit
         if full or (self._waiting and mine > count and self._beyond_share(client, mine)):

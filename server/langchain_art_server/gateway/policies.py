@@ -8,6 +8,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from langchain_art import wire
@@ -25,6 +26,7 @@ from langchain_art.errors import (
 from langchain_art_server.backends.base import Learner, Sampler
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.health import Health
+from langchain_art_server.jobs.eligibility import steps_since
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
@@ -76,10 +78,15 @@ class Policies:
             await self.create(wire.PolicySpec(name=name, lora=self._settings.lora))
 
     async def _usable(self, policy: str, serving: int) -> int:
-        """`serving`, or the newest undamaged version if that is damaged, which is logged."""
+        """`serving`, or if that is damaged the newest whole version before it, which is logged.
+
+        If none of those that it descends from is whole, it is the newest whole one of all.
+        """
         why = ""
-        there = await self._adapters.off_loop(self._adapters.versions, policy)
-        for version in [serving, *reversed(there)]:
+        before = steps_since(await self._store.jobs.parents(policy), serving)
+        kept = [one.version for one in await self._store.checkpoints(policy)]
+        kept.sort(key=lambda version: (version in before, version), reverse=True)
+        for version in [serving, *kept]:
             try:
                 found = await self._adapters.off_loop(self._adapters.check, policy, version)
             except Damaged as error:
@@ -166,8 +173,9 @@ class Policies:
                 ) from error
             raise
         await self._store.add_checkpoint(self._adapters.checkpoint(about))
-        await self._router.serve(spec.name, 0)
+        await self._router.load(spec.name, 0)
         await self._store.add_policy(spec.name, spec.lora)
+        await self._router.serve(spec.name, 0)
 
     async def delete(self, name: str) -> None:
         """Delete a policy with all its versions. A new one of its name gets other versions' names.
@@ -223,9 +231,10 @@ class Policies:
         async with self._store.leases.hold(policy), self._rollback:
             await self.checkpoint(policy, version)
             await self._adapters.off_loop(self._adapters.check, policy, version)
+            await self._router.load(policy, version)
+            await self._store.roll_back(policy, version, why)
             await self._router.serve(policy, version)
             await self._router.trim()
-            await self._store.roll_back(policy, version, why)
         return await self.get(policy)
 
     async def delete_version(self, policy: str, version: int) -> None:
@@ -236,7 +245,8 @@ class Policies:
             InvalidRequest: it serves, is pinned, or is in use.
             Conflict: a job that has not ended needs it.
         """
-        async with self._rollback:
+        leases = self._store.leases  # of a fleet: another server may roll back to it
+        async with leases.hold(policy) if self._store.shared else nullcontext(), self._rollback:
             checkpoint = await self.checkpoint(policy, version)
             if checkpoint.serving or checkpoint.pinned:
                 why = "serves now; roll back" if checkpoint.serving else "is pinned; unpin"

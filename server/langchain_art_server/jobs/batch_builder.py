@@ -169,11 +169,15 @@ class Batch:
     def settle(self) -> None:
         """Decide on every call after the last group, and make the rows of the trained ones."""
         given, compared = self.request.advantages, self.request.compared
-        candidates = [
-            [candidate_run(run, map(self._candidate, judged), given) for run, judged in group]
-            for group in self._groups
-        ]
-        made = plan(candidates, self.config, given=given is not None, compared=compared)
+        while True:
+            candidates = [
+                [candidate_run(run, map(self._candidate, judged), given) for run, judged in group]
+                for group in self._groups
+            ]
+            made = plan(candidates, self.config, given=given is not None, compared=compared)
+            pairs = isinstance(self.request.config, wire.PreferenceConfig)
+            if pairs or not self._hand_over(made.decisions):  # a pair's sides share calls
+                break
         self.excluded += made.excluded
         took = self.request.seconds.model_dump() if self.request.seconds is not None else {}
         self.metrics = made.metrics | self._sampled()
@@ -193,6 +197,28 @@ class Batch:
                 self.rows += rows
                 self.owners += [place] * len(rows)
                 self.trained.append(run.id)
+
+    def _hand_over(self, decisions: Sequence[Sequence[Sequence[CallDecision]]]) -> bool:
+        """Let each call that is not trained by the use that had it be trained by its next one.
+
+        The run or group of the former use may be left out. False if nothing was handed over.
+        """
+        uses = defaultdict[str, list[tuple[list[CallEligibility], int, str | None]]](list)
+        for (_, judged), decided in zip(chain(*self._groups), chain(*decisions), strict=True):
+            for n, (one, decision) in enumerate(zip(judged, decided, strict=True)):
+                if one.record is not None and one.excluded_because in (None, "repeated"):
+                    uses[one.record.id].append((judged, n, decision.excluded_because))
+        found = False
+        for several in uses.values():
+            marks = [judged[n].excluded_because for judged, n, _ in several]
+            has = marks.index(None) if None in marks else -1
+            if has + 1 < len(several) and (has < 0 or several[has][2]):
+                for place, mark in ((has, "repeated"), (has + 1, None)):
+                    if place >= 0:
+                        judged, n, _ = several[place]
+                        judged[n] = replace(judged[n], excluded_because=mark)
+                found = True
+        return found
 
     def _sampled(self) -> dict[str, float]:
         """Distinct calls that the policy sampled for these runs, trained or not.

@@ -96,8 +96,9 @@ class JobQueue(ABC):
             Conflict: it has ended, or its version is being published.
         """
         async with self._choosing:
-            running = self._running
+            running, waits = self._running, not (await self._jobs.get(job_id)).ended
             if running is not None and running.id == job_id:
+                waits = False  # `_run_next` says that it has ended
                 if running.publishing:
                     raise Conflict(f"Job {job_id!r} is publishing its version; wait for its end.")
                 if not running.cancelled:
@@ -107,6 +108,8 @@ class JobQueue(ABC):
             job = await self._jobs.cancel(job_id)
             if job.state == "cancelled" and job.base_version is not None:
                 await self._unpublish(job)  # what a crash left
+            if waits and job.ended:
+                self.watch.ended(job)
         self._changed.notify()
         if job.state != "cancelled":
             raise Conflict(f"Job {job_id!r} has {job.state}; a job that has ended stays as it is.")

@@ -18,7 +18,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from pathlib import Path
 from typing import Any, TypeVar
 
-from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.errors import ArtError, InvalidRequest, NotFound
 from langchain_art.wire import PreferenceConfig, TrainConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
 from langchain_art_server.config import Settings
@@ -115,8 +115,10 @@ class JobRunner(JobQueue):
         request, scored, target = await self._store.jobs.payload(job.id)
         policy = request.policy
         base = job.base_version
-        serving = (await self._store.served())[0][policy]
-        if base is None or target is None:
+        serving = (await self._store.served())[0].get(policy)
+        if serving is None:
+            raise NotFound(f"Policy {policy!r} was deleted before its job began.")
+        if base != serving or target is None:  # not begun, or rolled back since it was
             base = serving
             if request.retrain or isinstance(request.config, PreferenceConfig):  # by reviews?
                 lineage = steps_since(await self._store.jobs.parents(policy), base)

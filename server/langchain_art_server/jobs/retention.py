@@ -51,6 +51,8 @@ class Retention:
             await self._adapters.off_loop(self._adapters.announce, policy, version)
             await self._store.forget_checkpoint(policy, version)
             await self._adapters.off_loop(self._adapters.delete, policy, version)
+            with suppress(InvalidRequest):  # a call that came meanwhile has loaded it again
+                await self._router.forget(policy, version)
 
     async def sweep(self, policy: str, target: int) -> None:
         """Delete the files of versions that no row names, but for `target`, which a job makes.

@@ -122,7 +122,7 @@ class OverviewFacts:
         """The facts now."""
         service, store = self._service, self._service.store.jobs
         changes, jobs, series = self._jobs
-        if changes != store.changes:
+        if service.fleet is not None or changes != store.changes:
             changes = store.changes
             jobs = await store.latest(_JOBS)
             series = await asyncio.to_thread(series_of, jobs)

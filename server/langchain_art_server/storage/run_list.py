@@ -345,6 +345,7 @@ class Evaluations(Tables):
         """All evaluations, oldest first. One is read again only if it has changed."""
         marks = RUN_MARKS.c
         sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
+        sums += (sa.func.sum(marks.value * marks.number),)  # differs if two runs change places
         query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)
         query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None)).order_by(sums[0])
         found: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}

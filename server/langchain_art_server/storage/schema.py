@@ -38,6 +38,10 @@ def connect(url: str, *, shared: bool = False) -> sa.Engine:
         parsed = sa.make_url(url)
         kind = parsed.get_backend_name()
         if kind == "sqlite":
+            if parsed.database in (None, "", ":memory:"):
+                raise ConfigError(
+                    f"got a database_url without a file: {url!r}, expected sqlite:///FILE"
+                )
             engine = sa.create_engine(parsed)
             # One statement for many rows: sqlite3 gives the interpreter's lock up for each
             # statement, and would wait for the event loop as often.
@@ -52,7 +56,7 @@ def connect(url: str, *, shared: bool = False) -> sa.Engine:
             if shared:
                 event.listen(engine, "connect", _end_when_stopped)
             return engine
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise ConfigError(f"got a database_url that is none of SQLAlchemy's: {error}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(

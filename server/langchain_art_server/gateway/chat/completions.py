@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
@@ -286,15 +287,22 @@ class _Completion:
                 received.put_nowait((index, error))
 
         tasks = [asyncio.create_task(follow(index)) for index in range(self._call.count)]
+        unread = Counter[int]()  # pieces of replies that have not ended: about a token each
         try:
             unfinished = len(tasks)
             while unfinished:
                 index, piece = await received.get()
                 if isinstance(piece, Exception):
                     raise piece
-                unfinished -= isinstance(piece, ChatReply)
+                if isinstance(piece, ChatReply):
+                    unfinished -= 1
+                    del unread[index]
+                else:
+                    unread[index] += 1
                 yield index, piece
         finally:
+            if self._meter is not None:
+                self._meter.count_tokens(unread.total())
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from langchain_art.errors import Overloaded
+from langchain_art.errors import InvalidRequest, Overloaded
+from langchain_art.wire import KeyLimits
 from langchain_art_server.gateway import limits
-from langchain_art_server.gateway.limits import CallSlots, Lease
+from langchain_art_server.gateway.limits import CallSlots, Lease, Meter
 
 
 def refused(slots: CallSlots, client: str, count: int = 1) -> bool:
@@ -24,6 +25,13 @@ def test_one_client_alone_has_all_of_them() -> None:
         lease.give_back()
     assert slots.running == 7
     assert not refused(slots, "a")
+
+
+def test_more_choices_than_there_are_slots_are_not_told_to_try_again() -> None:
+    with pytest.raises(InvalidRequest, match=r"got 9 choices \(n\), .* max_running_calls is 8,"):
+        CallSlots(8).take("a", 9)
+    with pytest.raises(InvalidRequest, match=r"got 5 choices \(n\), .* concurrent_calls is 4,"):
+        Meter(KeyLimits(concurrent_calls=4)).begin(5)
 
 
 def test_who_has_all_of_them_shuts_nobody_out() -> None:

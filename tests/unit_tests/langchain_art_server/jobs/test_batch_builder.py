@@ -231,3 +231,25 @@ def test_what_was_sampled_is_counted_whether_it_is_trained_or_not() -> None:
     assert metrics["tokens_sampled"] == 6
     assert metrics["truncated_share"] == pytest.approx(1 / 3)
     assert "rollout_seconds" not in metrics
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["a group", "two groups"])
+def test_a_reply_of_several_runs_is_trained_where_the_first_of_them_is_left_out(
+    apart: bool,
+) -> None:
+    """Whatever the order: of run a, a judge failed, or all of its group are worth the same."""
+    a = [Trajectory(id="a", turns=(turn("plan"),), reward=1.0 if apart else None)]
+    b = [
+        Trajectory(id="b", turns=(turn("plan"), turn("b1")), reward=1.0),
+        Trajectory(id="c", turns=(turn("c1"),), reward=0.0),
+    ]
+    alike = [*a, Trajectory(id="d", turns=(turn("d1"),), reward=1.0)]
+    for groups in ([alike, b], [b, alike]) if apart else ([a + b], [b + a]):
+        ids = tuple(tuple(run.id for run in group) for group in groups)
+        batch = Batch(TrainRequest(policy="p", groups=ids), 0)
+        for group in groups:
+            names = [one.call_id or "" for run in group for one in run.turns]
+            batch.add_group(group, {name: record(name) for name in names})
+        batch.settle()
+        assert {one.id for one in batch.calls} == {"plan", "b1", "c1"}
+        assert len(batch.rows) == 3

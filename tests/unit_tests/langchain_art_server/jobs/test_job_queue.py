@@ -97,13 +97,22 @@ async def test_a_fault_of_the_request_is_final(queue: Queue, final: Exception) -
     assert (await queue.add("a")).state == "failed"
 
 
-async def test_a_job_that_waits_is_cancelled_at_once_and_never_runs(queue: Queue) -> None:
+async def test_a_job_that_waits_is_cancelled_at_once_and_never_runs(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+
+    def note(job: TrainJob) -> None:
+        counted.append(job.id)
+
+    monkeypatch.setattr(queue.watch, "ended", note)
     await queue.add("runs")
     await queue.began.wait()
     await queue.add("waits")
     cancelled = await queue.cancel("waits")
     assert (cancelled.state, cancelled.attempts) == ("cancelled", 0)
     assert await queue.cancel("waits") == cancelled
+    assert counted == ["waits"]
     assert (await queue.cancel("runs")).state == "cancelled"
     assert (await queue.add("waits")).state == "cancelled"
 
