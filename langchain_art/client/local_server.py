@@ -71,7 +71,7 @@ class LocalServer:
         self._argv += options
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="local-server", daemon=True)
+        self._watcher: threading.Thread | None = None
 
     @property
     def pid(self) -> int | None:
@@ -79,7 +79,12 @@ class LocalServer:
         return self._process.pid if self._process else None
 
     def start(self) -> LocalServer:
-        """Start the server and wait until it is ready, however long it loads its model."""
+        """Start the server and wait until it is ready, however long it loads its model.
+
+        One that runs goes on as it is; one that was stopped is started again.
+        """
+        if self._watcher is not None:
+            return self
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._spawn()
         try:
@@ -87,6 +92,8 @@ class LocalServer:
         except BaseException:
             self._end()
             raise
+        self._stopping.clear()
+        self._watcher = threading.Thread(target=self._watch, name="local-server", daemon=True)
         self._watcher.start()
         return self
 
@@ -99,6 +106,9 @@ class LocalServer:
     def stop(self) -> None:
         """Let running requests finish, then stop the server."""
         self._stopping.set()
+        if self._watcher is not None:
+            self._watcher.join()  # else it might start a server after this one
+            self._watcher = None
         self._end()
 
     def _spawn(self) -> None:

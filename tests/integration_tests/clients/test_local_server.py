@@ -77,3 +77,23 @@ def test_a_server_that_cannot_start_says_why(
     assert "no-model" in str(refused.value).split("It said:")[1]
     assert f"got the model '{model}', but {model} does not" in str(refused.value)  # not wrapped
     assert len(contexts) <= 1
+
+
+def test_a_server_that_was_stopped_is_started_again(tmp_path: Path) -> None:
+    server = LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data")
+    pids: list[int | None] = []
+    try:
+        for _ in range(2):
+            pids.append(server.start().pid)
+            assert server.start().pid == pids[-1]  # a notebook's cell that is run twice
+            with ArtClient(server.base_url) as client:
+                assert client.policy("mine").version == 0
+            server.stop()
+            assert [pid for pid in pids if pid is not None and psutil.pid_exists(pid)] == []
+        with server:  # it is watched as the first one was
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            while server.restarts == 0:
+                time.sleep(0.02)
+    finally:
+        server.stop()
