@@ -278,7 +278,8 @@ class ChatART(FastChatOpenAI):
             include_raw: give ``{"raw", "parsed", "parsing_error"}`` and never raise over the
                 reply's form.
             strict: passed on to the server beside the schema.
-            tools: further tools that the model may call instead; with ``json_schema`` only.
+            tools: further tools that the model may call instead, which parses as None; with
+                ``json_schema`` only.
             **kwargs: bound to each call.
 
         Raises:

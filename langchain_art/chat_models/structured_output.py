@@ -17,6 +17,7 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
 from langchain_core.tools.base import create_schema_from_function
@@ -111,9 +112,26 @@ def _is_recursive(schema: dict[str, Any]) -> bool:
     return False
 
 
+class _JsonParser(JsonOutputParser):
+    """A parser of JSON replies to dicts; None of one that calls tools instead."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        reply = result[0].message if isinstance(result[0], ChatGeneration) else None
+        if isinstance(reply, AIMessage) and reply.tool_calls:
+            return None
+        return super().parse_result(result, partial=partial)
+
+
+class _ModelParser(_JsonParser, PydanticOutputParser[Any]):
+    pass
+
+
 def parser_of(schema: Any) -> Runnable[Any, Any]:
-    """A parser of JSON replies: to instances of a pydantic class, or to dicts."""
-    return PydanticOutputParser(pydantic_object=schema) if _is_model(schema) else JsonOutputParser()
+    """A parser of JSON replies: to instances of a pydantic class, or to dicts.
+
+    A reply that calls tools gives None, as with LangChain's own parser.
+    """
+    return _ModelParser(pydantic_object=schema) if _is_model(schema) else _JsonParser()
 
 
 def parsed(

@@ -243,6 +243,19 @@ def test_a_whole_reply_at_the_limit_is_parsed(method: Any, said: Says) -> None:
     assert said.with_structured_output(Told, method=method).invoke("?") == Told(**CALLED[0]["args"])
 
 
+@pytest.mark.parametrize("schema", [Told, Mail])
+@pytest.mark.parametrize("content", ["", "I look it up."])
+async def test_a_tool_that_is_called_instead_is_no_fault(schema: Any, content: str) -> None:
+    called = [{"name": "plant", "args": {}, "id": "1", "type": "tool_call"}]
+    model = says(content, "tool_calls", tool_calls=called)
+    chain: Any = model.with_structured_output(schema, tools=[plant])
+    assert chain.invoke("?") is None and await chain.ainvoke("?") is None
+    whole: Any = model.with_structured_output(schema, tools=[plant], include_raw=True)
+    for told in (whole.invoke("?"), await whole.ainvoke("?")):
+        assert told["raw"].tool_calls == called
+        assert (told["parsed"], told["parsing_error"]) == (None, None)
+
+
 def test_another_fault_keeps_the_parsers_words() -> None:
     with pytest.raises(OutputParserException, match="Field required"):
         says('{"sender": "a"}', "stop").with_structured_output(Told).invoke("?")
