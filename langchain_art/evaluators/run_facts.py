@@ -7,7 +7,7 @@ step of the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -33,16 +33,17 @@ def errors(run: Trajectory) -> int:
 
     Model calls that ended in an error, tool calls whose arguments are no JSON object, and tool
     results that begin as LangGraph's ``ToolNode`` begins an error (``Error: …``, ``Error invoking
-    tool …``, ``Error executing tool …``).
+    tool …``, ``Error executing tool …``). A result that several calls were shown counts once.
     """
     turns = _kept(run)
     failed = sum(turn.error is not None for turn in turns)
     malformed = sum(not _is_object(text) for turn in turns for _, text in tool_calls(turn.reply))
-    refused = sum(
-        message.get("role") == "tool" and text_of(message.get("content")).startswith(_TOOL_ERRORS)
-        for message in _messages(run, turns)
-    )
-    return failed + malformed + refused
+    refused: set[tuple[object, str]] = set()
+    for place, message in enumerate(_messages(run, turns)):
+        text = text_of(message.get("content"))
+        if message.get("role") == "tool" and text.startswith(_TOOL_ERRORS):
+            refused.add((message.get("tool_call_id") or place, text))
+    return failed + malformed + len(refused)
 
 
 def seconds(run: Trajectory) -> float:
@@ -59,15 +60,17 @@ def seconds(run: Trajectory) -> float:
 def answer(run: Trajectory) -> Any:
     """The run's answer.
 
-    Of an output with ``messages``, the text of the last message; any other output unchanged;
-    without an output, the text of the last reply, or None.
+    Of an output with a list of ``messages``, the text of the last message; any other output
+    unchanged; without an output, the text of the last reply, or None.
     """
-    output = run.output
-    if isinstance(output, Mapping) and "messages" in output:
-        messages = output["messages"]
-        return text_of(messages[-1].get("content")) if messages else None
-    if output is not None:
-        return output
+    messages = _state_messages(run)
+    if messages is not None and not messages:
+        return None
+    if messages:
+        last = messages[-1]
+        return text_of(last.get("content") if isinstance(last, Mapping) else last)
+    if run.output is not None:
+        return run.output
     replies = [turn.reply for turn in _kept(run) if turn.reply is not None]
     return text_of(replies[-1].get("content")) if replies else None
 
@@ -80,10 +83,15 @@ def _messages(run: Trajectory, turns: list[Turn]) -> Iterator[Message]:
     """Messages between the replies, and tool results in the output after the last reply."""
     for turn in turns:
         yield from turn.messages
+    last = (one if isinstance(one, Mapping) else {} for one in reversed(_state_messages(run) or ()))
+    yield from takewhile(lambda message: message.get("role") == "tool", last)
+
+
+def _state_messages(run: Trajectory) -> Sequence[Any] | None:
+    """The messages of the run's output, which need not be chat messages; None: it has no list."""
     output = run.output
-    if isinstance(output, Mapping) and "messages" in output:
-        last: list[Message] = output["messages"][::-1]
-        yield from takewhile(lambda message: message.get("role") == "tool", last)
+    messages = output.get("messages") if isinstance(output, Mapping) else None
+    return messages if isinstance(messages, list | tuple) else None
 
 
 def _is_object(arguments: Any) -> bool:

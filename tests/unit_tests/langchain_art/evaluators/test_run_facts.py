@@ -1,5 +1,7 @@
 """What a run did, read off its turns; tool errors against LangGraph's own tool node."""
 
+from typing import Any
+
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -31,6 +33,21 @@ def test_errors_are_failed_calls_bad_arguments_and_refused_tools() -> None:
     output = {"messages": [says("x"), tool("Error invoking tool 'answer' with kwargs …")]}
     assert run_facts.errors(Trajectory(id="a", turns=turns, output=output)) == 5
     assert run_facts.errors(Trajectory(id="a", turns=turns)) == 4
+
+
+def test_an_error_that_several_calls_were_shown_counts_once() -> None:
+    user, asked, refused = says("When?") | {"role": "user"}, calls("search"), tool("Error: no such")
+    agent = Turn(messages=(user,), reply=asked)
+    answered = Turn(messages=(refused,), reply=says("?"), extends=0)
+    whole = (user, asked, refused, says("?"))
+    others = [Turn(node=name, messages=whole, reply=says("!")) for name in ("critic", "writer")]
+    told = Trajectory(id="a", turns=(agent, answered, *others), output={"messages": [refused]})
+    assert run_facts.errors(told) == 1
+    again = [one | {"tool_call_id": "2"} for one in (refused, refused)]
+    ended = told.model_copy(update={"output": {"messages": again}})
+    assert run_facts.errors(ended) == 2
+    unnamed = {"role": "tool", "content": "Error: no such"}
+    assert run_facts.errors(run("a", output={"messages": [unnamed, unnamed]})) == 2
 
 
 @as_tool
@@ -77,3 +94,19 @@ def test_the_answer_is_the_output_else_the_last_reply() -> None:
     assert run_facts.answer(run("a", calls("search"))) == ""
     assert run_facts.answer(run("a")) is None
     assert run_facts.answer(run("a", output={"messages": []})) is None
+    assert run_facts.answer(run("a", output={"messages": [says("")]})) == ""
+
+
+@pytest.mark.parametrize(
+    ("messages", "answer"),
+    [
+        (["x", "hello"], "hello"),
+        ([says("x"), 3], "3"),
+        ("hello", {"messages": "hello"}),
+        ({"to": "Ann"}, {"messages": {"to": "Ann"}}),
+    ],
+)
+def test_a_state_whose_messages_are_no_chat_messages_is_read(messages: Any, answer: Any) -> None:
+    told = run("a", says("y"), output={"messages": messages})
+    assert run_facts.answer(told) == answer
+    assert run_facts.errors(told) == 0
