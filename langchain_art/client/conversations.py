@@ -106,6 +106,8 @@ def read_jsonl(path: Path) -> Iterable[Any]:
                         raise ConfigError(f"{path}, line {number} is not JSON: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not in UTF-8: {error}. Save it in UTF-8") from error
 
 
 def _trajectory(given: Mapping[str, Any] | Sequence[Any], seen: Counter[str]) -> Trajectory:

@@ -15,7 +15,7 @@ from langchain_art.export.langfuse_api import latest, observation_of
 from langchain_art.export.stored_messages import prompt_of
 from langchain_art.traces.from_langfuse import traces_of
 from langchain_art.traces.from_langsmith import traces_of_runs
-from langchain_art.traces.stored import Read, StoredTrace, Unreadable, score_of
+from langchain_art.traces.stored import Read, StoredTrace, Unreadable, scenario_of, score_of
 from langchain_art.traces.training_traces import stored_trace
 from langchain_art.wire import Turn
 
@@ -93,6 +93,6 @@ def _conversation(line: Mapping[str, Any]) -> StoredTrace:
         input=line.get("input", first.get("content")),
         output=reply.get("content"),
         calls=[call],
-        scenario=line.get("scenario"),
+        scenario=scenario_of(line.get("scenario")),
         score=score_of([line.get("score")]),
     )

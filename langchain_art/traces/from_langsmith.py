@@ -103,7 +103,8 @@ def _trace(trace: str, parts: Sequence[Mapping[str, Any]], name: str) -> StoredT
     root = next((run for run in ordered if not any(map(run.get, parents))), None)
     if root is None:
         raise Unreadable("no_root")
-    calls = [_call(run) for run in ordered if str(run.get("run_type")).lower() == "llm"]
+    llms = [run for run in ordered if str(run.get("run_type")).lower() == "llm"]
+    calls = [_call(run) for run in llms if not (run.get("error") and _is_empty(run.get("outputs")))]
     if not calls:
         raise Unreadable("no_calls")
     feedback = (root.get("feedback_stats") or {}).get(name) or {}
@@ -115,6 +116,11 @@ def _trace(trace: str, parts: Sequence[Mapping[str, Any]], name: str) -> StoredT
         score=score_of([feedback.get("avg")]),
         failed=bool(root.get("error")),
     )
+
+
+def _is_empty(outputs: Mapping[str, Any] | None) -> bool:
+    """True if a call that failed left no reply to the graph, which may have asked again."""
+    return not outputs or outputs.get("generations") in ([], [[]])
 
 
 def _call(run: Mapping[str, Any]) -> Turn:

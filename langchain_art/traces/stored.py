@@ -15,7 +15,7 @@ from langchain_art.client.sync_client import ArtClient, found_or_none
 from langchain_art.export.brief import was_cut
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.wire import ID, CallTags, Reward, Status, Trajectory, Turn, Usage
-from langchain_art.wire.identifiers import MAX_REWARD
+from langchain_art.wire.identifiers import MAX_REWARD, scenario_id
 from langchain_art.wire.redaction import REDACTED
 
 P = ParamSpec("P")
@@ -52,6 +52,13 @@ def score_of(given: Sequence[Any]) -> float | None:
     if not all(abs(one) <= MAX_REWARD for one in numbers):  # NaN is not
         raise Unreadable("no_score")
     return fmean(numbers) if numbers else None
+
+
+def scenario_of(given: Any) -> str | None:
+    """The name of the scenario that a line says: a text or a number, or the scenario itself."""
+    if given is None:
+        return None
+    return scenario_id(given if isinstance(given, Mapping) else {"id": given})
 
 
 @dataclass

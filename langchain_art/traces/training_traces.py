@@ -10,7 +10,7 @@ from typing import Any
 from langchain_art.client.sync_client import ArtClient, found_or_none
 from langchain_art.errors import ConfigError
 from langchain_art.export.stored_messages import prompt_of, reply_of
-from langchain_art.traces.stored import StoredTrace, Unreadable, score_of
+from langchain_art.traces.stored import StoredTrace, Unreadable, scenario_of, score_of
 from langchain_art.wire import Turn
 
 SCHEMA = 1
@@ -81,7 +81,7 @@ def stored_trace(line: Mapping[str, Any]) -> StoredTrace:
         output=(calls[-1].reply or {}).get("content"),
         calls=calls,
         run=known.get("run"),
-        scenario=line.get("scenario") or known.get("scenario"),
+        scenario=scenario_of(line.get("scenario")) or scenario_of(known.get("scenario")),
         score=score_of([line.get("score")]),
     )
 

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 
 from langchain_art.errors import ConfigError
 from langchain_art.traces.from_jsonl import read_file
+from langchain_art.wire.identifiers import scenario_name
 
 USER = {"role": "user", "content": "When?"}
 ANSWER = {"role": "assistant", "content": "In May."}
@@ -33,6 +34,39 @@ def test_a_conversation_is_a_trace_of_one_call(tmp_path: Path) -> None:
     assert (call.messages, call.reply, call.tools) == ((USER,), ANSWER, (TOOL,))
     assert call.call_id == "chatcmpl-1"
     assert read.unreadable == {"unknown_shape": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (7, "7"),
+        ("q" * 256, "q" * 256),
+        ("q" * 300, scenario_name("q" * 300)),
+        ({"id": "may", "q": "When?"}, "may"),
+        (None, None),
+    ],
+)
+def test_a_scenario_is_named_as_a_fit_names_it(tmp_path: Path, given: Any, name: str) -> None:
+    line = {"messages": [USER, ANSWER], "scenario": given}
+    [trace] = read_file(file(tmp_path, line)).traces
+    assert trace.scenario == name
+
+
+@pytest.mark.parametrize("outputs", [None, {}, {"generations": [[]], "llm_output": None}])
+def test_a_call_of_langsmith_that_failed_and_was_made_again_is_left_out(
+    tmp_path: Path, outputs: Any
+) -> None:
+    root = {"id": "r", "trace_id": "r", "run_type": "chain", "inputs": {"q": 1}, "start_time": "1"}
+    llm = root | {"parent_run_id": "r", "run_type": "llm", "inputs": {"messages": [[USER]]}}
+    failed = llm | {"id": "a", "start_time": "2", "error": "429", "outputs": outputs}
+    answered = {"generations": [[{"message": ANSWER}]]}
+    made = llm | {"id": "b", "start_time": "3", "outputs": answered}
+    alone = [one | {"trace_id": "s"} for one in (root | {"id": "s"}, failed)]
+    odd = [one | {"trace_id": "t"} for one in (root | {"id": "t"}, llm | {"outputs": outputs})]
+    read = read_file(file(tmp_path, root, failed, made, *alone, *odd))
+    [trace] = read.traces
+    assert [call.reply for call in trace.calls] == [ANSWER]
+    assert read.unreadable == {"no_calls": 1, "unknown_shape": 1}
 
 
 def test_runs_of_langsmith_are_traces_with_their_calls_in_order(tmp_path: Path) -> None:
@@ -123,3 +157,10 @@ def test_observations_of_langfuse_are_traces(tmp_path: Path) -> None:
 def test_a_file_of_another_shape_is_refused(tmp_path: Path, lines: list[Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_file(file(tmp_path, *lines))
+
+
+def test_a_file_that_is_not_in_utf8_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(json.dumps({"messages": [USER, ANSWER]}).encode() + b'\n{"q": "caf\xe9"}\n')
+    with pytest.raises(ConfigError, match=r"latin\.jsonl is not in UTF-8: .*0xe9.*Save it"):
+        read_file(path)
