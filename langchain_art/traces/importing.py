@@ -42,6 +42,7 @@ REASONS = {
     "cut": "have an input that was shortened when it was exported",
     "redacted": "have texts from which a secret was taken when they were exported",
     "same_scenario": "have the input of another trace",
+    "same_run": "are of the run of another trace",
     "failed": "failed, so they are no demonstration",
     "not_scored": "were not scored",
     "scored_low": "were scored lower than --good",
@@ -101,7 +102,7 @@ def import_traces(
     recorder, lines = Recorder(client), {name: list[Any]() for name in FILES}
     left_out = {name: Counter[str]() for name in FILES}
     counts: Counter[str] = Counter()
-    seen: set[str] = set()
+    seen = {name: set[object]() for name in FILES}
     for trace in read.traces:
         about = recorder.look_up(trace)
         fresh = about.staleness is not None and about.staleness <= max_staleness
@@ -109,12 +110,15 @@ def import_traces(
         counts[kind] += 1
         if kind == "exact":
             run = _keep(client, trace, about, store)
-            _add(lines[RUNS], left_out[RUNS], _why_not_imitated(trace, good) or [run])
+            why = _why_not_imitated(trace, good)
+            _add(lines[RUNS], left_out[RUNS], why or _once(run, run, seen[RUNS]))
             continue
-        _add(lines[SCENARIOS], left_out[SCENARIOS], _scenario(trace, about, seen, good))
-        _add(lines[CONVERSATIONS], left_out[CONVERSATIONS], _demonstration(trace, about, good))
+        found = _scenario(trace, about, seen[SCENARIOS], good)
+        _add(lines[SCENARIOS], left_out[SCENARIOS], found)
+        found = _demonstration(trace, about, seen[CONVERSATIONS], good)
+        _add(lines[CONVERSATIONS], left_out[CONVERSATIONS], found)
         if kind == "foreign":
-            _add(lines[CALIBRATION], left_out[CALIBRATION], _rated(trace))
+            _add(lines[CALIBRATION], left_out[CALIBRATION], _rated(trace, seen[CALIBRATION]))
     lines[CALIBRATION] = _groups(lines[CALIBRATION])
     for name in FILES:
         left_out[name].update(read.unreadable)
@@ -147,7 +151,7 @@ def _keep(client: ArtClient, trace: StoredTrace, about: Provenance, store: str) 
 
 
 def _scenario(
-    trace: StoredTrace, about: Provenance, seen: set[str], good: float
+    trace: StoredTrace, about: Provenance, seen: set[object], good: float
 ) -> list[Any] | str:
     given = trace.input
     if about.stored is not None and about.stored.input is not None:
@@ -177,29 +181,38 @@ def _why_not_imitated(trace: StoredTrace, good: float) -> str | None:
     return "scored_low" if trace.score < good else None
 
 
-def _demonstration(trace: StoredTrace, about: Provenance, good: float) -> list[Any] | str:
+def _demonstration(
+    trace: StoredTrace, about: Provenance, seen: set[object], good: float
+) -> list[Any] | str:
     if why := _why_not_imitated(trace, good):
         return why
     # A run that the server has is learned on its recorded tokens.
     if about.stored is not None:
-        return [about.run]
+        return _once(about.run, about.run, seen)
     found = list(conversations(trace))
     return "redacted" if is_redacted(found) else found
 
 
-def _rated(trace: StoredTrace) -> list[Any] | str:
+def _rated(trace: StoredTrace, seen: set[object]) -> list[Any] | str:
     if trace.score is None:
         return "not_scored"
-    return [
-        Trajectory(
-            id=safe_id(trace.id),
-            scenario=trace.scenario or scenario_id({"input": jsonable(trace.input)}),
-            turns=tuple(trace.calls),
-            input=jsonable(trace.input),
-            output=jsonable(trace.output),
-            scores={"human": trace.score},
-        )
-    ]
+    run = Trajectory(
+        id=safe_id(trace.id),
+        scenario=trace.scenario or scenario_id({"input": jsonable(trace.input)}),
+        turns=tuple(trace.calls),
+        input=jsonable(trace.input),
+        output=jsonable(trace.output),
+        scores={"human": trace.score},
+    )
+    return _once(run, (run.scenario, run.id), seen)
+
+
+def _once(line: Any, key: object, seen: set[object]) -> list[Any] | str:
+    """The line, if its key was not seen: readers of the files refuse a run that is there twice."""
+    if key in seen:
+        return "same_run"
+    seen.add(key)
+    return [line]
 
 
 def _groups(runs: Iterable[Trajectory]) -> list[Any]:

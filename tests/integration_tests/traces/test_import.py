@@ -17,6 +17,7 @@ from langchain_art.client.conversations import read_conversations
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.export.brief import brief
 from langchain_art.export.stored_messages import reply_of
+from langchain_art.traces.from_jsonl import read_file
 from langchain_art.traces.from_langfuse import read_langfuse
 from langchain_art.traces.importing import import_traces
 from langchain_art.traces.stored import Read, StoredTrace
@@ -76,6 +77,47 @@ def test_what_was_cut_or_redacted_on_its_way_is_not_learned(
 
 def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_scored_line_that_is_there_twice_is_rated_once(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "In May."}]
+    line = {"messages": messages, "score": 1.0}
+    rated = [line, line, line | {"id": 7, "scenario": 7}, line | {"id": 7, "scenario": "q" * 300}]
+    path = tmp_path / "rated.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rated), encoding="utf-8")
+    with ArtClient(art_server.base_url) as client:
+        found = import_traces(client, read_file(path), tmp_path / "out", store="file")
+    read = [
+        TrajectoryGroup.model_validate(one) for one in lines(tmp_path / "out" / "calibration.jsonl")
+    ]
+    assert [len(group.trajectories) for group in read] == [1, 1, 1]
+    assert found.left_out["calibration.jsonl"] == {"same_run": 1}
+    assert found.foreign == 4 and found.written["conversations.jsonl"] == 4
+
+
+@pytest.mark.parametrize(
+    ("behind", "name"), [(0, "runs.jsonl"), (-1, "conversations.jsonl")], ids=["exact", "stale"]
+)
+def test_a_run_that_several_traces_show_is_imitated_once(
+    art_server: LiveServer, tmp_path: Path, behind: int, name: str
+) -> None:
+    run, asked = f"thread-{uuid.uuid4().hex}", [{"role": "user", "content": "When?"}]
+    body = {"model": art_server.policy, "messages": asked, "max_tokens": 3}
+    traces: list[StoredTrace] = []
+    with art_server.http() as http:
+        for turn in range(2):
+            tagged = body | {"art": {"trajectory_id": run}}
+            reply = http.post("/v1/chat/completions", json=tagged).raise_for_status().json()
+            call = Turn(messages=tuple(asked), reply=reply_of("May."), call_id=reply["id"])
+            traces.append(StoredTrace(id=f"{run}-{turn}", input="When?", calls=[call], score=1.0))
+    with ArtClient(art_server.base_url) as client:
+        import_traces(client, Read(traces), tmp_path, store="file")  # the server has it now
+        found = import_traces(client, Read(traces), tmp_path, store="file", max_staleness=behind)
+        assert lines(tmp_path / name) == [run]
+        assert found.left_out[name] == {"same_run": 1}
+        client.delete_trajectory(run)
 
 
 def test_traces_are_sorted_by_what_can_be_learned_from_them(
