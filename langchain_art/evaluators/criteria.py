@@ -243,12 +243,19 @@ def _checked(weights: Mapping[str, float]) -> dict[str, float]:
     return {name: weights[name] for name in WEIGHTS if weights.get(name)}
 
 
+#: See `scenarios.portable`, which leaves a scenario out.
+_NO_SCENARIO = (
+    "which in the group's metadata is empty, no mapping, or not there: one that is not JSON "
+    "throughout (a NumPy number is not), or that is 64 kB or more, is left out as a whole"
+)
+
+
 def _required(scenario: Scenario, criterion: str, key: str, option: str = "") -> Any:
     if scenario.get(key) is None:
+        found = f"which has {sorted(scenario)}" if scenario else _NO_SCENARIO
         raise ConfigError(
-            f"{criterion} needs {key!r} of the scenario, which has {sorted(scenario)}. Give the "
-            f"scenario that key, or pass {option or key}=, or leave {criterion!r} out of the "
-            "weights."
+            f"{criterion} needs {key!r} of the scenario, {found}. Give the scenario that key, or "
+            f"pass {option or key}=, or leave {criterion!r} out of the weights."
         )
     return scenario[key]
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from langchain_art.evaluators import (
     string_similarity,
 )
 from langchain_art.evaluators.criteria import WEIGHTS
+from langchain_art.rollout.scenarios import MAX_SCENARIO, portable
 from langchain_art.training.advantages import group_has_zero_variance
 from langchain_art.wire import TrainConfig, Trajectory, Turn
 from tests.support.judges.groups import Says, calls, group, run, says, tool
@@ -207,6 +209,14 @@ async def test_without_weights_only_what_is_known_is_weighed(
         naive = sum(expected[name] * part for name, part in score.parts.items())
         assert score.value == pytest.approx(naive)
     assert scores[0] is not None and scores[0].value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("more", [np.int64(7), "x" * MAX_SCENARIO], ids=["numpy", "large"])
+async def test_a_scenario_that_was_left_out_of_the_group_is_told_as_that(more: Any) -> None:
+    about = portable({"answer": "x", "more": more})
+    left_out = group(run("a", says("x"))).model_copy(update={"metadata": about})
+    with pytest.raises(ConfigError, match=r"not there: .*NumPy number.*64 kB.*left out"):
+        await WeightedCriteriaEvaluator().ascore(left_out)
 
 
 async def test_an_answer_is_always_needed() -> None:
