@@ -21,6 +21,9 @@ from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult
 from langchain_art.wire import TrainResult, Trajectory, TrajectoryGroup
 
+#: Runs that are kept at least until their group is exported.
+LEAST_KEPT = 1024
+
 
 class FitExport:
     """Exports the runs of a fit, or of an evaluation; the spool is in its folder."""
@@ -37,12 +40,17 @@ class FitExport:
         self.fit_id = uuid.uuid4().hex[:12]
         """Id by which its runs are known: a fit sets its own; an evaluation has this one."""
         batch = plan.group_size * plan.groups_per_step * (1 + plan.max_steps_ahead)
-        self._most = max(4 * batch, 1024)  # those of groups that no step takes go with them
+        self._most = max(4 * batch, LEAST_KEPT)  # those of groups that no step takes go with them
+        self._evaluated = 0
+
+    def expect(self, runs: int) -> None:
+        """Make room for the runs of an evaluation, which are exported all at once."""
+        self._evaluated = max(self._evaluated, runs)
 
     def keep(self, run: Run) -> None:
         """Keep what was recorded of a run until its group is exported."""
         self._runs[run.id] = run
-        if len(self._runs) > self._most:
+        if len(self._runs) > self._most + self._evaluated:
             del self._runs[next(iter(self._runs))]
 
     async def step(self, pending: PendingStep, results: Mapping[str, TrainResult]) -> None:

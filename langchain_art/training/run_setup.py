@@ -132,6 +132,8 @@ class Setup:
         started, paid = time.monotonic(), cost_of(plan.evaluator)
         note = MeanReward()
         expected = await _serving(client, plan.policies)
+        if self.export is not None:
+            self.export.expect(len(scenarios) * samples)
 
         def done(run: Trajectory) -> None:
             _check_versions([run], expected, ())

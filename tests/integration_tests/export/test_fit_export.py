@@ -1,6 +1,7 @@
 """A fit exports every run once, whatever the destination does, and hardly waits for it."""
 
 import io
+import json
 import time
 import uuid
 from collections import Counter
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.tools import tool
 from rich.console import Console
 from typer.testing import CliRunner
 
-from langchain_art import Exporter, Trainer
+from langchain_art import ArtClient, Exporter, Trainer
 from langchain_art.cli.main import app
 from langchain_art.export.destinations import REQUEST
 from langchain_art.export.spool import Spool
@@ -43,6 +45,18 @@ async def rollout(scenario: str) -> float:
     """A graph whose model answers at once: the fits of a fault table take a second each."""
     await graph_of(writer=node(Scripted(lines=["Monday"]))).compile().ainvoke(ASK)
     return float(len(scenario))
+
+
+@tool
+def search(query: str) -> str:
+    """Search."""
+    return query
+
+
+async def look_up(scenario: str) -> float:
+    """A run whose record, and no turn of it, shows a tool."""
+    await search.ainvoke({"query": scenario})
+    return 1.0
 
 
 #: Fault -> steps of the fit. `python -m benchmarks export` has 20 for each, and their seconds.
@@ -84,3 +98,19 @@ async def test_a_fit_hardly_waits_and_loses_nothing(
     assert (
         Counter(score.name for score in langfuse.scores.values())["reward"] == steps * GROUPS * SIZE
     )
+
+
+async def test_a_large_evaluation_is_exported_with_all_that_was_recorded(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("langchain_art.training.fit_export.LEAST_KEPT", 1)
+    many = trainer(art_server, tmp_path, Exporter("otlp"))
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(many.policy)
+    await many.evaluate(look_up, [f"q{number}" for number in range(40)], samples=2)
+    spool = tmp_path / "fit/spool"
+    runs = [one for path in spool.glob("*.runs") for one in json.loads(path.read_text())["runs"]]
+    kinds = [{span["kind"] for span in run["spans"]} for run in runs]
+    assert len(kinds) == 80 and all("tool" in some for some in kinds)
