@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Any
 
 from langchain_art.evaluators.transcript import text_of, tool_calls
@@ -83,8 +82,11 @@ def _messages(run: Trajectory, turns: list[Turn]) -> Iterator[Message]:
     """Messages between the replies, and tool results in the output after the last reply."""
     for turn in turns:
         yield from turn.messages
-    last = (one if isinstance(one, Mapping) else {} for one in reversed(_state_messages(run) or ()))
-    yield from takewhile(lambda message: message.get("role") == "tool", last)
+    for one in reversed(_state_messages(run) or ()):
+        message: Message = one if isinstance(one, dict) else {}
+        if message.get("role") != "tool":
+            return
+        yield message
 
 
 def _state_messages(run: Trajectory) -> Sequence[Any] | None:
