@@ -113,15 +113,16 @@ async def roll_back(
     client: AsyncArtClient,
     policies: Sequence[str],
     display: Display,
-    base: int = 0,
+    bases: Mapping[str, int],
     *,
     before: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Let the policies that exist begin again from the version `base`.
+    """Let the policies that exist begin again from their version in `bases`, or from version 0.
 
     `before` is awaited once, if anything is to be undone; what it raises leaves all as it is.
     """
     for policy in policies:
+        base = bases.get(policy, 0)
         try:
             version = (await client.policy(policy)).version
         except NotFound:

@@ -41,6 +41,7 @@ class FitLoop:
     schedule: Schedule
     on_step: OnStep | None = None
     trackers: Sequence[Tracker] = ()
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         self.plan, self.client = self.setup.plan, self.setup.client
@@ -156,10 +157,10 @@ class FitLoop:
             return
         for policy, version in versions.items():
             if version > 0:
+                advice = f"use {'' if self.fresh else 'fit(…, fresh=True) or '}a policy"
                 display.line(
                     f"{policy} is at @{version}: this fit goes on from what it has learned. To "
-                    "start from the base instead, use fit(…, fresh=True) or a policy of another "
-                    "name."
+                    f"start from the base instead, {advice} of another name."
                 )
         for whose in history.state.identity.unread:
             display.warn(

@@ -239,16 +239,16 @@ class Trainer:
                         except RolloutFailed as error:
                             raise RolloutFailed(f"{error} Nothing was rolled back.") from error
 
-                    base = warm_version(self.out_dir, plan.learning)
+                    bases = warm_version(self.out_dir)
                     await addresses.roll_back(
-                        client, plan.learning, self._display, base, before=try_it
+                        client, plan.learning, self._display, bases, before=try_it
                     )
                 history = History(self.out_dir, identity, fresh=fresh)
                 if why := history.why_finished(steps):
                     self._display.line(why)
                     self._display.summary(result := result_of(history, history.versions))
                     return result
-                fit = FitLoop(setup, history, schedule, on_step, self._trackers)
+                fit = FitLoop(setup, history, schedule, on_step, self._trackers, fresh)
                 try:
                     if not fresh:
                         await stack.enter_async_context(setup.workers())
@@ -314,7 +314,7 @@ class Trainer:
         async with self._client() as client:
             await client.ready()
             if fresh:
-                await addresses.roll_back(client, self.policies, self._display)
+                await addresses.roll_back(client, self.policies, self._display, {})
             await addresses.serving_version(client, self.policy, self._plan.lora, self._display)
             return await run.run(client, self._display)
 

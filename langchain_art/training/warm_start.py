@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,10 @@ class WarmStart(Frozen):
         return f"{self.id}:sft:{step}" + (f":{attempt + 1}" if attempt else "")
 
 
-def warm_version(directory: Path, policies: Sequence[str]) -> int:
-    """The version that a folder's warm start has come to; 0 without one."""
+def warm_version(directory: Path) -> dict[str, int]:
+    """A folder's warm start: its policy -> the version that it has come to; empty without one."""
     found = read_state(directory / _FILE, WarmStart)
-    return 0 if found is None or found.policy not in policies else found.version or 0
+    return {} if found is None else {found.policy: found.version or 0}
 
 
 class WarmStartRun:
@@ -103,11 +102,8 @@ class WarmStartRun:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / _FILE
         found = read_state(self._path, WarmStart)
-        if found is not None and fresh:
-            earlier = directory / "earlier" / found.id
-            earlier.mkdir(parents=True, exist_ok=True)
-            self._path.rename(earlier / self._path.name)
-            found = None
+        self._former = found.id if found is not None and fresh else None
+        found = None if fresh else found
         if found is not None and found.digest != digest:
             raise ConfigError(
                 f"{self._path} is of another warm start ({found.policy}, {found.conversations} "
@@ -120,7 +116,15 @@ class WarmStartRun:
         )
 
     async def run(self, client: AsyncArtClient, display: Display) -> WarmStart:
-        """Run the steps that are not done yet, in order; JobFailed leaves one for the next call."""
+        """Run the steps that are not done yet, in order; JobFailed leaves one for the next call.
+
+        With `fresh`, the policy was rolled back before.
+        """
+        if self._former is not None:
+            earlier = self._path.parent / "earlier" / self._former
+            earlier.mkdir(parents=True, exist_ok=True)
+            self._path.rename(earlier / self._path.name)
+            self._former = None
         self._save()
         await client.post_groups(self._new)
         rate = await choose_rate(client, [self._state.policy], self._config, display)

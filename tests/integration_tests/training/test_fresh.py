@@ -18,6 +18,7 @@ from langchain_art import (
     capture,
 )
 from langchain_art.tracing.run import Run
+from langchain_art.training.fit_state import FIT, FitState, read_state
 from tests.support.stub_engines import StubServer
 
 SCENARIOS = [{"q": "a"}, {"q": "b"}]
@@ -118,3 +119,36 @@ def test_a_fit_that_cannot_begin_undoes_nothing(trained: Fit) -> None:
     with pytest.raises(ConfigError, match="no input for a graph"):
         trained.fit(Graph(), eval_scenarios=[17], trainer=evaluated)
     assert trained.state == before
+
+
+def test_a_warm_start_of_one_policy_says_nothing_of_another(
+    server: StubServer, tmp_path: Path
+) -> None:
+    writer, critic = "fresh-writer", "fresh-critic"
+    out = io.StringIO()
+    common: dict[str, Any] = {
+        "client": ArtClient(server.base_url),
+        "out_dir": tmp_path,
+        "console": Console(file=out, width=1000),
+    }
+    models = [ChatART(model=m, base_url=server.base_url, max_tokens=4) for m in (writer, critic)]
+    talk = [[{"role": "user", "content": q}, {"role": "assistant", "content": "b"}] for q in "xyz"]
+    assert Trainer(writer, **common).warm_start_sync(talk, batch_size=1).version == 3
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        async with capture(scenario=scenario) as run:
+            for model in models:
+                reply = await model.ainvoke(f"{scenario['q']} {run.id}")
+            run.reward = (sum(reply.text.encode()) % 97) / 97
+        return run
+
+    trainer = Trainer([writer, critic], group_size=2, groups_per_step=1, **common)
+    assert trainer.fit_sync(rollout, SCENARIOS, steps=4).versions == {writer: 7, critic: 4}
+    out.truncate(0)
+    trainer.fit_sync(rollout, SCENARIOS, steps=1, fresh=True)
+    state = read_state(tmp_path / FIT, FitState)
+    assert state is not None
+    assert state.began_with == {writer: 3, critic: 0}
+    assert f"{critic} is rolled back from @4 to @0" in out.getvalue()
+    assert "use fit(…, fresh=True)" not in out.getvalue(), "that is what was called"
+    assert f"{writer} is at @3: this fit goes on" in out.getvalue()

@@ -22,7 +22,7 @@ from langchain_art import (
     capture,
 )
 from langchain_art.client.conversations import read_conversations
-from langchain_art.errors import ConfigError, InvalidRequest, JobFailed
+from langchain_art.errors import ConfigError, InvalidRequest, JobFailed, ServerUnreachable
 from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.steps_of_a_fit import new_id
@@ -283,6 +283,23 @@ def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: 
         newest = max(client.checkpoints(trainer.policy), key=lambda one: one.version)
     assert (newest.version, newest.parent) == (13, 0), "it begins from the base"
     assert (tmp_path / "earlier" / warmed.id / "warm_start.json").exists()
+
+
+def test_a_fresh_warm_start_that_reaches_no_server_moves_nothing(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+    warmed = trainer.warm_start_sync(SHOWN, config=FAST)
+
+    async def away(self: AsyncArtClient) -> None:
+        raise ServerUnreachable("no answer")
+
+    with monkeypatch.context() as patched, pytest.raises(ServerUnreachable):
+        patched.setattr(AsyncArtClient, "ready", away)
+        trainer.warm_start_sync(SHOWN, config=FAST, fresh=True)
+    assert trainer.warm_start_sync(SHOWN, config=FAST) == warmed, "it is not trained twice"
+    with ArtClient(art_server.base_url) as client:
+        assert client.policy(trainer.policy).version == warmed.version
 
 
 async def test_a_warm_start_that_was_stopped_goes_on_exactly(
