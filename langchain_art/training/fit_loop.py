@@ -114,13 +114,12 @@ class FitLoop:
         if not history.state.learning_rate:
             rates = await choose_rates(self.client, plan.configs, self.display)
             history.save(learning_rate=rates)
-        if (former := history.state.trainable) != plan.trainable:
-            history.save(trainable=plan.trainable)
-            if history.resumed:
-                self.display.warn(
-                    f"Which calls learn has changed: trainable={former} until here, "
-                    f"trainable={plan.trainable} in every batch that is collected from now on."
-                )
+        former, begun = history.state.trainable, history.steps or history.pending()
+        if begun and former != plan.trainable:
+            self.display.warn(
+                f"Which calls learn has changed: trainable={former} until here, "
+                f"trainable={plan.trainable} in every batch that is collected from now on."
+            )
 
     def _warn_if_alike(self, rewards: Collection[float], runs: int) -> None:
         if warning := all_alike(rewards, runs):
@@ -239,6 +238,10 @@ class FitLoop:
         else:
             await self.client.post_groups(pending.groups)
             ids = [[t.id for t in group.trajectories] for group in pending.groups]
+        advantages = pending.advantages
+        if advantages is not None:  # a remote run that failed before its first call is not there
+            sent = {run for group in ids for run in group}
+            advantages = {run: one for run, one in advantages.items() if run in sent}
         took = StepSeconds.model_validate(pending.seconds) if pending.seconds else None
         for policy, config in pending.configs.items():
             key = state.key(policy, pending.step)
@@ -248,7 +251,7 @@ class FitLoop:
                 state.config(config, policy),
                 key,
                 pending.trainable,
-                advantages=pending.advantages,
+                advantages=advantages,
                 seconds=took,
                 schedule_step=pending.step,
             )

@@ -174,10 +174,10 @@ def check_scope(
     steps: int,
 ) -> None:
     """A ConfigError if `rollout` or the scenarios cannot be trained on as `plan` says."""
-    if plan.reads_rewards or eval_scenarios:
+    if (plan.reads_rewards and plan.advantages is None) or len(eval_scenarios):
         check_reward(rollout, plan.evaluator)
     check_workers(plan, rollout, train_scenarios=scenarios, eval_scenarios=eval_scenarios)
-    if steps and not scenarios:
+    if steps and not len(scenarios):
         raise ConfigError("train_scenarios: got none, expected at least one")
 
 

@@ -151,7 +151,9 @@ def read_records(path: Path) -> Iterator[Line]:
 
     Raises ConfigError if a line is none.
     """
-    for number, text in enumerate(path.read_text().rpartition("\n")[0].splitlines(), 1):
+    # Only a line feed ends a line: a scenario's name may have U+2028 and the like.
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    for number, text in enumerate(whole.split(b"\n") if whole else (), 1):
         try:
             yield _line.validate_json(text)
         except ValidationError as error:
@@ -232,9 +234,9 @@ class History(FitRecords):
             pinned=pinned,
         )
         if self._lines.exists():
-            whole, newline, torn = self._lines.read_text().rpartition("\n")
+            whole, newline, torn = self._lines.read_bytes().rpartition(b"\n")
             if torn:  # an incomplete last line: the client ended while it wrote
-                self._lines.write_text(whole + newline)
+                self._lines.write_bytes(whole + newline)
             for record in read_records(self._lines):
                 self.keep(record)
         if differences := self.state.identity.differences(identity):

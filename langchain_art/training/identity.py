@@ -80,7 +80,7 @@ class FitIdentity(Frozen):
 
     @property
     def _is_shared(self) -> bool:
-        return not all(name in self.config for name in self.policies)
+        return self.config.keys() != set(self.policies)
 
     def with_rates(self, rates: Rates) -> FitIdentity:
         """The identity with the learning rates that are used in its config; none: as it is."""

@@ -14,7 +14,7 @@ from langchain_art.errors import ArtError, ConfigError, RolloutFailed
 from langchain_art.evaluators.scoring import cost_of, score_groups
 from langchain_art.ray import RayWorkers, require_ray
 from langchain_art.rollout.gather import gather_from
-from langchain_art.rollout.graph_rollout import check_inputs, is_remote, score_remote
+from langchain_art.rollout.graph_rollout import check_inputs, fetch_remote, is_remote, score_remote
 from langchain_art.rollout.queued_runs import QueuedRuns
 from langchain_art.rollout.runner import Rollout, RolloutWorker, RunSource
 from langchain_art.rollout.scenarios import draw, rollout_name
@@ -22,7 +22,7 @@ from langchain_art.training.fit_export import FitExport
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.records import EvalResult, summarize
-from langchain_art.wire import Trajectory
+from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import scenario_id
 from langchain_art.wire.trajectories import EVALUATION
 
@@ -124,8 +124,9 @@ class Setup:
     ) -> EvalResult:
         """Run every scenario `samples` times and average the rewards.
 
-        The evaluator scores groups in which a run that did not fail has no reward. Raises as
-        `Trainer.evaluate`. `batch`: id under which workers get the runs; None: used once.
+        The evaluator scores groups in which a run that did not fail has no reward; runs that have
+        one keep it. Raises as `Trainer.evaluate`. `batch`: id under which workers get the runs;
+        None: used once.
         """
         plan, client, display = self.plan, self.client, self.display
         check_inputs(self.rollout, scenarios)
@@ -146,6 +147,8 @@ class Setup:
                 source, scenarios, group_size=samples, prefix=prefix, seed=plan.seed
             )
             groups = found.groups
+            if is_remote(self.rollout):
+                groups = await fetch_remote(client, groups)
             unscored = [
                 group
                 for group in groups
@@ -155,7 +158,7 @@ class Setup:
                 with display.bar("judging", len(unscored)) as judging:
                     judged = await score_groups(unscored, plan.evaluator, on_done=judging)
                 scored = {group.id: group for group in judged.groups}
-                groups = [scored.get(group.id, group) for group in groups]
+                groups = [_with_own(group, scored.get(group.id, group)) for group in groups]
             runs = [t for group in groups for t in group.trajectories]
             _check(runs, expected, await _serving(client, plan.policies))
             kept = groups if plan.export is None else map(plan.export.mark, groups)
@@ -174,6 +177,16 @@ class Setup:
         if self.export is not None:
             await self.export.evaluation(groups, result)
         return result
+
+
+def _with_own(group: TrajectoryGroup, judged: TrajectoryGroup) -> TrajectoryGroup:
+    """A judged group whose runs that brought a reward have that one."""
+    own = {run.id: run.reward for run in group.trajectories if run.reward is not None}
+    runs = tuple(
+        run.model_copy(update={"reward": own.get(run.id, run.reward)})
+        for run in judged.trajectories
+    )
+    return judged.model_copy(update={"trajectories": runs})
 
 
 async def _serving(client: AsyncArtClient, models: Sequence[str]) -> list[str]:

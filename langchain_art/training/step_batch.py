@@ -84,7 +84,7 @@ class StepBatchBuilder:
         """The batch of step `step`, stored before any of it is sent. Raises as `Trainer.fit`."""
         plan, paid = self.plan, cost_of(self.plan.evaluator)
         groups, seconds, unjudged = await self._judged(step, plan.groups_per_step)
-        for config in plan.configs.values():
+        for config in () if plan.advantages is not None else plan.configs.values():
             _require_rewards(groups, config)
         advantages, resampled = await self._advantages(groups), 0
         rounds = plan.dynamic_sampling_rounds
@@ -118,11 +118,14 @@ class StepBatchBuilder:
             missed = Counter(str(line) for one in told if isinstance(one, list) for line in one)
             for line, count in missed.items():
                 self.display.warn(f"{count} of the {len(runs)} runs of the first batch: {line}.")
+        if not self.history.steps or self.history.state.trainable != plan.trainable:
+            runs = [run for group in groups for run in group.trajectories]
             for name in unmatched_frozen_names(plan.trainable, runs):
                 self.display.warn(
                     f"trainable: {name!r} is False and names no model call of the first "
                     "batch, so it freezes nothing."
                 )
+            self.history.save(trainable=plan.trainable)
         self._first = False
         pending = PendingStep(
             step=step,

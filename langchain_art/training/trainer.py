@@ -184,8 +184,9 @@ class Trainer:
 
         Args:
             rollout: see `Rollout`. A graph brings no reward, so it needs an `evaluator`,
-                unless ``config.distillation`` alone teaches and nothing is evaluated. With
-                `workers` a function of a module, or the name by which workers run it.
+                unless `advantages` or ``config.distillation`` alone teaches and nothing is
+                evaluated. With `workers` a function of a module, or the name by which workers run
+                it.
             train_scenarios: what to learn from.
             steps: one version of the adapter each, of ``config.optimizer_steps`` optimizer steps.
             eval_scenarios: held out; evaluated before, after, and every `eval_every` steps. The
@@ -208,8 +209,9 @@ class Trainer:
                 trained before it in the step keep their version; resumed, the step is repeated.
             ServerUnreachable: the server never answered (for ten seconds), or it did and then did
                 not for five minutes.
-            ConfigError: `out_dir` holds another fit or one that runs, no run has a reward, a name
-                in `trainable` is no call's, scenarios are a text, or one is no input for the graph.
+            ConfigError: `out_dir` holds another fit or one that runs, no run has a reward (without
+                `advantages`), a name in `trainable` is no call's, scenarios are a text, or one is
+                no input for the graph.
         """
         addresses.trained_policies(self.policies)
         fit_settings.check_scope(self._plan, rollout, train_scenarios, eval_scenarios or (), steps)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from langchain_art import ArtClient, ChatART, Trainer, Trajectory, TrajectoryGroup, capture
 from langchain_art.cli.main import app
 from langchain_art.errors import ArtError, ConfigError, JobFailed
+from langchain_art.rollout.scenarios import draw
 from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig, TrainConfig
 from tests.support.chat_models import model_of
@@ -113,6 +114,26 @@ async def test_a_misspelled_node_ends_the_fit_before_anything_is_trained(
         assert client.jobs(policy) == []
     right = trainer_of(art_server, tmp_path, policy, trainable={"writer": True})
     assert (await right.fit(graph, QUESTIONS, steps=1)).version == 1
+
+
+async def test_a_resumed_fit_may_go_on_with_a_batch_that_does_not_reach_a_node(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy, scenarios = name(), ["a", "b"]
+    model, first = model_of(art_server, policy), draw(scenarios, 0, 0)
+
+    async def rollout(scenario: str) -> Run:
+        async with capture(scenario=scenario) as run:
+            tags = ["expert"] if scenario == first else []
+            await model.ainvoke(scenario, {"tags": tags})
+            run.reward = int(run.id[:8], 16) / 2**32
+        return run
+
+    for steps in (1, 2):
+        trainer = trainer_of(
+            art_server, tmp_path, policy, trainable={"expert": True}, seed=0, groups_per_step=1
+        )
+        assert len((await trainer.fit(rollout, scenarios, steps=steps)).history) == steps
 
 
 async def test_another_choice_in_a_resumed_fit_is_said_and_spares_the_pending_step(

@@ -113,6 +113,21 @@ async def test_a_fit_that_was_interrupted_sends_the_same_numbers(
         await other.fit(own.rollout, SCENARIOS, steps=2)
 
 
+async def test_runs_without_a_reward_learn_from_the_numbers_of_a_function(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    own = Fit(art_server, tmp_path, first_is_better)
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        async with capture(scenario=scenario["id"]) as run:
+            await own.model.ainvoke(scenario["question"])
+        return run
+
+    found = await own.trainer.fit(rollout, SCENARIOS, steps=1)
+    assert found.version == 1 and not found.excluded
+    assert found.history[0].reward_mean is None
+
+
 def broken(*given: Any, **options: Any) -> Any:
     raise RuntimeError("the client's end")
 

@@ -20,7 +20,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from langchain_art import ArtClient, ChatART, Trainer, TrajectoryGroup
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.tracing.message_log import jsonable
 from langchain_art.wire import LoraConfig, TrainConfig
 from tests.support.live_server import LiveServer
@@ -136,3 +136,49 @@ async def test_a_remote_graph_of_other_models_is_said(
             await trainer.fit(RemoteGraph("agent", url=server.url), ["Say one"], steps=1)
     finally:
         server.stop()
+
+
+async def test_an_evaluation_of_a_remote_graph_has_its_turns_and_its_version(
+    art_server: LiveServer, policy: str, remote: RemoteGraph, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, policy, tmp_path)
+    with ArtClient(art_server.base_url, art_server.api_key) as client:
+        client.create_policy(policy, LoraConfig(rank=2, alpha=4.0))
+    found = await trainer.evaluate(remote, ["Say one"])
+    assert found.mean == 0.0 and found.tokens["completion"] > 0
+    other = trainer_of(art_server, "other-policy", tmp_path)
+    with pytest.raises(ArtError, match="called"):
+        await other.evaluate(remote, ["Say one"])
+
+
+async def test_a_remote_run_that_failed_before_its_first_call_may_have_a_number(
+    art_server: LiveServer, policy: str, tmp_path: Path
+) -> None:
+    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=8)
+    raises = iter([True])
+
+    async def write(state: MessagesState) -> dict[str, Any]:
+        if next(raises, False):
+            raise ValueError("the tool is away")
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    built = StateGraph(MessagesState)
+    built.add_node("writer", write)
+    built.add_edge(START, "writer")
+    server = GraphServer(built.compile())
+    try:
+        trainer = trainer_of(
+            art_server,
+            policy,
+            tmp_path,
+            evaluator=None,
+            config=None,
+            advantages=lambda group: [
+                -1.0 if run.status == "failed" else 0.5 for run in group.trajectories
+            ],
+            groups_per_step=1,
+        )
+        found = await trainer.fit(RemoteGraph("agent", url=server.url), ["Say one"], steps=1)
+    finally:
+        server.stop()
+    assert (found.version, found.history[0].failed) == (1, 1)

@@ -182,6 +182,19 @@ def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
     assert History(tmp_path, identity()).done == 2
 
 
+@pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85", "é"])
+def test_a_line_ends_at_its_line_feed_and_may_be_torn_within_a_character(
+    odd: str, tmp_path: Path
+) -> None:
+    told = summarize([run("r", 1.0, f"a{odd}b")], step=0, versions=["p@0"], seconds=0.0)
+    History(tmp_path, identity()).append(told)
+    path = tmp_path / "history.jsonl"
+    line = path.read_bytes()
+    path.write_bytes(line + line[: line.index(odd.encode()) + 1])
+    assert [one.scenarios for one in History(tmp_path, identity()).evals] == [{f"a{odd}b": 1.0}]
+    assert path.read_bytes() == line
+
+
 def test_a_broken_line_is_said(tmp_path: Path) -> None:
     History(tmp_path, identity())
     (tmp_path / "history.jsonl").write_text("nonsense\n")
@@ -537,6 +550,23 @@ def test_a_plain_function_and_a_judge_in_a_plain_program(
     assert found.history[0].groups == 3
     assert found.history[0].reward_mean == pytest.approx(0.15)
     assert found.version == 1
+
+
+async def test_a_reward_of_its_own_is_kept_in_an_evaluation(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    def judge(judged: TrajectoryGroup) -> Sequence[float]:
+        return [0.0] * len(judged.trajectories)
+
+    trainer = trainer_of(art_server, tmp_path, evaluator=judge)
+    rewards = iter([1.0, None])
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        async with capture(scenario=scenario["id"]) as told:
+            told.reward = next(rewards)
+        return told
+
+    assert (await trainer.evaluate(rollout, SCENARIOS[:1], samples=2)).mean == 0.5
 
 
 async def test_evaluation_needs_one_version(art_server: LiveServer, tmp_path: Path) -> None:

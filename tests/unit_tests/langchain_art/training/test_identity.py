@@ -145,6 +145,14 @@ def test_a_policy_with_a_config_of_its_own_is_told_apart_and_so_is_a_frozen_one(
     assert of(q=TrainConfig()).differences(both) == ["p does not learn -> learns"]
 
 
+@pytest.mark.parametrize("policy", ["guard", "credit", "schedule", "loss"])
+def test_a_policy_may_be_named_as_a_setting(policy: str) -> None:
+    both = told(policies=(policy,), configs={policy: TrainConfig()})
+    assert both.with_rates({policy: 1e-4}).config["learning_rate"] == 1e-4
+    other = told(policies=(policy,), configs={policy: TrainConfig(learning_rate=1e-4)})
+    assert both.differences(other) == ["config.learning_rate None -> 0.0001"]
+
+
 PROGRAM = """
 import json, math
 from functools import wraps
