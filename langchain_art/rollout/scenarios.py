@@ -83,7 +83,8 @@ def group_ids(prefix: str, scenarios: Iterable[str]) -> Iterator[str]:
         if not ID.fullmatch(name):
             digest = hashlib.sha256(scenario.encode()).hexdigest()[:16]
             slug = re.sub(r"[^A-Za-z0-9._-]+", "-", scenario)[:24]
-            name = f"{prefix}:{slug}-{digest}{number}"
+            before = re.sub(r"[^A-Za-z0-9._:@+=-]+", "-", prefix)  # a base model's is ORG/NAME
+            name = f"{before}:{slug}-{digest}{number}"
         yield name
 
 
