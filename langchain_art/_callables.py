@@ -32,8 +32,7 @@ async def call(function: Callable[..., Any], *given: Any, threads: Executor | No
     The thread has the caller's context variables. `threads`: None is the event loop's own.
 
     Raises:
-        ArtError: it raised something that is no error (`only_errors`), a cancellation of its own
-            included.
+        ArtError: it raised something that is no error (`only_errors`).
     """
     if is_async(function):
         found = function(*given)
@@ -43,14 +42,7 @@ async def call(function: Callable[..., Any], *given: Any, threads: Executor | No
         found = await loop.run_in_executor(threads, lambda: run(called_in_thread, function, *given))
     if inspect.isawaitable(found):
         with only_errors(function):
-            try:
-                return await found
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                # Of a task that the function awaited: the waiting one would count as cancelled.
-                raise _no_error(function, error) from error
+            return await found
     return found
 
 

@@ -114,16 +114,3 @@ async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:
     first = await draws()
     assert len(set(first)) == len(first) == 16
     assert sorted(await draws()) == sorted(first)
-
-
-async def test_a_run_that_awaits_a_cancelled_task_is_one_failed_run() -> None:
-    async def rollout(scenario: dict[str, str]) -> float:
-        if scenario["id"] == "1":
-            task = asyncio.create_task(asyncio.sleep(9))
-            task.cancel()
-            await task
-        return 1.0
-
-    found = await gather(rollout, [{"id": "0"}, {"id": "1"}], group_size=1, max_failed=0.5)
-    assert found.failed == 1
-    assert "rollout raised CancelledError" in (found.first_error or "")
