@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from langchain_art.errors import ArtError, ConfigError, InvalidRequest
-from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig
+from langchain_art.wire import KLPenalty, LoraConfig, LRSchedule, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -260,6 +260,30 @@ def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None
     assert fractions[-1] < 1.0  # each was told before what it names, the last one, too
     assert seen[0][1].startswith("update 1, micro-batch 1 of ")
     assert seen[-1][1] == "measuring how far the step has moved the policy"
+
+
+def test_each_pass_of_a_step_tells_its_micro_batches(tiny: str, tmp_path: Path) -> None:
+    """A learner that tells none for `hang_seconds` is ended."""
+    core, told = LearnerCore(tiny), list[str]()
+    start, rows = fresh(core, tmp_path), make_rows(40)
+
+    def tell(_fraction: float, message: str) -> None:
+        told.append(message)
+
+    kl = KLPenalty(estimator="k2", coefficient=0.1)
+    changes: dict[str, Any] = LENIENT | {"max_kl": 1e-4, "tokens_per_microbatch": 64, "kl": kl}
+    config = TrainConfig(learning_rate=1e-2, **changes)
+    core.step(LearnerStep(start, folder(tmp_path, "out"), 1, rows, config), tell)
+    count = int(told[0].rpartition(" ")[2])
+    parts = [f"micro-batch {index} of {count}" for index in range(1, count + 1)]
+    assert told[:count] == [f"reference, {part}" for part in parts] and count > 1
+    assert told[count : 2 * count] == [f"update 1, {part}" for part in parts]
+    measured = told[2 * count :]
+    assert set(measured) == {"measuring how far the step has moved the policy"}
+    assert len(measured) > count and len(measured) % count == 0  # once and again
+    told.clear()
+    core.logprobs(start, make_rows(600), tell)
+    assert len(told) > 1
 
 
 def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ One learner of two ranks is for all tests that leave it running. It lives in one
 tests run in that loop too.
 """
 
+import asyncio
 import os
 import signal
 import socket
@@ -30,6 +31,7 @@ from tests.support.learner_cases import (
     contents,
     folder,
     fresh,
+    long_runs,
     make_rows,
     quiet,
 )
@@ -129,6 +131,31 @@ async def test_what_one_rank_refuses_all_refuse_and_go_on(
     await two.step(LearnerStep(start, out, 1, rows, config), ignore)
     assert two.restarts == restarts
     assert distance(out, expected, FILES[1]) <= 1e-6
+
+
+@pytest.mark.slow
+@in_its_loop
+async def test_ranks_are_in_step_after_one_that_was_cancelled_at_its_end(
+    two: PeftLearner, tmp_path: Path
+) -> None:
+    start, rows, restarts = folder(tmp_path, "start"), long_runs(8, 8, 80), two.restarts
+    await two.init_adapter(start, LORA)
+    config = TrainConfig(learning_rate=1e-3, **(LENIENT | {"max_kl": 0.02}))
+    left, out, last = folder(tmp_path, "left"), folder(tmp_path, "out"), asyncio.Event()
+
+    async def notice(_fraction: float, message: str) -> None:
+        index, _, count = message.partition("micro-batch ")[2].partition(" of ")
+        if index and index == count:
+            last.set()
+
+    task = asyncio.create_task(two.step(LearnerStep(start, left, 1, rows, config), notice))
+    await last.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await two.settle()
+    await two.step(LearnerStep(start, out, 1, make_rows(6), config), ignore)
+    assert contents(left) == {} and two.restarts == restarts
 
 
 @pytest.mark.slow

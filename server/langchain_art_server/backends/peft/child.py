@@ -79,19 +79,19 @@ def _methods(core: LearnerCore, channel: Channel) -> dict[str, Callable[[EngineC
     def init_adapter(call: EngineCall) -> None:
         core.init_adapter(Path(call.params["out"]), LoraConfig(**call.params["lora"]))
 
-    def step(call: EngineCall) -> dict[str, float]:
-        def progress(fraction: float, message: str) -> None:
-            if call.cancelled:
-                raise ArtError("The step was cancelled; nothing was published.")
-            channel.event(call, {"progress": fraction, "message": message})
-            channel.flush()
+    def progress(call: EngineCall, fraction: float, message: str) -> None:
+        if call.cancelled:
+            raise ArtError("The step was cancelled; nothing was published.")
+        channel.event(call, {"progress": fraction, "message": message})
+        channel.flush()
 
-        return core.step(unpack_step(call.params), progress)
+    def step(call: EngineCall) -> dict[str, float]:
+        return core.step(unpack_step(call.params), partial(progress, call))
 
     def logprobs(call: EngineCall) -> None:
         p = call.params
         adapter = p["adapter"] and Path(p["adapter"])
-        numbers = core.logprobs(adapter, read_rows(Path(p["rows"])))
+        numbers = core.logprobs(adapter, read_rows(Path(p["rows"])), partial(progress, call))
         with Path(p["out"]).open("wb") as file:
             np.save(file, np.concatenate(numbers), allow_pickle=False)
 

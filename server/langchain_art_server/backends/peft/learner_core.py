@@ -177,7 +177,9 @@ class LearnerCore(HeldAdapter):
             "cpu_seconds": time.process_time() - cpu,
         }
 
-    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+    def logprobs(
+        self, adapter: Path | None, rows: Sequence[Row], progress: Progress | None = None
+    ) -> list[np.ndarray]:
         """Logprob of each token given those before it, per row, in nats.
 
         0.0 at index 0 and for the tokens of images. Without the folder of an adapter, it is that of
@@ -189,14 +191,19 @@ class LearnerCore(HeldAdapter):
         if not len(counted.row_T):
             return [np.zeros(len(row.token_ids)) for row in rows]
         with self._seeing(rows):
-            found_N = self._logprobs(rows, counted, base=adapter is None).cpu().numpy()
+            base = adapter is None
+            found_N = self._logprobs(rows, counted, progress, base=base).cpu().numpy()
         ends = np.cumsum([len(row.token_ids) for row in rows])
         flat, starts = np.zeros(ends[-1]), np.concatenate([[0], ends[:-1]])
         flat[starts[counted.row_T] + counted.at_T] = found_N
         return np.split(flat, ends[:-1])
 
     def batch(
-        self, rows: Sequence[Row], config: StepConfig, reference: Path | None = None
+        self,
+        rows: Sequence[Row],
+        config: StepConfig,
+        reference: Path | None = None,
+        progress: Progress | None = None,
     ) -> TrainingBatch:
         """Rows, each with a trained token, as micro-batches; for `reference`, see `LearnerStep`."""
         counted = CountedTokens.of(rows)
@@ -205,7 +212,7 @@ class LearnerCore(HeldAdapter):
         if not isinstance(config, SFTConfig) and config.divergence is not None:
             with self._base_only() if reference is None else self._bearing(reference):
                 loss.reference_logprobs_N = sweep_logprobs(
-                    packing, self._scorer, len(counted.row_T)
+                    packing, self._scorer, len(counted.row_T), progress
                 )
         return TrainingBatch(rows, packing, loss)
 
@@ -226,9 +233,13 @@ class LearnerCore(HeldAdapter):
         """A sample of the batch, which is `all_rows` or a rank's share of them."""
         return watch(batch, self.packer, all_rows, [step], 1)
 
-    def moved(self, watched: Watched) -> dict[str, float]:
+    def moved(self, watched: Watched, progress: Progress | None = None) -> dict[str, float]:
         """See `Watched.moved`."""
-        return watched.moved(self._scorer)
+        return watched.moved(self._scorer, progress)
+
+    def _say(self, progress: Progress, said: str) -> None:
+        """Report between two sweeps that one is made again. Raises what `progress` does."""
+        progress(0.0, said)
 
     @contextlib.contextmanager
     def _seeing(self, rows: Sequence[Row]) -> Generator[None]:
@@ -277,13 +288,18 @@ class LearnerCore(HeldAdapter):
         return 1 < before > self._scaler.get_scale()
 
     def _shorten(
-        self, region: TrustRegion, watched: Watched, moved: float | None, rate: float
+        self,
+        region: TrustRegion,
+        watched: Watched,
+        moved: float | None,
+        rate: float,
+        progress: Progress,
     ) -> dict[str, float]:
         """Shorten a step that moved the policy by `moved` (None: as is to be measured)."""
         errors = [0.0]
 
         def measure() -> float:
-            found = self.moved(watched)
+            found = self.moved(watched, progress)
             if not math.isfinite(found["moved"]):
                 raise ArtError(
                     f"The step made the policy's logprobs not finite; lower learning_rate (now "
@@ -296,18 +312,25 @@ class LearnerCore(HeldAdapter):
         error = errors[-1] if kept else 0.0
         return {"step_kl": moved, "step_kl_error": error, "step_kept": kept}
 
-    def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
+    def _suspects(self, batch: TrainingBatch, progress: Progress) -> list[Suspect]:
         """Likely causes of the gap between learner and sampler, after the first update."""
 
         def score(rows: Sequence[Row], base: bool) -> Tensor:
-            return self._logprobs(rows, CountedTokens.of(rows), base=base)
+            return self._logprobs(rows, CountedTokens.of(rows), progress, base=base)
 
         return probe(batch, self.base, score)
 
-    def _logprobs(self, rows: Sequence[Row], counted: CountedTokens, *, base: bool) -> Tensor:
+    def _logprobs(
+        self,
+        rows: Sequence[Row],
+        counted: CountedTokens,
+        progress: Progress | None,
+        *,
+        base: bool,
+    ) -> Tensor:
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
-            return sweep_logprobs(packing, self._scorer, len(counted.row_T))
+            return sweep_logprobs(packing, self._scorer, len(counted.row_T), progress)
 
     def _begin(self, request: LearnerStep) -> None:
         """Hold the parent. Until the new version is on disk, what is in memory is no version."""
@@ -341,13 +364,15 @@ class LearnerCore(HeldAdapter):
                 )
             said = f"out of memory with {tokens} tokens at once; again with fewer"
             log.warning("Step %d: %s. %s", request.step, said, why)
-            progress(0.0, said)
+            self._say(progress, said)
             self.packer.take_less()
 
     def _learn(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         config = request.config
         rows = [row for row in request.rows if any(row.mask)]
-        batch = self.batch(rows, config, request.reference)
+        batch = self.batch(
+            rows, config, request.reference, lambda _, part: progress(0.0, f"reference, {part}")
+        )
         rate = rate_of_step(config, request.step)
         supervised = isinstance(config, SFTConfig)
         betas = adapter_io.adam_betas(
@@ -378,14 +403,14 @@ class LearnerCore(HeldAdapter):
                     f"{self._scaler.get_scale():g}"
                 )
                 log.warning("Step %d: %s.", request.step, said)
-                report(0.0, said)
+                self._say(report, said)
                 loss, found = self.accumulate(batch, report)
             if update == 0:
                 check_sync(
                     found.metrics(),
                     None if isinstance(config, SFTConfig) else config.max_logprob_gap,
                     request.staleness,
-                    lambda: self._suspects(batch),
+                    lambda: self._suspects(batch, report),
                 )
             passes, moved = passes + 1, found.divergence
             if bound is not None and moved > bound:
@@ -405,13 +430,15 @@ class LearnerCore(HeldAdapter):
             first = first if update else found
         reached: dict[str, float] = {}
         if region is not None:
-            progress(updates / sweeps, "measuring how far the step has moved the policy")
             measuring = time.perf_counter()
             old_N, terms = batch.loss.old_logprobs_N, sum(sum(row.mask) for row in rows)
             watched = Watched(batch.packing, old_N, len(old_N))
             if terms > WHOLE:
                 watched = self.watch(batch, len(rows), request.step)
-            reached = self._shorten(region, watched, moved, rate)
+            said = "measuring how far the step has moved the policy"
+            reached = self._shorten(
+                region, watched, moved, rate, lambda *_: progress(updates / sweeps, said)
+            )
             reached["kl_seconds"] = time.perf_counter() - measuring
         if self._scaler.is_enabled():
             reached |= {"loss_scale": self._scaler.get_scale(), "overflows": float(overflows)}

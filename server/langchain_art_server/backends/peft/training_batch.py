@@ -26,6 +26,7 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.peft.logprob_scoring import (
     CountedTokens,
     Packing,
+    Progress,
     Scorer,
     number_dtype,
 )
@@ -66,7 +67,9 @@ def step_tokens(
 
 
 @torch.no_grad()
-def sweep_logprobs(packing: Packing, scorer: Scorer, terms: int) -> Tensor:
+def sweep_logprobs(
+    packing: Packing, scorer: Scorer, terms: int, progress: Progress | None = None
+) -> Tensor:
     """Logprobs of all terms of a packing (N), in nats."""
     base = scorer.base
     found_N = torch.zeros(terms, dtype=number_dtype(base), device=base.device)
@@ -74,7 +77,7 @@ def sweep_logprobs(packing: Packing, scorer: Scorer, terms: int) -> Tensor:
     def note(logprobs_T: Tensor, terms_T: Tensor) -> None:
         found_N[terms_T] = logprobs_T
 
-    packing.sweep(scorer, note)
+    packing.sweep(scorer, note, progress)
     return found_N
 
 
@@ -155,13 +158,13 @@ class Watched:
     stand_for: int  # so many terms
     sample_WK: Tensor | None = None  # indices of T; None: all are taken
 
-    def moved(self, scorer: Scorer) -> dict[str, float]:
+    def moved(self, scorer: Scorer, progress: Progress | None = None) -> dict[str, float]:
         """Sums over the terms that it stands for; those of ranks add up to those of the step.
 
         `variance` is that of `moved`, the sum of k3 of KL(π_old ‖ π), by how far windows differ. It
         is rather too large: stretches differ by more than two samples of one stretch.
         """
-        logprobs_T = sweep_logprobs(self.packing, scorer, len(self.old_logprobs_T))
+        logprobs_T = sweep_logprobs(self.packing, scorer, len(self.old_logprobs_T), progress)
         moved_T, terms = divergences(logprobs_T, self.old_logprobs_T), self.stand_for
         found = {"terms": float(terms), "moved": 0.0, "variance": 0.0}
         if self.sample_WK is None:

@@ -88,13 +88,19 @@ class DataParallelCore(LearnerCore):
         counts = ("rows", "tokens_processed", "cpu_seconds")
         return metrics | self._ranks.add({name: metrics[name] for name in counts})
 
-    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+    def logprobs(
+        self, adapter: Path | None, rows: Sequence[Row], progress: Progress | None = None
+    ) -> list[np.ndarray]:
         """See `LearnerCore.logprobs`. With a sharded base, all ranks must come here."""
         with self._ranks.together() if self._shard else contextlib.nullcontext():
-            return super().logprobs(adapter, rows)
+            return super().logprobs(adapter, rows, progress)
 
     def batch(
-        self, rows: Sequence[Row], config: StepConfig, reference: Path | None = None
+        self,
+        rows: Sequence[Row],
+        config: StepConfig,
+        reference: Path | None = None,
+        progress: Progress | None = None,
     ) -> TrainingBatch:
         """This rank's share of the rows, made ready; may be empty."""
         equal = 1.0 / sum(sum(row.mask) for row in rows)
@@ -105,7 +111,7 @@ class DataParallelCore(LearnerCore):
             for row in (rows[index] for index in chosen[self._ranks.rank])
         ]
         with self._ranks.together():
-            return super().batch(own, config, reference)
+            return super().batch(own, config, reference, progress)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:
         """Add the gradient of all ranks' rows; returns their loss and its statistics."""
@@ -119,11 +125,15 @@ class DataParallelCore(LearnerCore):
         with self._ranks.together():
             return watch(batch, self.packer, all_rows, [step, self._ranks.rank], self._ranks.size)
 
-    def moved(self, watched: Watched) -> dict[str, float]:
+    def moved(self, watched: Watched, progress: Progress | None = None) -> dict[str, float]:
         """See `LearnerCore.moved`; of all ranks."""
         with self._ranks.together():
-            own = super().moved(watched)
+            own = super().moved(watched, progress)
         return self._ranks.add(own)
+
+    def _say(self, progress: Progress, said: str) -> None:
+        with self._ranks.together():  # a cancelled step raises on rank 0 alone
+            super()._say(progress, said)
 
     def _image_reader(self) -> str:
         return "several ranks learn from none yet; ranks = 1 in [learner] does"
@@ -156,9 +166,9 @@ class DataParallelCore(LearnerCore):
             if self._ranks.rank == 0:
                 super()._write(out)
 
-    def _suspects(self, batch: TrainingBatch) -> list[Suspect]:
+    def _suspects(self, batch: TrainingBatch, progress: Progress) -> list[Suspect]:
         with self._ranks.together():
-            return super()._suspects(batch)
+            return super()._suspects(batch, progress)
 
 
 #: What a rank without rows left puts through the model.

@@ -259,14 +259,16 @@ class RankZero(DataParallelCore):
             other.send("step", packed, ("parent", "reference", "rows"))
         return super().step(request, progress)
 
-    def logprobs(self, adapter: Path | None, rows: Sequence[Row]) -> list[np.ndarray]:
+    def logprobs(
+        self, adapter: Path | None, rows: Sequence[Row], progress: Progress | None = None
+    ) -> list[np.ndarray]:
         """See `LearnerCore.logprobs`; with a sharded base, every rank computes all rows."""
         if self._shard:
             write_rows(self._rows, rows)
             given = {"adapter": adapter and str(adapter), "rows": str(self._rows)}
             for other in self._others:
                 other.send("logprobs", given, ("adapter", "rows"))
-        return super().logprobs(adapter, rows)
+        return super().logprobs(adapter, rows, progress)
 
 
 def rank_devices(first: torch.device, ranks: int) -> list[str]:
