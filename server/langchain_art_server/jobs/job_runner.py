@@ -114,12 +114,10 @@ class JobRunner(JobQueue):
         """Make the job's version. Raises VersionTaken."""
         request, scored, target = await self._store.jobs.payload(job.id)
         policy = request.policy
-        base = job.base_version
-        serving = (await self._store.served())[0].get(policy)
-        if serving is None:
+        base = (await self._store.served())[0].get(policy)
+        if base is None:
             raise NotFound(f"Policy {policy!r} was deleted before its job began.")
-        if base != serving or target is None:  # not begun, or rolled back since it was
-            base = serving
+        if job.base_version != base or target is None:  # not begun, or rolled back since it was
             if request.retrain or isinstance(request.config, PreferenceConfig):  # by reviews?
                 lineage = steps_since(await self._store.jobs.parents(policy), base)
                 require_untrained(job.id, await self._store.reviews.marks(policy), lineage)
@@ -139,7 +137,7 @@ class JobRunner(JobQueue):
             await self._report(job, f"nothing to train on: {dict(batch.excluded)}", 1.0)
             result = TrainResult(
                 policy=policy,
-                version=serving,
+                version=base,
                 metrics=batch.metrics,
                 excluded=dict(batch.excluded),
                 nodes=batch.nodes(),

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -61,6 +62,10 @@ log = logging.getLogger(__name__)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 #: Most attempts at one step while memory runs out; each has half of the activations.
 MEMORY_ATTEMPTS = 6
+
+
+def _measured(progress: Progress, done: float, _done: float, _said: str) -> None:
+    progress(done, "measuring how far the step has moved the policy")
 
 
 class LearnerCore(HeldAdapter):
@@ -435,10 +440,8 @@ class LearnerCore(HeldAdapter):
             watched = Watched(batch.packing, old_N, len(old_N))
             if terms > WHOLE:
                 watched = self.watch(batch, len(rows), request.step)
-            said = "measuring how far the step has moved the policy"
-            reached = self._shorten(
-                region, watched, moved, rate, lambda *_: progress(updates / sweeps, said)
-            )
+            measured = partial(_measured, progress, updates / sweeps)
+            reached = self._shorten(region, watched, moved, rate, measured)
             reached["kl_seconds"] = time.perf_counter() - measuring
         if self._scaler.is_enabled():
             reached |= {"loss_scale": self._scaler.get_scale(), "overflows": float(overflows)}
