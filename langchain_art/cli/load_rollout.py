@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -90,6 +91,8 @@ def load_rollout(name: str, policy: str, base_url: str | None, root: Path) -> Lo
 
 def rollout_of(name: str, policy: str, base_url: str | None, root: Path) -> Rollout:
     """The rollout of `load_rollout`, whose notes are printed."""
+    if base_url is not None:
+        os.environ["ART_BASE_URL"] = base_url  # of the program's own ChatART
     loaded = load_rollout(name, policy, base_url, root)
     for note in loaded.notes:
         say(note, on=stderr, style="bold red")

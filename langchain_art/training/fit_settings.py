@@ -223,7 +223,8 @@ class Schedule:
     """The arguments of `Trainer.fit`, where each is documented.
 
     Raises:
-        ConfigError: a number is out of range, or `stop_early` has less than two scenarios.
+        ConfigError: a number is out of range, or `stop_early` has less than two scenarios or no
+            `eval_every`.
     """
 
     steps: int
@@ -247,6 +248,11 @@ class Schedule:
             raise ConfigError(
                 f"got {stop_early=} with {held_out} eval_scenarios, expected a positive number of "
                 "evaluations, and at least two scenarios"
+            )
+        if stop_early is not None and self.eval_every is None:
+            raise ConfigError(
+                f"got {stop_early=} without eval_every: a fit is evaluated before and after alone "
+                "then. Give eval_every, the steps between two evaluations"
             )
 
     def evaluates(self, step: int) -> bool:

@@ -116,9 +116,9 @@ def merge(base: str, adapter: Path, out: Path, *, float32: bool = False) -> Merg
     merged.save_pretrained(out, safe_serialization=True)
     tokenizer.save_pretrained(out)
     is_text = merged.config is merged.config.get_text_config()
-    for name in () if is_text else _BESIDE:
-        if found := cached_file(base, name, _raise_exceptions_for_missing_entries=False):
-            shutil.copyfile(found, out / name)
+    for file in () if is_text else _BESIDE:
+        if found := cached_file(base, file, _raise_exceptions_for_missing_entries=False):
+            shutil.copyfile(found, out / file)
     del model, adapted, merged, rounded  # the memory is needed once more
     written = load_causal(str(out), torch.float32, torch.device("cpu"))
     left = _kl(wanted, _logprobs(written, tokens))

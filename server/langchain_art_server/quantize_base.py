@@ -42,7 +42,7 @@ from langchain_art_server.base_copies import DTYPES, chosen_dtype, run_copy
 #: Files beside the weights that belong to a model: its tokenizer and templates.
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model")
 #: In the name of a folder: changes when what is written changes.
-_FORMAT = "nf4, blocks of 64, float32 scales, 1"
+_FORMAT = "nf4, blocks of 64, float32 scales, 2"
 
 
 def quantized(
@@ -83,7 +83,7 @@ def _local(model: str) -> Path:
 
 
 def _files(source: Path) -> list[list[Any]]:
-    files = sorted({*source.glob("*.safetensors"), *source.glob("*.json")})
+    files = sorted({one for kind in ("*.safetensors", *_BESIDE) for one in source.glob(kind)})
     about = [(file.name, file.resolve()) for file in files]
     return [[name, path.stat().st_size, path.stat().st_mtime_ns] for name, path in about]
 

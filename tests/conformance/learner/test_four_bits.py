@@ -252,6 +252,14 @@ def test_another_format_of_bitsandbytes_is_refused(bases: dict[str, Path], tmp_p
         LearnerCore(str(tmp_path / "fp4"))
 
 
+def test_a_template_that_is_changed_gives_another_folder(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model", **SIZES)
+    quantized(str(model), tmp_path / "bases", "cpu")
+    (model / "chat_template.jinja").write_text("changed")
+    made = quantized(str(model), tmp_path / "bases", "cpu")
+    assert (made / "chat_template.jinja").read_text() == "changed"
+
+
 def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Path) -> None:
     settings = Settings(
         model=str(bases["bfloat16"]), dtype="bfloat16", device="cpu", sampler=VllmSettings()
@@ -278,6 +286,11 @@ def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Pa
         (replace(info, dtype="float32"), (), "expected bfloat16"),
         (info, ("--tensor-parallel-size=2",), "cannot split"),
         (replace(info, weights=""), ("--quantization=fp8",), "not be the learner's"),
+        (replace(info, weights=""), ("--quantization_config={}",), "not be the learner's"),
+        (info, ("--logprobs-mode=raw_logprobs",), "this server sets itself"),
+        (info, ("--logprobs_mode=raw_logprobs",), "this server sets itself"),
+        (info, ("--trust_remote_code",), "this server sets itself"),
+        (info, ("--config=options.yaml",), "this server sets itself"),
     ):
         with pytest.raises(ConfigError, match=words):
             command(broken, *args)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.chat.tool_calls.call_grammar import schema_json
 from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask
 
 SCHEMA = {
@@ -20,6 +21,17 @@ SCHEMA = {
     "required": ["kind", "count", "tags"],
     "additionalProperties": False,
 }
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "examples", "default", "enum", "const", "allOf", "properties"]
+)
+def test_objects_are_closed_whatever_an_argument_is_called(name: str) -> None:
+    item = {"type": "object", "properties": {name: {"type": "integer"}}}
+    whole = {"type": "object", "properties": {name: {"type": "array", "items": item}, "b": item}}
+    made = json.loads(schema_json(whole))["properties"]
+    assert made[name]["items"]["additionalProperties"] is made["b"]["additionalProperties"] is False
+    assert made["b"]["properties"] == item["properties"]
 
 
 def test_a_json_schema_is_followed(sampler: LocalSampler) -> None:

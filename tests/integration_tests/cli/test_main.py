@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from langchain_art import __version__
 from langchain_art.cli import export, main
-from langchain_art.cli.load_rollout import load, load_rollout, load_scenarios
+from langchain_art.cli.load_rollout import load, load_rollout, load_scenarios, rollout_of
 from langchain_art.cli.tables import checkpoints_table, run_view, runs_table
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, NotFound
@@ -216,6 +216,19 @@ def test_tables_fit_a_terminal_of_80_columns() -> None:
     row = in_columns(80, checkpoints_table([kept])).splitlines()
     assert len([line for line in row if line.strip()]) == 3, row
     assert any("serves pinned" in line and "email-agent@117" in line for line in row), row
+
+
+def test_a_program_calls_its_own_model_at_the_address_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ART_BASE_URL", "http://127.0.0.1:1/v1")
+    (tmp_path / "own_address_mod.py").write_text(
+        "from langchain_art import ChatART\nmodel = ChatART(model='p')\n"
+        "def rollout(s): return model.openai_api_base\n"
+    )
+    found: Any = rollout_of("own_address_mod:rollout", "p@3", "http://gpu:9000/v1", tmp_path)
+    assert found("x") == "http://gpu:9000/v1"
 
 
 def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,6 +327,10 @@ async def test_held_out_rewards_without_a_further_gain_end_a_fit(
     for wrong in ({"stop_early": 0}, {"stop_early": 1, "eval_scenarios": held_out[:1]}):
         with pytest.raises(ConfigError, match="at least two scenarios"):
             await falling.trainer.fit(rollout, SCENARIOS, **(how | wrong))
+    with pytest.raises(ConfigError, match="got stop_early=2 without eval_every"):
+        await falling.trainer.fit(
+            rollout, SCENARIOS, **(how | {"eval_every": None, "stop_early": 2})
+        )
 
 
 def test_a_wrong_reaction_is_refused(art_server: LiveServer, tmp_path: Path) -> None:

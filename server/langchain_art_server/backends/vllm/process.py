@@ -131,12 +131,15 @@ class VllmProcess:
             options["--kv-cache-memory-bytes"] = str(kv_cache)
         ours = {*options, *flags, "--lora-target-modules", "--host", "--port", "--api-key"}
         ours |= {"--tokenizer", "--chat-template", "--trust-remote-code", "--max-logprobs"}
-        if taken := sorted({arg.partition("=")[0] for arg in chosen.args} & ours):
+        ours.add("--config")  # a file of options
+        # vLLM takes an underscore for a dash.
+        names = {arg.partition("=")[0].replace("_", "-") for arg in chosen.args}
+        if taken := sorted(names & ours):
             raise ConfigError(
                 f"[sampler] args: got {taken}, which this server sets itself, so that what is "
                 "recorded is what was sampled; leave them out, or use the settings of [sampler]."
             )
-        self._check_numbers({arg.partition("=")[0] for arg in chosen.args})
+        self._check_numbers(names)
         if self._info.weights:
             options |= {"--quantization": "bitsandbytes", "--load-format": "bitsandbytes"}
         argv = [str(chosen.python), "-m", "vllm.entrypoints.openai.api_server"]

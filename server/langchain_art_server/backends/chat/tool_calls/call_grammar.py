@@ -62,13 +62,17 @@ def _closed(schema: Any, depth: int = 0) -> Any:
     if not isinstance(schema, dict):
         return schema
     found = cast(dict[str, Any], schema)
-    # These keys hold data, or schemas that only together list all properties.
-    closed = {
-        key: value
-        if key in ("const", "enum", "default", "examples", "allOf")
-        else _closed(value, depth + 1)
-        for key, value in found.items()
-    }
+    closed: dict[str, Any] = {}
+    for key, value in found.items():
+        if key in ("const", "enum", "default", "examples", "allOf"):
+            closed[key] = value  # data, or schemas that only together list all properties
+        elif key in ("properties", "patternProperties", "$defs", "definitions") and isinstance(
+            value, dict
+        ):
+            inner = cast(dict[str, Any], value)  # its keys are names, not keywords
+            closed[key] = {name: _closed(one, depth + 2) for name, one in inner.items()}
+        else:
+            closed[key] = _closed(value, depth + 1)
     if isinstance(found.get("properties"), dict) and not (
         found.keys() & {"additionalProperties", "unevaluatedProperties", "patternProperties"}
     ):
