@@ -26,7 +26,7 @@ from langchain_art.client.http_request import (
     path_of,
     post_group,
 )
-from langchain_art.errors import ConfigError, JobFailed
+from langchain_art.errors import BodyTooLarge, ConfigError, JobFailed
 from langchain_art.wire.rollouts import MAX_ROLLOUTS
 from langchain_art.wire.training import CallAdvantage
 
@@ -267,14 +267,20 @@ class JobEndpoints(Address):
         Raises:
             Conflict: an id was used for another rollout, or the batch has others.
         """
-        for start in range(0, len(rollouts), MAX_ROLLOUTS):
-            some = wire.RolloutBatch(
-                batch=batch,
-                rollout=rollout,
-                rollouts=tuple(rollouts[start : start + MAX_ROLLOUTS]),
-                max_attempts=max_attempts,
+        starts = range(0, len(rollouts), MAX_ROLLOUTS)
+        parts = [tuple(rollouts[start : start + MAX_ROLLOUTS]) for start in starts]
+        while parts:
+            some = parts.pop(0)
+            asked = wire.RolloutBatch(
+                batch=batch, rollout=rollout, rollouts=some, max_attempts=max_attempts
             )
-            yield Request("POST", "/v1/rollouts", lambda _: None, body=some)
+            try:
+                yield Request("POST", "/v1/rollouts", lambda _: None, body=asked)
+            except BodyTooLarge:
+                if len(some) == 1:
+                    raise
+                half = len(some) // 2
+                parts[:0] = some[:half], some[half:]
 
     @endpoint
     def rollouts(self, batch: str) -> Request[wire.BatchStatus]:

@@ -245,3 +245,13 @@ def test_a_program_that_is_wrong_ends_the_fit(server: StubServer, tmp_path: Path
     finally:
         worker.terminate()
         worker.wait(120)
+
+
+def test_scenarios_that_are_too_large_for_one_request_are_put_up_in_parts(
+    server: StubServer,
+) -> None:
+    with batch(server, "large") as client:
+        document = "x" * 40_000
+        tasks = [QueuedRollout(id=f"large-{n}", scenario={"d": document}) for n in range(1000)]
+        client.put_rollouts("large", NAME, tasks)
+        assert client.rollouts("large").queued == len(tasks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from langchain_art_server.backends.chat.tool_calls.call_format import FunctionCall, Schemas
@@ -25,6 +25,10 @@ _GEMMA_PART = re.compile(r'<\|"\|>(.*?)<\|"\|>|([\[\]{},:])|([^\[\]{},:<]+)', re
 #: As Python writes them, which some templates do.
 _PYTHON = {"True": True, "False": False, "None": None}
 _JSON_NAMES = {"true": True, "false": False, "null": None}
+#: A string, or a name before its bracket or its value.
+_PYTHON_NAME = re.compile(
+    r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|([^\s"'()\[\]{},=:]+)(?=\s*[(=])""", re.DOTALL
+)
 _KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -122,20 +126,33 @@ def referred(ref: str, root: Mapping[str, Any]) -> Any:
 def pythonic(text: str, _schemas: Schemas) -> list[FunctionCall]:
     """``[name(key="value", other=1), …]``."""
     text = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
+    names: list[str] = []  # which need be none of Python's: get-weather, from
+
+    def numbered(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        names.append(found[1])
+        return f"_{len(names) - 1}"
+
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree = ast.parse(_PYTHON_NAME.sub(numbered, text), mode="eval").body
     except (SyntaxError, MemoryError) as error:
         raise ValueError("expected a list of calls") from error
     if not isinstance(tree, ast.List) or not tree.elts:
         raise ValueError("expected a list of calls")
-    return [_python_call(call) for call in tree.elts]
+    return [_python_call(call, names) for call in tree.elts]
 
 
-def _python_call(call: ast.expr) -> FunctionCall:
-    if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
+def _python_call(call: ast.expr, names: Sequence[str]) -> FunctionCall:
+    if (
+        not isinstance(call, ast.Call)
+        or call.args
+        or not isinstance(call.func, ast.Name)
+        or not all(k.arg for k in call.keywords)
+    ):
         raise ValueError("expected a call with named arguments")
-    arguments = {str(k.arg): _literal(k.value) for k in call.keywords}
-    return FunctionCall(checked_name(ast.unparse(call.func)), _dumps(arguments))
+    arguments = {names[int(str(k.arg)[1:])]: _literal(k.value) for k in call.keywords}
+    return FunctionCall(checked_name(names[int(call.func.id[1:])]), _dumps(arguments))
 
 
 def _literal(node: ast.expr) -> Any:

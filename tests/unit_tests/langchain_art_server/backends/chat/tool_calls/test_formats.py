@@ -134,6 +134,12 @@ Q = '<|"|>'
             [("f", {"a": [True, None, {"b": -1.5}, "c"]})],
         ),
         (PYTHONIC, "[a.b(c='it\\'s')]", "", [("a.b", {"c": "it's"})]),
+        (
+            PYTHONIC,
+            """[get-weather(from='a(b=1)', user-id = "c=", class=2)]""",
+            "",
+            [("get-weather", {"from": "a(b=1)", "user-id": "c=", "class": 2})],
+        ),
         (LFM2, "see\n<|tool_call_start|>[f(a=1)]<|tool_call_end|> done", "see\ndone", [F]),
         (GEMMA, "<|tool_call>call:f{}<tool_call|>", "", [("f", {})]),
         (
@@ -185,6 +191,7 @@ def test_a_call_is_read(form: Any, text: str, content: str, calls: list[Any]) ->
         (GLM, "<tool_call>f<arg_key>a</arg_key></tool_call>"),
         (PYTHONIC, "[1] see there"),
         (PYTHONIC, "[f(1)]"),
+        (PYTHONIC, "[f(a=b)]"),
         (PYTHONIC, "[f(a=open('x'))]"),
         (PYTHONIC, "[f(a=1e999)]"),
         (PYTHONIC, "[f(a={1})]"),
