@@ -102,6 +102,7 @@ class AdapterCopies:
                 rounded = {name: part.to(dtype) for name, part in parts.items()}
                 save_file(rounded, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         except (OSError, SafetensorError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
             raise ConfigError(f"{path} can not be copied to {folder}: {error}") from error
         return CopiedAdapter(
             name=name,

@@ -160,12 +160,15 @@ class VllmHost(SamplerHost[CopiedAdapter]):
         os._exit(1)
 
     async def cancel_calls(self) -> None:
-        """Cancel the tasks of calls that the parent cancelled, and show that the loop turns."""
+        """Cancel the tasks of calls that the parent cancelled, and show that the loop turns.
+
+        Each once: what such a task gives back takes its time. What loads an adapter goes on.
+        """
         while True:
             await asyncio.sleep(_CANCEL_SECONDS)
             self._channel.flush()
             for call, task in self._running.values():
-                if call.cancelled:
+                if call.cancelled and call.method == "chat" and not task.cancelling():
                     task.cancel()
 
     def take(self, call: EngineCall) -> None:
@@ -327,6 +330,9 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             except (ConfigError, VllmError):
                 await self._free(adapter)
                 raise
+            if call.cancelled:  # nobody will unload it
+                await self._free(adapter)
+                return
             self._adapters[name] = adapter
 
     async def _check_effect(self, adapter: CopiedAdapter) -> None:
