@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.wire import Distillation, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
@@ -73,3 +74,17 @@ def test_a_teacher_is_scored_with_its_own_shape(
         assert once == again
         assert once["adapter_config.json"] == contents(start)["adapter_config.json"]
     assert metrics[0]["kl_reference"] == metrics[1]["kl_reference"] > 0.01
+
+
+@pytest.mark.parametrize("rank", [LORA.rank, 2 * LORA.rank])
+def test_gradient_checkpointing_stays_on_where_a_teacher_is_scored(
+    rank: int, tiny: str, tmp_path: Path
+) -> None:
+    core = LearnerCore(tiny)
+    own = fresh(core, tmp_path)
+    teacher = shake(fresh(core, tmp_path, LORA.model_copy(update={"rank": rank})))
+    core._hold(own)
+    core.packer._most_bytes = 1.0  # memory is short
+    core.batch(make_rows(4), CONFIG, teacher)
+    layers = [one for one in core.base.modules() if isinstance(one, GradientCheckpointingLayer)]
+    assert core.packer.checkpoints and layers and all(one.training for one in layers)

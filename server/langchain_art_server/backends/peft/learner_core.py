@@ -219,6 +219,7 @@ class LearnerCore(HeldAdapter):
                 loss.reference_logprobs_N = sweep_logprobs(
                     packing, self._scorer, len(counted.row_T), progress
                 )
+            self.packer.restore()
         return TrainingBatch(rows, packing, loss)
 
     def accumulate(self, batch: TrainingBatch, progress: Progress) -> tuple[float, LossStats]:

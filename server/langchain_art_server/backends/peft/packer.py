@@ -91,6 +91,7 @@ class Packer:
         self.costs = part_costs(scorer.base, scorer.base.device.type)
         #: With gradient checkpointing, the inputs of layers are held in the host's memory.
         self.offload = False
+        self._way = Way.PLAIN
         self.checkpoints = False  # gradient checkpointing is on for the last packing for training
         self.recompute = Recompute(scorer.base)  # what is cheap is computed again, where that is on
         self._shapes: object = None
@@ -198,8 +199,12 @@ class Packer:
         base, images = self._scorer.base, self._scorer.images
         return ForestRows(rows, counted, budget, self.token_cost, base, self.costs, images)
 
+    def restore(self) -> None:
+        """Turn on what the last packing needs: other LoRA layers, put on since, turned it off."""
+        self._keep(self._way)
+
     def _keep(self, way: Way) -> None:
-        on, base = way is Way.CHECKPOINT, self._scorer.base
+        self._way, on, base = way, way is Way.CHECKPOINT, self._scorer.base
         self.checkpoints, self.recompute.on = on, way is Way.AGAIN
         self._scorer.offloads = on and self.offload
         if on and base.supports_gradient_checkpointing:
