@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import random
 import re
@@ -143,7 +144,8 @@ def rollout_name(rollout: object) -> str:
         )
     module = getattr(rollout, "__module__", None)
     inner = getattr(rollout, "__qualname__", None)
-    if not module or not inner or "<" in inner:
+    bound = inspect.ismethod(rollout) and not isinstance(rollout.__self__, type)
+    if not module or not inner or "<" in inner or bound:
         raise ConfigError(
             f"got the rollout {rollout!r:.200}, expected a function of a module: workers import it "
             f"by its name. {_WHAT_TO_DO}."

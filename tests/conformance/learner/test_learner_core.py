@@ -154,7 +154,9 @@ def test_a_result_that_is_not_finite_is_not_written(tiny: str, tmp_path: Path) -
 
 def test_unknown_targets_are_refused_with_the_names_that_exist(tiny: str, tmp_path: Path) -> None:
     core = LearnerCore(tiny)
-    for targets in (("nonsense",), ("q_proj", "nonsense"), ("embed_tokens",), ("self_attn",), ()):
+    unknown = ("nonsense",), ("q_proj", "nonsense"), ("embed_tokens",), ("self_attn",), ()
+    far = ("q_proj", "model.layers.70.self_attn.q_proj"), ("q_proj", "self_atn.v_proj")
+    for targets in (*unknown, *far):
         with pytest.raises(ConfigError, match=r"down_proj.*q_proj"):
             core.init_adapter(tmp_path, LoraConfig(targets=targets))
     assert list(tmp_path.iterdir()) == []

@@ -87,7 +87,14 @@ def peft_config(lora: LoraConfig, model: PreTrainedModel, linears: list[str]) ->
     Raises ConfigError: a target is none of `linears`; PEFT would ignore it next to a known one.
     """
     targets = linears if lora.targets == "all-linear" else list(lora.targets)
-    if unknown := sorted({name for name in targets if name.rpartition(".")[2] not in linears}):
+    # Those of a model that bears an adapter stand within its layers.
+    layers = [name.removesuffix(".base_layer") for name in adapter_reader.linear_layers(model)]
+
+    def known(target: str) -> bool:
+        fits = any(name == target or name.endswith(f".{target}") for name in layers)
+        return fits and target.rpartition(".")[2] in linears
+
+    if unknown := sorted({name for name in targets if not known(name)}):
         raise ConfigError(
             f"got the LoRA targets {unknown}, which are no linear layers of the model; expected "
             f'"all-linear" or names from {linears}'

@@ -64,7 +64,22 @@ def test_a_function_of_the_program_that_was_started_is_named_by_its_file(
     assert done.stdout == "train:rollout\n", done.stderr
 
 
-@pytest.mark.parametrize("rollout", [lambda _: 1.0, partial(leased_agent.rollout), object()])
+class Agent:
+    def rollout(self, scenario: object) -> float:
+        return 1.0
+
+    @classmethod
+    def of_all(cls, scenario: object) -> float:
+        return 1.0
+
+
+def test_a_method_of_a_class_is_found() -> None:
+    assert rollout_name(Agent.of_all) == f"{__name__}:Agent.of_all"
+
+
+@pytest.mark.parametrize(
+    "rollout", [lambda _: 1.0, partial(leased_agent.rollout), object(), Agent().rollout]
+)
 def test_what_no_other_process_finds_is_refused(rollout: Any) -> None:
     with pytest.raises(ConfigError, match="expected a function of a module: workers import it"):
         rollout_name(rollout)
