@@ -17,12 +17,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from langchain_art import ArtClient
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server import backups
-from langchain_art_server.backups import DUMP, back_up
+from langchain_art_server.backups import DUMP, Scrub, back_up
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage.store import Store
@@ -255,6 +256,25 @@ def test_a_backup_replaces_nothing(data: Path, tmp_path: Path) -> None:
     empty.mkdir()
     said = refusal(ConfigError, lambda: back_up(empty, tmp_path / "other", None))
     assert "has no art.sqlite3" in said and not (tmp_path / "other").exists()
+    wrong = f"sqlite:///{tmp_path / 'typo.sqlite3'}"
+    assert "not there" in refusal(ConfigError, lambda: back_up(data, tmp_path / "other", wrong))
+    assert not (tmp_path / "typo.sqlite3").exists()
+    words = refusal(ConfigError, lambda: back_up(data, tmp_path / "other", "my-database"))
+    assert "none of SQLAlchemy's" in words
+    words = refusal(ConfigError, lambda: back_up(data, tmp_path / "none" / "other", None))
+    assert "cannot be made" in words and "was killed" not in words
+
+
+def test_a_database_that_does_not_answer_is_not_damaged(tmp_path: Path) -> None:
+    with pytest.raises(OperationalError):
+        [*Scrub(tmp_path, "postgresql://art@127.0.0.1:1/art").run()]
+
+
+def test_a_backup_may_be_the_folder_where_the_command_runs(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "which exists" in refusal(ConfigError, lambda: back_up(data, Path(), None))
 
 
 def test_a_version_that_was_damaged_before_is_backed_up_and_said(

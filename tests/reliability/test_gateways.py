@@ -105,6 +105,10 @@ def test_a_run_through_both_servers_trains_the_tokens_that_were_sampled(fleet: G
     sampled = sum(len(call["token_ids"]) for call in records)
     assert job["result"]["metrics"]["tokens_trained"] == sampled
     assert order(fleet.all[1], policy, runs, "split")["id"] == job["id"], "a key is a key on both"
+    for gateway in fleet.all:  # its overview has the job, whichever server ran it
+        with gateway.http() as http:
+            series = http.get("/page/overview").raise_for_status().json()["series"]
+            assert policy in [one["policy"] for one in series if one["steps"]]
 
 
 MOMENTS = ("after the rename", "in the transaction", "before the step", "after the step")

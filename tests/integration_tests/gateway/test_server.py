@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import tarfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_what_cannot_be_trained_says_why(http: httpx.Client) -> None:
         call = http.get(f"/v1/calls/{answer.json()['id']}").json()
         assert (call["trainable"], call["excluded_because"]) == (reason is None, reason)
         assert call["restricted"] == (reason is None)  # at temperature 0 nothing is drawn
+
+
+def test_models_are_listed_while_policies_are_made(
+    art_server: LiveServer, http: httpx.Client
+) -> None:
+    seen, ended = list[int](), threading.Event()
+
+    def watch() -> None:
+        with art_server.http() as other:
+            while not ended.is_set():
+                seen.append(other.get("/v1/models").status_code)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    for number in range(20):
+        http.post("/v1/policies", json={"name": f"listed-{number}"}).raise_for_status()
+    ended.set()
+    watching.join()
+    assert set(seen) == {200}
 
 
 def test_models_lists_base_policy_and_versions(sdk: openai.OpenAI) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from langchain_art.cli.export import export_adapter
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
+from langchain_art_server.__main__ import cli
 from langchain_art_server.backends.models.base_weights import read_config
 from langchain_art_server.config import load_settings
 from langchain_art_server.start_checks import check_model, check_port
+from langchain_art_server.storage.schema import connect
 from tests.support.hot_swap import train_once
 from tests.support.live_server import BASE_MODEL, REPO, ForkedServer, LiveServer, free_port
 from tests.support.stub_engines import StubServer
@@ -147,3 +150,25 @@ def test_a_policy_goes_on_with_the_chat_template_that_it_was_trained_with(tmp_pa
     assert "'tiny' was trained with the chat template tools " in said
     assert "and this server has the chat template of the model: " in said
     StubServer(data, *template).start().stop()
+
+
+def test_settings_that_are_not_as_they_look_are_refused_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_bytes('model = "m"  # Käse'.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"server\.toml: 'utf-8' codec"):
+        load_settings(file)
+    file.write_text('model = "m"\n[lora]\nrank = 8\nalpha = 64\ntargets = ["q_proj"]\n')
+    lora = load_settings(file, lora={"rank": 16}).lora  # --lora-rank 16
+    assert (lora.rank, lora.alpha, lora.targets) == (16, 64, ("q_proj",))
+    for url in ("postgresql://art@db:PORT/art", "sqlite://", "sqlite:///:memory:", "my-database"):
+        with pytest.raises(ConfigError, match="got a database_url"):
+            connect(url)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [("--log-level", "verbose", "'verbose' is not one of"), ("--lora-rank", "0", "lora.rank")],
+)
+def test_options_of_the_command_are_refused_in_words(option: str, value: str, words: str) -> None:
+    done = CliRunner().invoke(cli, ["no/such/model", option, value], env={"COLUMNS": "200"})
+    assert done.exit_code in (1, 2) and words in done.output

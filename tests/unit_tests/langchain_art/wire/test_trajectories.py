@@ -1,8 +1,9 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import Trajectory, TrajectoryGroup, Turn, Usage
 from langchain_art.wire.identifiers import unwritable
 from langchain_art.wire.trajectories import MAX_RUN_BYTES, storable
 
@@ -126,3 +127,11 @@ def test_a_run_that_is_too_large_loses_its_largest_parts(field: str) -> None:
     assert (found.status, len(found.turns)) == ("failed", len(run.turns))
     assert found.output == (None if field == "output" else {"a": 1})
     assert f"{field}: 16,777" in (found.error or "")
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_counts_of_tokens_fit_into_a_database(name: str) -> None:
+    counts = {"prompt_tokens": 1, "completion_tokens": 1}
+    assert getattr(Usage(**counts | {name: 2**31 - 1}), name) == 2**31 - 1
+    with pytest.raises(ValidationError, match="less than or equal to"):
+        Usage(**counts | {name: 2**63})
