@@ -99,16 +99,23 @@ def test_a_run_through_both_servers_trains_the_tokens_that_were_sampled(fleet: G
             reward = {"reward": float(seed % 2)}
             kept = http.put(f"/v1/trajectories/{run}/reward", json=reward).json()
             assert [turn["call_id"] for turn in kept["turns"]] == [c["id"] for c in records[-3:]]
+    for gateway in fleet.all:
+        assert policy not in trained(gateway)
     runs = [f"split-{seed}" for seed in range(4)]
     job = ended(fleet.all[1], order(fleet.all[0], policy, runs, "split"))
     assert job["state"] == "succeeded", job["error"]
     sampled = sum(len(call["token_ids"]) for call in records)
     assert job["result"]["metrics"]["tokens_trained"] == sampled
     assert order(fleet.all[1], policy, runs, "split")["id"] == job["id"], "a key is a key on both"
-    for gateway in fleet.all:  # its overview has the job, whichever server ran it
-        with gateway.http() as http:
-            series = http.get("/page/overview").raise_for_status().json()["series"]
-            assert policy in [one["policy"] for one in series if one["steps"]]
+    for gateway in fleet.all:  # whichever ran it
+        assert policy in trained(gateway)
+
+
+def trained(gateway: AnyGateway) -> list[str]:
+    """The policies of whose steps the page's overview of this server tells."""
+    with gateway.http() as http:
+        series = http.get("/page/overview").raise_for_status().json()["series"]
+    return [one["policy"] for one in series if one["steps"]]
 
 
 MOMENTS = ("after the rename", "in the transaction", "before the step", "after the step")
