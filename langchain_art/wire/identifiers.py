@@ -150,6 +150,17 @@ def scenario_name(text: str) -> str:
     return f"{text[:200]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
+def sorted_sets(value: Any) -> Any:
+    """The value with its sets, which a process has in an order of its own, as sorted texts."""
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, cast("set[object]", value)))
+    if isinstance(value, dict):
+        return {k: sorted_sets(v) for k, v in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [sorted_sets(one) for one in cast("list[Any]", value)]
+    return value
+
+
 def scenario_id(scenario: Any) -> str:
     """A scenario's name: its ``id``, or a hash of its content that is the same in every run."""
     given: Any = getattr(scenario, "id", None)
@@ -162,7 +173,7 @@ def scenario_id(scenario: Any) -> str:
             scenario = scenario.model_dump(mode="json")
         elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
             scenario = dataclasses.asdict(scenario)
-        text = json.dumps(scenario, sort_keys=True, default=repr)
+        text = json.dumps(sorted_sets(scenario), sort_keys=True, default=repr)
     except (TypeError, ValueError, RecursionError):
         try:
             text = to_json(scenario, fallback=repr, bytes_mode="base64").decode()

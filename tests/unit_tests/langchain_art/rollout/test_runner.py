@@ -511,6 +511,9 @@ def test_scenario_ids() -> None:
     assert scenario_id(Scenario("x")) == "x"
     assert scenario_id({"id": 7}) == "7"
     assert scenario_id({"b": 1, "a": 2}) == scenario_id({"a": 2, "b": 1})
+    one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
+    assert scenario_id({"q": [(one,)]}) == scenario_id({"q": [(same,)]})
+    assert scenario_id({"q": one}) != scenario_id({"q": {0, 9}})
     assert scenario_id(Plain("q")) == scenario_id(Plain("q")) != scenario_id(Plain("r"))
     assert scenario_id("q") != scenario_id("r")
     assert len(scenario_id({"id": "x" * 500})) <= 256

@@ -108,6 +108,11 @@ def test_settings_of_the_chat_model_count_where_it_is_given() -> None:
     assert before.differences(told()) == [], "a policy's name says nothing of settings"
 
 
+def test_a_set_is_the_same_in_every_process() -> None:
+    one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
+    assert told(scenarios=[{"id": 1, "q": one}]) == told(scenarios=[{"id": 1, "q": same}])
+
+
 def test_scenarios_that_are_no_json_count_by_their_id() -> None:
     class Odd:
         def __init__(self, id: str) -> None:
