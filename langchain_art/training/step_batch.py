@@ -118,14 +118,13 @@ class StepBatchBuilder:
             missed = Counter(str(line) for one in told if isinstance(one, list) for line in one)
             for line, count in missed.items():
                 self.display.warn(f"{count} of the {len(runs)} runs of the first batch: {line}.")
-        if not self.history.steps or self.history.state.trainable != plan.trainable:
-            runs = [run for group in groups for run in group.trajectories]
-            for name in unmatched_frozen_names(plan.trainable, runs):
-                self.display.warn(
-                    f"trainable: {name!r} is False and names no model call of the first "
-                    "batch, so it freezes nothing."
-                )
-            self.history.save(trainable=plan.trainable)
+            if not self.history.steps or self.history.state.trainable != plan.trainable:
+                for name in unmatched_frozen_names(plan.trainable, runs):
+                    self.display.warn(
+                        f"trainable: {name!r} is False and names no model call of the first "
+                        "batch, so it freezes nothing."
+                    )
+                self.history.save(trainable=plan.trainable)
         self._first = False
         pending = PendingStep(
             step=step,

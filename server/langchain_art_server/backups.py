@@ -75,7 +75,7 @@ def back_up(data_dir: Path, target: Path, database_url: str | None) -> tuple[Nam
     """
     require_data_dir(data_dir, database_url)
     places = {one.relative_to(data_dir): url for one, url in databases_of(data_dir, database_url)}
-    is_sqlite = connect(places[Path()]).dialect.name == "sqlite"
+    is_sqlite = sa.make_url(places[Path()]).get_backend_name() == "sqlite"
     target = target.absolute()
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
@@ -295,14 +295,15 @@ def damaged_versions(
 
 def require_data_dir(data_dir: Path, database_url: str | None) -> None:
     """Raises ConfigError if no server has stored anything there."""
-    if database_url is None and not (data_dir / "art.sqlite3").is_file():
+    if database_url is not None:
+        engine = connect(database_url)
+        if engine.dialect.name == "sqlite" and not Path(engine.url.database or "").is_file():
+            raise ConfigError(f"got the database {place_of(engine)}, which is not there")
+    elif not (data_dir / "art.sqlite3").is_file():
         raise ConfigError(
             f"got {str(data_dir)!r}, expected the --data-dir of a server: it has no "
             "art.sqlite3. For another database give --database-url."
         )
-    url = connect(database_url or sqlite_url(data_dir)).url
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
-        raise ConfigError(f"got the database {url.render_as_string()}, which is not there")
 
 
 def databases_of(data_dir: Path, database_url: str | None) -> Iterator[tuple[Path, str]]:

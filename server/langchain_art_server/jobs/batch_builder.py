@@ -175,8 +175,7 @@ class Batch:
                 for group in self._groups
             ]
             made = plan(candidates, self.config, given=given is not None, compared=compared)
-            pairs = isinstance(self.request.config, wire.PreferenceConfig)
-            if pairs or not self._hand_over(made.decisions):  # a pair's sides share calls
+            if not self._hand_over(made.decisions):
                 break
         self.excluded += made.excluded
         took = self.request.seconds.model_dump() if self.request.seconds is not None else {}
@@ -203,6 +202,8 @@ class Batch:
 
         The run or group of the former use may be left out. False if nothing was handed over.
         """
+        if isinstance(self.request.config, wire.PreferenceConfig):
+            return False  # a pair's sides may share calls
         uses = defaultdict[str, list[tuple[list[CallEligibility], int, str | None]]](list)
         for (_, judged), decided in zip(chain(*self._groups), chain(*decisions), strict=True):
             for n, (one, decision) in enumerate(zip(judged, decided, strict=True)):
