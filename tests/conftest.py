@@ -92,6 +92,17 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+@pytest.fixture(autouse=True)
+def no_server_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test begins without a server and key in the environment, and hands none to the next one.
+
+    The shell may name them, and so does a command that a test runs in this process.
+    """
+    for name in ("ART_BASE_URL", "ART_API_KEY"):
+        monkeypatch.setenv(name, "")  # what is undone at the end
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="session")
 def art_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """One server for the tests that need one and leave it as they found it."""

@@ -1,7 +1,13 @@
-"""A test that failed has failed: its seed is its own, and nothing runs it a second time."""
+"""A test that failed has failed: its seed is its own, nothing runs it a second time.
+
+And no test before it, or shell, changes how it ends.
+"""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -84,3 +90,19 @@ def test_nothing_runs_a_failed_test_once_more() -> None:
             if isinstance(node, ast.ExceptHandler) and node.type is not None:
                 caught = ast.unparse(node.type)
                 assert "AssertionError" not in caught, f"{path}:{node.lineno}"
+
+
+def test_no_test_asks_a_server_that_the_shell_or_another_test_named(tmp_path: Path) -> None:
+    (tmp_path / "test_named.py").write_text(
+        "import os\nimport pytest\n\n"
+        "@pytest.mark.parametrize('number', (1, 2))\n"
+        "def test_alone(number):\n"
+        "    assert 'ART_BASE_URL' not in os.environ and 'ART_API_KEY' not in os.environ\n"
+        "    os.environ['ART_BASE_URL'] = 'http://127.0.0.1:1/v1'\n"
+    )
+    line = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q", "test_named.py"]
+    named = {"ART_BASE_URL": "http://shell/v1", "ART_API_KEY": "key", "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        line, cwd=tmp_path, env=os.environ | named, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
