@@ -18,13 +18,9 @@ from langchain_art_server.backends.chat.tool_calls.marked_calls import (
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _DEFINITIONS = ("$defs", "definitions")
-#: Any value of Gemma's notation.
-_ANY_GEMMA = """\
-any: any_text | any_json | any_list | any_object
-any_json: %json {"type": ["number", "boolean", "null"]}
-any_list: "[" (any ("," any)*)? "]"
-any_object: "{" (any_member ("," any_member)*)? "}"
-any_member: /[A-Za-z0-9_-]+/ ":" any"""
+_TEXT = "/(?s:.*)/"  # any text
+_GEMMA_KEY = "/[A-Za-z0-9_-]+/"
+_ANY_GEMMA = ("string", "number", "boolean", "null", "array", "object")
 #: White space as `json.dumps` writes it and templates render it again, and no other.
 _JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -46,6 +42,13 @@ def check_size(chars: int) -> None:
         )
 
 
+def _check_depth(depth: int) -> None:
+    if depth > MAX_SCHEMA_DEPTH:
+        raise InvalidRequest(
+            f"got a schema nested deeper than {MAX_SCHEMA_DEPTH} levels; flatten it."
+        )
+
+
 def _closed(schema: Any, depth: int = 0) -> Any:
     """The schema with ``additionalProperties: false`` wherever properties are listed without it.
 
@@ -53,10 +56,7 @@ def _closed(schema: Any, depth: int = 0) -> Any:
 
     Raises InvalidRequest: the schema has more than `MAX_SCHEMA_DEPTH` levels.
     """
-    if depth > MAX_SCHEMA_DEPTH:
-        raise InvalidRequest(
-            f"got a schema nested deeper than {MAX_SCHEMA_DEPTH} levels; flatten it."
-        )
+    _check_depth(depth)
     if isinstance(schema, list):
         return [_closed(part, depth + 1) for part in cast(list[Any], schema)]
     if not isinstance(schema, dict):
@@ -98,7 +98,7 @@ class _Rules:
     def __init__(self, form: ToolFormat, token: Callable[[str], str]) -> None:
         self._form, self._guide, self._token = form, form.guide, token
         self._rules: list[str] = []
-        self._refs: dict[str, str] = {}  # what a schema refers to -> its rule
+        self._gemmas: dict[str, str] = {}  # a schema in a tool's -> its rule
 
     def calls(self, functions: list[dict[str, Any]], *, once: bool) -> list[str]:
         guide = self._guide
@@ -113,6 +113,7 @@ class _Rules:
                 self._rules.append(f"args_{index}: %json {schema_json(schema)}")
             else:
                 schema_json(schema)  # for its checks
+                self._gemmas = {}  # the next tool may mean others by the same names
                 members = self._members(f"args_{index}", schema, schema)
                 self._rules.append(f"args_{index}: {members}")
         calls = f"{self._literal(guide.before)} body"
@@ -131,8 +132,8 @@ class _Rules:
         written: dict[str, str] = {}
         for index, key in enumerate(properties):
             begin = self._literal(guide.argument[0].replace("{key}", key))
-            written[key] = f"{begin} {rule}_{index}"
-            self._value(f"{rule}_{index}", key, properties[key], root)
+            value = self._value(f"{rule}_{index}", key, properties[key], root)
+            written[key] = f"{begin} {value}"
         if not guide.separator:
             parts = [f"({written[k]}){'' if k in required else '?'}" for k in properties]
             return " ".join(parts) or '""'
@@ -144,27 +145,48 @@ class _Rules:
         firsts = [" ".join([written[k], *rest[i + 1 :]]) for i, k in enumerate(others)]
         return " | ".join([*firsts, '""'])
 
-    def _value(self, rule: str, key: str, schema: Any, root: Mapping[str, Any]) -> None:
+    def _value(self, rule: str, key: str, schema: Any, root: Mapping[str, Any]) -> str:
+        """The name of an argument's rule."""
         guide = self._guide
         assert guide.argument is not None
+        if guide.values == "gemma":
+            return self._gemma(rule, key, schema, root)
         if guide.values == "json":
             self._rules.append(f"{rule}: {self._json(rule, schema, root)}")
-        elif guide.values == "gemma":
-            self._rules.append(f"{rule}: {self._gemma(rule, key, schema, root)}")
-        elif text := _free_text(key, schema, root):
-            self._rules.append(self._text(rule, text, guide.argument[1]))
         else:
-            end = self._literal(guide.argument[1])
-            words = " | ".join(map(json.dumps, _words(schema)))
-            value = f"({words})" if words else self._json(rule, schema, root)
-            self._rules.append(f"{rule}: {value} {end}")
+            self._rules.append(self._bare(rule, key, schema, root, guide.argument[1]))
+        return rule
+
+    def _bare(self, rule: str, key: str, schema: Any, root: Mapping[str, Any], end: str) -> str:
+        """The rule of a value of which strings have no quotes, up to its `end`."""
+        listed: list[Any] = []
+        texts: list[str] = []
+        others: list[dict[str, Any]] = []
+        for one in _choices(schema, root):
+            types = types_of(one, root)
+            if (values := _listed(one)) is not None:
+                listed += values
+            elif types and "string" not in types:
+                others.append(one)
+            else:
+                texts.append(_free_text(key, one))
+        words = [json.dumps(v if isinstance(v, str) else json.dumps(v)) for v in listed]
+        if texts:
+            # Text may begin as a number, a list or an object does, and the lexer then goes on with
+            # the longer of both alone. So bounds of text hold beside words, but not beside these.
+            return self._text(rule, _TEXT if others else " | ".join([*texts, *words]), end)
+        if any(isinstance(value, str) for value in listed):
+            rest = [self._json(rule, {"anyOf": others}, root)] if others else []
+            return f"{rule}: ({' | '.join([*words, *rest])}) {self._literal(end)}"
+        return f"{rule}: {self._json(rule, schema, root)} {self._literal(end)}"
 
     def _text(self, rule: str, pattern: str, end: str) -> str:
         """Text ends where a token does that it cannot hold, or at the first end mark."""
         written = self._literal(end)
         if written.startswith("<["):
-            return f"{rule}: {pattern} {written}"
-        return f"{rule}[suffix={json.dumps(end)}]: {pattern}"
+            return f"{rule}: ({pattern}) {written}"
+        mark = json.dumps(end)  # which text that must be longer would take in
+        return f"{rule}[suffix={mark}]: ({pattern}) & ~({_TEXT} {mark} {_TEXT})"
 
     def _json(self, rule: str, schema: Any, root: Mapping[str, Any]) -> str:
         told = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
@@ -173,51 +195,60 @@ class _Rules:
         return f"{rule}_json"
 
     def _gemma(self, rule: str, key: str, schema: Any, root: Mapping[str, Any]) -> str:
-        """A value in Gemma's notation, as a rule's body."""
-        told = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
-        if isinstance(ref := told.get("$ref"), str):
-            return self._gemma_ref(ref, key, root)
-        several = next((told[k] for k in ("anyOf", "oneOf") if isinstance(told.get(k), list)), None)
-        if several is None and isinstance(told.get("type"), list):
-            several = [told | {"type": one} for one in cast(list[str], told["type"])]
-        if several is not None:
-            for index, one in enumerate(cast(list[Any], several)):
-                self._rules.append(
-                    f"{rule}_{index}: {self._gemma(f'{rule}_{index}', key, one, root)}"
-                )
-            return " | ".join(f"{rule}_{index}" for index in range(len(several)))
-        if words := _words(told):
-            return " | ".join(self._literal(GEMMA_QUOTE + word + GEMMA_QUOTE) for word in words)
-        return self._gemma_of_type(rule, key, told, root)
+        """The name of a value's rule in Gemma's notation.
 
-    def _gemma_ref(self, ref: str, key: str, root: Mapping[str, Any]) -> str:
-        if ref not in self._refs:
-            self._refs[ref] = rule = f"ref_{len(self._refs)}"
-            self._rules.append(f"{rule}: {self._gemma(rule, key, referred(ref, root), root)}")
-        return self._refs[ref]
+        A schema has one rule wherever it stands, so one that holds itself comes to an end.
+        """
+        name = json.dumps(schema if isinstance(schema, dict) else {})
+        if name not in self._gemmas:
+            self._gemmas[name] = rule
+            choices = enumerate(_choices(schema, root))
+            bodies = [self._gemma_choice(f"{rule}_{i}", key, one, root) for i, one in choices]
+            self._rules.append(f"{rule}: {' | '.join(bodies)}")
+        return self._gemmas[name]
 
-    def _gemma_of_type(
+    def _gemma_choice(
         self, rule: str, key: str, told: dict[str, Any], root: Mapping[str, Any]
     ) -> str:
         kind = told.get("type")
-        if kind == "string":
-            text = self._text(f"{rule}_text", _free_text(key, told, root), GEMMA_QUOTE)
-            self._rules.append(text)
-            return f"{self._literal(GEMMA_QUOTE)} {rule}_text"
-        if kind in ("integer", "number", "boolean", "null"):
+        if values := _listed(told):
+            quoted = GEMMA_QUOTE + "{}" + GEMMA_QUOTE
+            words = [quoted.format(v) if isinstance(v, str) else json.dumps(v) for v in values]
+            return " | ".join(map(self._literal, words))
+        if kind in ("integer", "number") or values is not None:
             return self._json(rule, told, root)
-        if kind == "array" and "items" in told:
-            self._rules.append(
-                f"{rule}_one: {self._gemma(f'{rule}_one', key, told['items'], root)}"
-            )
-            return f'"[" ({rule}_one ("," {rule}_one)*)? "]"'
+        if kind == "string":
+            self._rules.append(self._text(f"{rule}_text", _free_text(key, told), GEMMA_QUOTE))
+            return f"{self._literal(GEMMA_QUOTE)} {rule}_text"
+        if kind == "array":
+            return self._gemma_array(rule, key, told, root)
         if kind == "object" and told.get("properties"):
             self._rules.append(f"{rule}_all: {self._members(rule, told, root)}")
             return f'"{{" {rule}_all "}}"'
-        if _ANY_GEMMA not in self._rules:
-            self._rules += [_ANY_GEMMA, self._text("any_end", "/(?s:.*)/", GEMMA_QUOTE)]
-            self._rules.append(f"any_text: {self._literal(GEMMA_QUOTE)} any_end")
-        return "any"
+        if kind == "object":
+            more = told.get("additionalProperties", "properties" not in told)
+            if more is False:
+                return '"{}"'
+            member = f'{_GEMMA_KEY} ":" {self._gemma(f"{rule}_more", key, more, root)}'
+            return f'"{{" ({member} ("," {member})*)? "}}"'
+        typed = {f"{rule}_{one}": told | {"type": one} for one in _ANY_GEMMA}
+        return " | ".join(self._gemma_choice(name, key, typed[name], root) for name in typed)
+
+    def _gemma_array(
+        self, rule: str, key: str, told: dict[str, Any], root: Mapping[str, Any]
+    ) -> str:
+        items, low, high = told.get("items", {}), told.get("minItems", 0), told.get("maxItems")
+        firsts = (told.get("prefixItems") or [items])[:high]
+        ones = [self._gemma(f"{rule}_{i}", key, one, root) for i, one in enumerate(firsts)]
+        comma, body = '","', ""
+        if items is not False and (high is None or high > len(ones)):
+            most = "" if high is None else high - len(ones)
+            more = self._gemma(f"{rule}_more", key, items, root)
+            body = f"({comma} {more}){{{max(low - len(ones), 0)},{most}}}"
+        for index, one in reversed([*enumerate(ones)]):
+            body = f"{comma if index else ''} {one} {body}"
+            body = body if index < low else f"({body})?"
+        return f'"[" {body} "]"'
 
     def _literal(self, text: str) -> str:
         return literal(text, self._form, self._token)
@@ -230,21 +261,52 @@ def literal(text: str, form: ToolFormat, token: Callable[[str], str]) -> str:
     return " ".join(token(part) for part in parts if part)
 
 
-def _words(schema: Any) -> list[str]:
-    """The strings that a schema allows; empty if it does not list strings alone."""
-    words = schema.get("enum") or [schema.get("const")]
-    return words if all(isinstance(word, str) for word in words) else []
+def _choices(schema: Any, root: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The schemas of which a value follows one, without references, unions and lists of types.
+
+    A schema that is nothing but itself again allows any value, as one that says nothing.
+    """
+    return _followed(schema, root, set(), 0) or [{}]
 
 
-def _free_text(key: str, schema: Any, root: Mapping[str, Any]) -> str:
-    """A pattern for a value that is written without quotes; empty if it is JSON or one of few.
+def _followed(
+    schema: Any, root: Mapping[str, Any], seen: set[str], depth: int
+) -> list[dict[str, Any]]:
+    _check_depth(depth)
+    told = dict(cast(dict[str, Any], schema)) if isinstance(schema, dict) else {}
+    if isinstance(ref := told.pop("$ref", None), str):
+        if ref in seen:  # what it stands for is among the choices already
+            return []
+        seen.add(ref)
+        meant = referred(ref, root)
+        known = cast(dict[str, Any], meant) if isinstance(meant, dict) else {}
+        return _followed(known | told, root, seen, depth + 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        parts = cast(list[Any], told[key]) if isinstance(told.get(key), list) else []
+        if parts and (key != "allOf" or len(parts) == 1):
+            del told[key]
+            each = [told | cast(dict[str, Any], p) if isinstance(p, dict) else told for p in parts]
+            return [one for part in each for one in _followed(part, root, seen, depth + 1)]
+    if isinstance(told.get("type"), list) and _listed(told) is None:
+        return [told | {"type": one} for one in cast(list[str], told["type"])]
+    return [told]
+
+
+def _listed(told: Mapping[str, Any]) -> list[Any] | None:
+    """The values that a schema lists, as far as its types have them; None if it lists none."""
+    if values := told.get("enum") or ([told["const"]] if "const" in told else None):
+        types = types_of(told, {})
+        allowed = types | ({"integer"} if "number" in types else set[str]())
+        return [value for value in values if types_of({"const": value}, {}) <= allowed]
+    kind = told.get("type")
+    return [None] if kind == "null" else [True, False] if kind == "boolean" else None
+
+
+def _free_text(key: str, told: Mapping[str, Any]) -> str:
+    """A pattern for a string that is written without quotes.
 
     Raises InvalidRequest: the schema asks of a string what is not enforced in text without quotes.
     """
-    types = types_of(schema, root)
-    if isinstance(schema, dict) and (_words(schema) or (types and "string" not in types)):
-        return ""
-    told = cast(dict[str, Any], schema) if isinstance(schema, dict) else {}
     if unknown := told.keys() & {"pattern", "format"}:
         raise InvalidRequest(
             f"got {unknown.pop()!r} for the argument {key!r} of a tool that is to be called, and "
