@@ -177,6 +177,11 @@ class Node(BaseModel):
     more: "list[Node] | None" = None
 
 
+class Linked(BaseModel):
+    a: str
+    more: "list[Linked] | None" = None
+
+
 COLOR: dict[str, Any] = {"type": "string", "enum": ["red", "blue"]}
 KINDS: dict[str, Any] = {
     "enum": Color,
@@ -285,6 +290,19 @@ def test_tools_may_mean_different_things_by_one_reference() -> None:
         for name, word in (("f", "red"), ("f", "tall"), ("g", "red"), ("g", "tall"))
     ]
     assert accepts(tools, *texts, family="gemma4") == [True, False, False, True]
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_all_arguments_may_stand_behind_a_reference(family: str) -> None:
+    """Pydantic writes a model that holds itself so."""
+    parameters = Linked.model_json_schema()
+    assert "properties" not in parameters
+    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
+    text = CALLS[family]("3")
+    assert accepts(tool, text, family=family) == [True]
+    parser = ToolCallParser(template_of(family).tools, [tool])
+    parser.feed(text, last=True)
+    assert json.loads(parser.calls[0]["function"]["arguments"]) == {"a": "3"}
 
 
 def test_text_that_must_be_longer_does_not_read_on_behind_its_end() -> None:

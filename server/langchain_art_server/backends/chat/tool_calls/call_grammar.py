@@ -114,8 +114,9 @@ class _Rules:
             else:
                 schema_json(schema)  # for its checks
                 self._gemmas = {}  # the next tool may mean others by the same names
-                members = self._members(f"args_{index}", schema, schema)
-                self._rules.append(f"args_{index}: {members}")
+                each = enumerate(_choices(schema, schema))
+                members = [self._members(f"args_{index}_{i}", one, schema) for i, one in each]
+                self._rules.append(f"args_{index}: {' | '.join(members)}")
         calls = f"{self._literal(guide.before)} body"
         if guide.between is not None and not once:
             calls += f" ({self._literal(guide.between)} body)*"

@@ -71,7 +71,8 @@ def _all(pattern: re.Pattern[str], text: str) -> list[tuple[str, str]]:
 def _call(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> FunctionCall:
     name = checked_name(name.strip())
     schema = schemas.get(name, {})
-    properties = schema.get("properties")
+    meant = referred(ref, schema) if isinstance(ref := schema.get("$ref"), str) else schema
+    properties = cast(dict[str, Any], meant).get("properties") if isinstance(meant, dict) else None
     known = cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
     written = {key: _value(text, types_of(known.get(key), schema)) for key, text in pairs}
     return FunctionCall(
