@@ -96,13 +96,21 @@ def _value(text: str, types: set[str]) -> str:
     return words if kind != "string" and (fits or "string" not in types) else _dumps(text)
 
 
-def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """The types that a schema allows, which may refer to `root`; empty if it does not say."""
+def types_of(
+    schema: Any, root: Mapping[str, Any], depth: int = 0, met: dict[str, set[str]] | None = None
+) -> set[str]:
+    """The types that a schema allows, which may refer to `root`; empty if it does not say.
+
+    `met` has those of the references that were met: unions that refer to each other are read once.
+    """
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return set()
-    found = cast(dict[str, Any], schema)
+    found, met = cast(dict[str, Any], schema), {} if met is None else met
     if isinstance(ref := found.get("$ref"), str):
-        return types_of(referred(ref, root), root, depth + 1)
+        if ref not in met:
+            met[ref] = set()  # as long as it is read
+            met[ref] = types_of(referred(ref, root), root, depth + 1, met)
+        return met[ref]
     told = found.get("type")
     if isinstance(told, str):
         return {told, "null"} if found.get("nullable") is True else {told}
@@ -112,7 +120,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     if isinstance(values, list):
         return {_KINDS[type(value)] for value in cast(list[Any], values)}
     parts = [found[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(found.get(key), list)]
-    kinds = [types_of(part, root, depth + 1) for several in parts for part in several]
+    kinds = [types_of(part, root, depth + 1, met) for several in parts for part in several]
     return set().union(*kinds) if all(kinds) else set()
 
 

@@ -106,6 +106,16 @@ def test_a_value_without_quotes_has_the_type_that_the_schema_says(
         assert parse(form, write(key, text), size) == ("", [("f", {key: value})])
 
 
+def test_definitions_that_refer_to_each_other_are_read_once() -> None:
+    refs = [{"$ref": f"#/$defs/{number}"} for number in range(40)]
+    definitions = {str(number): {"anyOf": refs} for number in range(40)}  # 40^8 ways through them
+    schema = {"properties": {"a": {"anyOf": [{"type": "string"}, *refs]}}, "$defs": definitions}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    parser = ToolCallParser(XML, tools)
+    parser.feed(xml("a", "5"), last=True)
+    assert json.loads(parser.calls[0]["function"]["arguments"]) == {"a": 5}
+
+
 F = ("f", {"a": 1})
 Q = '<|"|>'
 
