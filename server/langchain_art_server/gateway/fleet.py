@@ -168,7 +168,7 @@ class Fleet:
 def _earlier(call: CallRecord) -> EarlierCall:
     return EarlierCall(
         messages=call.request["messages"],
-        tools=call.request.get("tools") or [],
+        tools=call.shown_tools,
         reply=call.reply,
         prompt_token_ids=list(call.prompt_token_ids),
         token_ids=list(call.token_ids),

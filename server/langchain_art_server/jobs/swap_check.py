@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pybase64 import b64encode_as_string
 from safetensors import SafetensorError, safe_open
 
 from langchain_art.errors import ArtError, EngineUnavailable
@@ -160,7 +161,7 @@ async def check_swap(
         seen, tokens = _compare(reply, new)
         if seen > hidden:
             continue
-        moved = await _moved(learner, other, child, new, tokens)
+        moved = await _moved(learner, other, child, call, new, tokens)
         if moved > seen + 2 * hidden:  # each engine may round once
             raise ArtError(
                 f"The sampler does not apply the new adapter: it answers as {name} does (at most "
@@ -181,9 +182,11 @@ async def ask(
     request = ChatRequest(
         id="probe",
         messages=call.request["messages"],
-        tools=call.request.get("tools") or [],
+        tools=call.shown_tools,
+        tool_choice="none",  # what is called does not matter, and the format may not be known
         adapter=version.name if version else None,
         sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
+        images={name: b64encode_as_string(body) for name, body in call.images.items()},
     )
     try:
         return await _reply(engine, request)
@@ -224,12 +227,18 @@ def _same_weights(parent: NamedAdapter, child: NamedAdapter) -> bool:
 
 
 async def _moved(
-    learner: Learner, old: NamedAdapter | None, new: NamedAdapter, reply: ChatReply, tokens: int
+    learner: Learner,
+    old: NamedAdapter | None,
+    new: NamedAdapter,
+    call: CallRecord,
+    reply: ChatReply,
+    tokens: int,
 ) -> float:
-    """Mean change of the learner's logprobs of a reply's first tokens, in nats."""
+    """Mean change of the learner's logprobs of the first tokens of a reply to a call, in nats."""
     ids = [*reply.prompt_token_ids, *reply.token_ids]
     start, empty = len(reply.prompt_token_ids), [0.0] * len(ids)
-    row = Row(ids, [0] * start + [1] * len(reply.token_ids), empty, empty)
+    mask = [0] * start + [1] * len(reply.token_ids)
+    row = Row(ids, mask, empty, empty, images=dict(call.images))
     # The new version first: the learner has it in memory.
     [after] = await learner.logprobs(new.path, [row])
     [before] = await learner.logprobs(old.path if old else None, [row])

@@ -78,7 +78,7 @@ def _turn(call: CallRecord, extends: int | None, known: int, excluded_because: s
         model=call.model,
         extends=extends,
         messages=tuple(call.request["messages"][known:]),
-        tools=tuple(call.request.get("tools") or ()),
+        tools=tuple(call.shown_tools),
         reply=call.reply,
         usage=Usage(
             prompt_tokens=len(call.prompt_token_ids), completion_tokens=len(call.token_ids)

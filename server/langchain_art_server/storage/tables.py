@@ -349,6 +349,16 @@ class CallRecord:
     images: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """Those that its ``request["images"]`` names, where they were read, too."""
 
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        """The tools that its prompt shows: of a choice of ``allowed_tools``, these alone."""
+        tools: list[dict[str, Any]] = self.request.get("tools") or []
+        choice: Any = self.request.get("tool_choice")
+        if not isinstance(choice, dict) or "allowed_tools" not in choice:
+            return tools
+        allowed = [one["function"]["name"] for one in choice["allowed_tools"]["tools"]]
+        return [one for one in tools if one["function"]["name"] in allowed]
+
     def row(self) -> dict[str, Any]:
         """This record as a row of the table."""
         values = vars(self) | {

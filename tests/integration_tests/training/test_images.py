@@ -141,6 +141,27 @@ def test_an_agent_that_sees_takes_a_step(server: LocalServer, tmp_path: Path) ->
     assert metrics["tokens_trained"] > 0 and metrics["forest"] == 1.0
 
 
+def test_a_step_on_a_later_call_alone_shows_its_image_to_the_new_version(
+    http: httpx.Client,
+) -> None:
+    runs = [f"later-{index}" for index in range(2)]
+    for index, run in enumerate(runs):
+        messages: list[Any] = [{"role": "user", "content": [openai_part(url(RED))]}]
+        for node in ("look", "answer"):
+            body = {"model": "seer", "messages": messages, "max_tokens": 4, "seed": index}
+            body["art"] = {"trajectory_id": run, "node": node}
+            made = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+            messages += [made["choices"][0]["message"], {"role": "user", "content": "So?"}]
+        reward = {"reward": float(index)}
+        http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+    step = {"policy": "seer", "groups": [runs], "trainable": {"answer": True, "look": False}}
+    job = http.post("/v1/train", json=step, headers={"Idempotency-Key": "later"}).json()
+    job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert set(job["result"]["nodes"]) == {"answer", "look"}
+    assert job["result"]["nodes"]["answer"]["calls"] == 2
+
+
 @in_soak
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_an_agent_learns_by_what_it_sees(seed: int) -> None:

@@ -20,6 +20,7 @@ from langchain_art_server.jobs.swap_check import (
     check_each,
     check_swap,
 )
+from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
 
 PARENT, CHILD, BASE = "p@3", "p@3+new", None
@@ -70,7 +71,13 @@ class Learner:
 
 
 async def effect(
-    folder: Path, sampler: Sampler, learner: Learner, *, same: bool = False, norm: float = 1.0
+    folder: Path,
+    sampler: Sampler,
+    learner: Learner,
+    *,
+    same: bool = False,
+    norm: float = 1.0,
+    call: CallRecord | None = None,
 ) -> float:
     versions: list[NamedAdapter] = []
     for name, folder_name in ((PARENT, "3"), (CHILD, "new")):
@@ -79,8 +86,9 @@ async def effect(
         (path / WEIGHTS_FILE).write_text("same" if same else folder_name)
         versions.append(NamedAdapter(name, path))
     parent, child = versions
-    before = await ask(sampler, record("c"), parent)  # type: ignore[arg-type]
-    return await check_swap(sampler, learner, record("c"), parent, before, child, norm)  # type: ignore[arg-type]
+    call = call or record("c")
+    before = await ask(sampler, call, parent)  # type: ignore[arg-type]
+    return await check_swap(sampler, learner, call, parent, before, child, norm)  # type: ignore[arg-type]
 
 
 SAME = reply(-0.1, -0.2, -0.3)
@@ -97,6 +105,36 @@ async def test_a_change_anywhere_in_the_answer_is_enough(tmp_path: Path) -> None
     assert await effect(tmp_path, sampler, Learner()) == pytest.approx(0.2)
     assert [one.sampling.max_tokens for one in sampler.asked] == [1, 1, TOKENS, TOKENS]
     assert {one.sampling.seed for one in sampler.asked} == {0}
+
+
+async def test_a_version_is_asked_what_the_call_was_whatever_it_may_answer() -> None:
+    """With its images, the tools that it was shown, and no need of a known format of calls."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("read", "write")]
+    named = {"type": "function", "function": {"name": "read"}}
+    only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+    request = {"messages": [], "tools": tools, "tool_choice": only, "images": ["abc"]}
+    call = record("c", request=request, images={"abc": b"pixels"})
+    sampler: Any = Sampler("float32", base=SAME)
+    await ask(sampler, call, None)
+    [asked] = sampler.asked
+    assert (asked.tools, asked.tool_choice) == (tools[:1], "none")
+    assert asked.images == {"abc": "cGl4ZWxz"}
+
+
+async def test_the_learner_is_shown_the_images_of_an_answer_that_stands_still(
+    tmp_path: Path,
+) -> None:
+    shown: list[dict[str, bytes]] = []
+
+    class Seeing(Learner):
+        async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
+            shown.extend(row.images for row in rows)
+            return await super().logprobs(adapter, rows)
+
+    sampler = Sampler("float32", parent=SAME, child=SAME, base=reply(-0.7, -0.2, -0.3))
+    call = record("c", images={"abc": b"pixels"})
+    assert await effect(tmp_path, sampler, Seeing(), call=call) == 0.0
+    assert shown == [{"abc": b"pixels"}] * 2
 
 
 async def test_what_follows_another_token_is_not_compared(tmp_path: Path) -> None:

@@ -479,6 +479,14 @@ class Program:
                         self.last.add(names[-1])
 
 
+def test_a_turn_has_the_tools_that_the_model_was_shown() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("read", "write")]
+    only = {"allowed_tools": {"mode": "auto", "tools": [tools[1]]}, "type": "allowed_tools"}
+    for choice, shown in ((None, tools), ("none", tools), (tools[0], tools), (only, tools[1:])):
+        call = at(0, "a", [USER], "Friday.", asked={"tools": tools, "tool_choice": choice})
+        assert list(assemble("t-1", [call]).turns[0].tools) == shown
+
+
 @pytest.mark.soak
 def test_what_a_random_program_kept_learns() -> None:
     """Besides, of what was asked again, the last: the server does not see which one was used."""
