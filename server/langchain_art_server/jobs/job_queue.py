@@ -174,7 +174,8 @@ class JobQueue(ABC):
             await self._jobs.cancel(job.id)
         elif not task.cancelled() and (error := task.exception()):
             raise error
-        if (now := await self._jobs.get(job.id)).ended:
+        # What another server has ended, it has counted.
+        if not running.lost and (now := await self._jobs.get(job.id)).ended:
             self.watch.ended(now)
         return True
 
@@ -185,19 +186,21 @@ class JobQueue(ABC):
             try:
                 lose = lambda: self._lose(running)  # noqa: E731
                 async with self._jobs.leases.hold_for(job.policy, job.id, lose) as held:
+                    running.lost = not held
                     if held:
                         await self._run_held(job)
-            except LeaseLost as error:  # of what it has left on disk, no row speaks
-                log.warning("Job %s is another server's now: %s", job.id, error)
+            except (LeaseLost, JobCancelled) as error:  # of what it has left, no row speaks
+                running.lost = True
+                log.warning("Job %s is left to another server: %s", job.id, error)
 
     async def _run_held(self, job: TrainJob) -> None:
         try:
             await self._run(job)
         except LeaseLost:
             raise
-        except JobCancelled as error:
-            log.info("%s", error)
+        except JobCancelled:
             await self._unpublish(job)
+            raise
         except ArtError as error:
             log.error("Job %s failed: %s", job.id, error)
             retryable = isinstance(error, EngineUnavailable)
