@@ -44,7 +44,7 @@ class RunFilter(BaseModel):
     version: _Text | None = None
     """Version of one of the run's calls: ``my-agent@17``."""
     step: _Step | None = None
-    """Version: the step that made it learned from the run."""
+    """Version, of `policy` if that is given: the step that made it learned from the run."""
     scenario: ScenarioName | None = None
     group: Id | None = None
     node: _Text | None = None
@@ -245,7 +245,8 @@ def _chosen(
             else:
                 query = query.where(facts.number.in_(mine))
     if asked.step is not None:
-        jobs = sa.select(JOBS.c.id).where(JOBS.c.target_version == asked.step)
+        mine = sa.true() if asked.policy is None else JOBS.c.policy == asked.policy
+        jobs = sa.select(JOBS.c.id).where(mine, JOBS.c.target_version == asked.step)
         learned = sa.select(TRAINED.c.trajectory_id).where(TRAINED.c.job_id.in_(jobs))
         query = query.where(facts.id.in_(learned))
     if asked.text is not None:

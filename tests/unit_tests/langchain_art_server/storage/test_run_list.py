@@ -50,6 +50,14 @@ def _named(run: Trajectory) -> set[str]:
     return {t.model for t in run.turns if t.model and t.ours}
 
 
+def _by(run: Trajectory, policy: str) -> bool:
+    return any(model.startswith(f"{policy}@") for model in _named(run))
+
+
+#: A run of both policies, from which the other one's version 4 has learned.
+OTHERS = next(run.id for run in RUNS[10:] if _by(run, "tiny") and _by(run, "other"))
+
+
 def _says(run: Trajectory, asked: str) -> bool:
     begins = asked.removesuffix("*")
     texts = [run.scenario or "", run.error or ""]
@@ -92,7 +100,9 @@ CASES: list[tuple[dict[str, Any], Callable[[Trajectory], bool]]] = [
         ),
     ),
     ({"reviewed": True}, lambda run: run.id == "run-7"),
-    ({"reviewed": False, "step": 4}, lambda run: run.id == "run-8"),
+    ({"reviewed": False, "step": 4}, lambda run: run.id in ("run-8", OTHERS)),
+    ({"policy": "tiny", "step": 4}, lambda run: run.id in ("run-7", "run-8") and _by(run, "tiny")),
+    ({"policy": "other", "step": 4}, lambda run: run.id == OTHERS),
 ]
 KEYS: dict[Sort, Callable[[Trajectory], float | None]] = {
     "number": lambda run: RUNS.index(run),
@@ -137,8 +147,13 @@ async def fill(store: Store) -> None:
         await store.add_trajectories([run], group_id=f"g-{index // 4}")
     said = Review(id="a", source="page", trajectory="run-7", kind="score", name="h", value=1, at=1)
     await store.reviews.put([said])
-    for job, run, target in (("job-1", "run-7", 4), ("job-2", "run-8", 4), ("job-3", "run-9", 5)):
-        await store.jobs.add(job, job, TrainRequest(policy="tiny", groups=((run,),)), [], 9)
+    for job, run, target, policy in (
+        ("job-1", "run-7", 4, "tiny"),
+        ("job-2", "run-8", 4, "tiny"),
+        ("job-3", "run-9", 5, "tiny"),
+        ("job-4", OTHERS, 4, "other"),
+    ):
+        await store.jobs.add(job, job, TrainRequest(policy=policy, groups=((run,),)), [], 9)
         await store.jobs.begin(job, target - 1, target)
         await store.jobs.finish(job, None, None, trained=[run])
 
