@@ -145,6 +145,12 @@ def test_eight_equal_prompts_are_prefilled_once(model: Path) -> None:
     check_logprobs(load_plain(model), replies)
 
 
+def test_a_seed_below_zero_is_not_the_one_above(model: Path) -> None:
+    seeds = (-2, -1, 0, 1, 2)
+    replies = LocalSampler(model).chat(*(ask("mail", seed=i, temperature=3.0) for i in seeds))
+    assert len({tuple(one.token_ids) for one in replies}) == len(seeds)
+
+
 def test_the_next_turn_computes_only_what_is_new(model: Path) -> None:
     sampler = LocalSampler(model)
     question = {"role": "user", "content": "the weather in Paris " * 5}

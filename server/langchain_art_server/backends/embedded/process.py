@@ -226,7 +226,9 @@ class TransformersHost(SamplerHost[RoutedAdapter]):
         chat = self._prepare(call, adapter)
         processor = None if chat.grammar is None else self._grammars.logits_processor(chat.grammar)
         sampling = chat.request.sampling
-        return chat, SamplingState(sampling, random.Random(sampling.seed), processor)
+        # `Random` draws the same from -1 and 1.
+        seed = None if sampling.seed is None else sampling.seed % (1 << 64)
+        return chat, SamplingState(sampling, random.Random(seed), processor)
 
     def begin(self, waiting: _WaitingCall) -> SequenceState | None:
         """The sequence of a call; None if it is refused, which its caller gets as the error."""
