@@ -42,8 +42,8 @@ def checked_key(key: str | None, most: int) -> str:
     """A request's Idempotency-Key of at most so many characters. Raises InvalidRequest."""
     if not key or not wire.ID.fullmatch(key) or len(key) > most:
         raise InvalidRequest(
-            f"got Idempotency-Key {key!r}, expected 1-{most} characters from A-Z a-z 0-9 . _ : @ / "
-            "+ = -; the same key never trains twice",
+            f"got Idempotency-Key {key!r}, expected 1-{most} characters from A-Z a-z 0-9 . _ : @ "
+            "+ = - that begin with a letter or a digit; the same key never trains twice",
             param="Idempotency-Key",
         )
     return key

@@ -110,7 +110,9 @@ async def logprobs(reply: ChatReply) -> bytes:
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    # A part of a character has no text, and so no bytes that are known here.
+    known = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "logprob": logprob, "bytes": known}
 
 
 def usage(replies: list[ChatReply]) -> dict[str, int]:

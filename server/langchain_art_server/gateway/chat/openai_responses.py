@@ -282,7 +282,9 @@ class ResponsesDialect(Dialect):
             output.append(_item(frame, "thought", 0) | {"content": parts, "status": "completed"})
         if text or not reply.tool_calls:
             asked = call.body.logprobs
-            said = from_json(await logprobs(reply))["content"] if asked else []
+            # Unlike those of chat completions, bytes that are not known are none, not null.
+            written = (await logprobs(reply)).replace(b'"bytes":null', b'"bytes":[]')
+            said = from_json(written)["content"] if asked else []
             part = _part("text") | {"text": text, "logprobs": said}
             output.append(_item(frame, "text", len(output)) | {"content": [part]})
         for one in reply.tool_calls:

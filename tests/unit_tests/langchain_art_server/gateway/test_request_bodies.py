@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from langchain_art.errors import BodyTooLarge, EngineUnavailable, PromptTooLong
+from langchain_art.errors import BodyTooLarge, EngineUnavailable, InvalidRequest, PromptTooLong
 from langchain_art_server.gateway import request_bodies
-from langchain_art_server.gateway.request_bodies import RequestBodies
+from langchain_art_server.gateway.request_bodies import RequestBodies, checked_key
 
 
 class Sender:
@@ -29,6 +29,15 @@ class Sender:
         self._parts.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
         for _ in range(4):
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("key", ["fit/1", "-a", "a b", "", "a" * 9])
+def test_a_key_that_is_refused_is_none_that_the_words_allow(key: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        checked_key(key, 8)
+    allowed = str(refused.value).partition("characters from ")[2].partition(" that begin")[0]
+    assert allowed == "A-Z a-z 0-9 . _ : @ + = -"
+    assert checked_key("a.Z_0:@=", 8) and checked_key("9+-", 8)
 
 
 async def test_beyond_the_budget_the_largest_body_is_refused() -> None:

@@ -6,7 +6,7 @@ import sys
 import httpx
 
 from langchain_art_server.backends.base import ChatDelta, ChatReply
-from langchain_art_server.gateway.chat.completion_format import Chunks
+from langchain_art_server.gateway.chat.completion_format import Chunks, logprobs
 
 #: All characters at which `str.splitlines` ends a line.
 ENDS = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1)
@@ -23,3 +23,11 @@ async def test_an_event_is_one_line_whatever_the_model_says() -> None:
     first, last = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines)
     assert first["delta"] == {"content": said, "tool_calls": [{"index": 0, **call}], "id": "i"}
     assert [one["token"] for one in last["logprobs"]["content"]] == [said]
+
+
+async def test_the_bytes_of_a_part_of_a_character_are_not_those_of_a_question_mark() -> None:
+    texts, top = ["é", "\ufffd"], [[(2, -0.5, "é")], [(3, -0.5, "\ufffd\ufffd")]]
+    reply = ChatReply([1], [2, 3], [-0.5] * 2, "é", [], "stop", None, top, token_texts=texts)
+    whole, part = json.loads(await logprobs(reply))["content"]
+    assert (whole["bytes"], whole["top_logprobs"][0]["bytes"]) == ([0xC3, 0xA9], [0xC3, 0xA9])
+    assert part["token"] == "\ufffd" and part["bytes"] is part["top_logprobs"][0]["bytes"] is None
