@@ -20,6 +20,7 @@ from langchain_art.credit.credit_assignment import has_zero_variance
 from langchain_art.errors import Conflict
 from langchain_art.statistics.agreement import verdicts
 from langchain_art.wire.trajectories import EVALUATION
+from langchain_art_server.backends.chat.chat_template import image_names
 from langchain_art_server.jobs.eligibility import CallEligibility, check_eligibility
 from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.tables import CallRecord
@@ -316,6 +317,8 @@ class _Planner:
                 if fate not in ("held_out", "other_model"):
                     same = sampled is not None and _said(sampled) == _said(reply)
                     fate = "no_reply" if sampled is None else "unchanged" if same else "trains"
+                if fate == "trains" and image_names(run.trajectory.prompt(at)):
+                    fate = "untrainable"  # the learner shows no images to replies that are given
                 if fate == "trains":
                     fate = self._last(mark) or fate
                 if fate == "trains":

@@ -272,6 +272,22 @@ def test_held_out_scenarios_and_runs_are_trained_if_they_are_named() -> None:
     assert ReviewedRun.of(alone, {"c": record("c")}, "p", LINEAGE, ()).held_out
 
 
+def test_a_correction_of_a_call_with_an_image_holds_up_no_other() -> None:
+    """The learner shows images to no reply that is given: the step of all would fail."""
+    shown = {"role": "user", "content": [{"type": "image", "sha256": "ab"}]}
+    later = turn("later", extends=0, messages=({"role": "user", "content": "So?"},))
+    found = plan(
+        [corrected("a", "seen"), corrected("a", "later"), corrected("b", "b-c")],
+        [run("a", "s", turn("seen", messages=(shown,)), later), run("b", "s")],
+    )
+    assert fates(found) == {
+        ("a", "seen"): ["untrainable"],
+        ("a", "later"): ["untrainable"],
+        ("b", "b-c"): ["trains"],
+    }
+    assert len(found.plan.pairs) == 1
+
+
 def test_the_last_correction_of_a_call_is_a_pair_on_its_prompt() -> None:
     asked = ({"role": "user", "content": "When?"},)
     tools = ({"type": "function", "function": {"name": "search"}},)
