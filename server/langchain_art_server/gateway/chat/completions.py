@@ -88,8 +88,8 @@ class ModelCalls:
         access = access_of(scope)
         meter = access.meter if access is not None else None
         with (
-            meter.begin(call.count) if meter is not None else _UNLIMITED,
             service.slots.take(peer := peer_of(scope), call.count) as slots,
+            meter.begin(call.count) if meter is not None else _UNLIMITED,
         ):
             async with (
                 _WhileConnected(receive) as client,
@@ -244,7 +244,13 @@ class _Completion:
         if self._call.count == 1:  # without a task of its own
             replies = [await self._one(0)]
         else:
-            replies = await asyncio.gather(*map(self._one, range(self._call.count)))
+            tasks = [asyncio.create_task(self._one(index)) for index in range(self._call.count)]
+            try:
+                replies = await asyncio.gather(*tasks)
+            finally:  # of choices, one of which fails, none is sampled on
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         if not self._form.only_counts:
             records = [self._record(index, reply) for index, reply in enumerate(replies)]
             await self._service.store.add_calls(records)
