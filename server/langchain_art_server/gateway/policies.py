@@ -104,6 +104,14 @@ class Policies:
                     "prompts would be others than those that it learned from. Start with the "
                     "--chat-template that it was trained with, or with another --data-dir."
                 )
+            base, here = found.get("base_model", ""), self._settings.model
+            if version and Path(base).name != Path(here).name:  # a folder may have been moved
+                log.warning(
+                    "%s@%d was trained on the base model %r, and this server has %r. Unless that "
+                    "is the same model by another name, its adapter does not fit: start with the "
+                    "model that it was trained on, or with another --data-dir.",
+                    *(policy, version, base, here),
+                )
             if version != serving:
                 log.error("%s@%d cannot be used; serving @%d", policy, serving, version)
                 async with self._store.leases.hold(policy):

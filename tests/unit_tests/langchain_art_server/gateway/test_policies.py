@@ -101,6 +101,18 @@ async def test_a_rollback_that_is_not_stored_is_not_routed(made: Made) -> None:
     assert made.router.serving == (await made.store.served())[0] == {"p": 2}
 
 
+async def test_a_start_with_another_base_model_is_told(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await made.fill()
+    for model, told in (("none", False), ("/moved/none", False), ("org/other", True)):
+        settings = made.policies._settings.model_copy(update={"model": model})
+        monkeypatch.setattr(made.policies, "_settings", settings)
+        await made.policies.start()
+        words = f"p@2 was trained on the base model 'none', and this server has {model!r}"
+        assert (words in caplog.text) is told is bool(caplog.records)
+
+
 async def test_a_version_that_another_server_rolls_back_to_is_not_deleted(
     tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
