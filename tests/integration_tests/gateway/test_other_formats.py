@@ -27,6 +27,7 @@ from tests.conformance.suite.scripts import script
 from tests.support.live_server import ForkedServer, LiveServer, RuleServer
 
 SYSTEM, QUESTION = "Be short.", "When is the falcon review?"
+LOOK = {"name": "look", "description": "Look at something."}
 SCHEMA = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
 THOUGHT, REST = "\nA door, or two.\n", "\n\nI look."
 
@@ -66,7 +67,7 @@ def chat(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> 
         else:
             messages.append({"role": "user", "content": turn})
     if options.pop("look", False):
-        function = {"name": "look", "parameters": SCHEMA}
+        function = LOOK | {"parameters": SCHEMA}
         options["tools"] = [{"type": "function", "function": function}]
     client = openai.OpenAI(base_url=server.base_url, api_key="none")
     if not stream:
@@ -107,7 +108,7 @@ def responses(server: LiveServer, turns: list[Any], stream: bool, **options: Any
         else:
             items.append({"role": "user", "content": [{"type": "input_text", "text": turn}]})
     if options.pop("look", False):
-        options["tools"] = [{"type": "function", "name": "look", "parameters": SCHEMA}]
+        options["tools"] = [{"type": "function", **LOOK, "parameters": SCHEMA}]
     options["max_output_tokens"] = options.pop("max_tokens")
     extra = {"seed": options.pop("seed", None)}
     asked = {"model": "tiny", "instructions": SYSTEM, "input": items, "extra_body": extra} | options
@@ -155,7 +156,7 @@ def in_anthropics(turns: list[Any]) -> list[Any]:
 def messages(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> Said:
     sent = in_anthropics(turns)
     if options.pop("look", False):
-        options["tools"] = [{"name": "look", "input_schema": SCHEMA}]
+        options["tools"] = [LOOK | {"input_schema": SCHEMA}]
     extra = {name: options.pop(name, None) for name in ("seed", "temperature")}
     thinking = {"type": "enabled", "budget_tokens": 1024}
     asked = {"model": "tiny", "system": SYSTEM, "messages": sent, "thinking": thinking} | options
@@ -188,13 +189,15 @@ def calls_of(server: LiveServer, *said: Said) -> list[dict[str, Any]]:
         return [http.get(f"/v1/calls/{one.call}").json() for one in said]
 
 
+@pytest.mark.parametrize("look", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_conversation_has_the_same_tokens_in_each_format(
-    art_server: LiveServer, stream: bool
+    art_server: LiveServer, stream: bool, look: bool
 ) -> None:
-    first = [ask(art_server, [QUESTION], stream, max_tokens=12, seed=3) for ask in FORMATS]
+    options: dict[str, Any] = {"max_tokens": 12, "look": look}
+    first = [ask(art_server, [QUESTION], stream, seed=3, **options) for ask in FORMATS]
     second = [
-        ask(art_server, [QUESTION, before, "Go on."], stream, max_tokens=12, seed=4)
+        ask(art_server, [QUESTION, before, "Go on."], stream, seed=4, **options)
         for ask, before in zip(FORMATS, first, strict=True)
     ]
     for replies in (first, second):

@@ -307,9 +307,9 @@ def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
 
 
 def _tool(tool: _Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
+    # In the order in which OpenAI's clients write them: templates show them as they stand.
+    about = {} if tool.description is None else {"description": tool.description}
+    function = {"name": tool.name, **about, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
 
 
