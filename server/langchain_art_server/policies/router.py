@@ -65,13 +65,15 @@ class Router:
                 task = self._loading[name] = asyncio.create_task(self._load(policy, version))
                 task.add_done_callback(lambda ended: self._load_ended(name, ended))
             await asyncio.shield(task)
-        self._loaded[name] = None
-        self._loaded.move_to_end(name)
+        else:
+            self._loaded.move_to_end(name)
         return name
 
     async def _load(self, policy: str, version: int) -> None:
         await self._store.off_loop(self._store.check, policy, version, ADAPTER_FILES)
-        await self._sampler.load_adapter(f"{policy}@{version}", self._store.path(policy, version))
+        name = f"{policy}@{version}"
+        await self._sampler.load_adapter(name, self._store.path(policy, version))
+        self._loaded[name] = None  # whoever still waits for it
 
     def _load_ended(self, name: str, ended: asyncio.Task[None]) -> None:
         del self._loading[name]
@@ -85,10 +87,13 @@ class Router:
     async def remove(self, policy: str) -> None:
         """Route the policy's names no more, and unload its versions."""
         self.serving.pop(policy, None)
-        await self._unload([one for one in self._loaded if one.partition("@")[0] == policy])
+        names = {*self._loaded, *self._loading}
+        await self._unload([one for one in names if one.partition("@")[0] == policy])
 
     async def _unload(self, names: Sequence[str]) -> None:
         for name in names:
+            if (task := self._loading.get(name)) is not None:
+                await asyncio.wait({task})  # else it would be there after all
             self._loaded.pop(name, None)
             await self._sampler.unload_adapter(name)
 

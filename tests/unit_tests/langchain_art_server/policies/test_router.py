@@ -1,5 +1,6 @@
 """Routing of names to versions: a hot swap fails no call and changes no running call's version."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -55,6 +56,62 @@ async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_p
     assert (await router.resolve("agent@0")).version == 0  # kept on disk: loaded again
     assert "agent@0" in sampler.loaded
     assert (await router.resolve("base")).adapter is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_what_is_deleted_while_it_is_loaded_is_not_loaded_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    store, sampler = AdapterStore(tmp_path), RecordingSampler()
+    router, load = Router("base", store, sampler), sampler.load_adapter
+    for version in (0, 1):
+        store.publish(store.stage(), "agent", version, {"job": None})
+    await router.serve("agent", 1)
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(name: str, path: Path, *, probe: bool = True) -> None:
+        begun.set()
+        await goes_on.wait()
+        await load(name, path, probe=probe)
+
+    monkeypatch.setattr(sampler, "load_adapter", slowly)
+    calls = [asyncio.create_task(router.resolve("agent@0"))]
+    await begun.wait()
+    gone = asyncio.create_task(router.remove("agent") if whole else router.forget("agent", 0))
+    await asyncio.sleep(0)
+    if not whole:
+        calls.append(asyncio.create_task(router.resolve("agent@0")))
+        await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(*calls, gone)
+    assert sampler.loaded == ([] if whole else ["agent@1"])
+    store.delete("agent", 0)
+    with pytest.raises(UnknownModel):
+        await router.resolve("agent@0")
+
+
+async def test_what_is_loaded_for_a_caller_that_left_is_unloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sampler = AdapterStore(tmp_path), RecordingSampler()
+    router, load = Router("base", store, sampler), sampler.load_adapter
+    for version in (0, 1):
+        store.publish(store.stage(), "agent", version, {"job": None})
+    await router.serve("agent", 1)
+
+    async def slowly(name: str, path: Path, *, probe: bool = True) -> None:
+        call.cancel()
+        await asyncio.sleep(0)
+        await load(name, path, probe=probe)
+
+    monkeypatch.setattr(sampler, "load_adapter", slowly)
+    call = asyncio.create_task(router.resolve("agent@0"))
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    while "agent@0" not in sampler.loaded:
+        await asyncio.sleep(0)
+    await router.keep([("agent", 1)], lambda _policy: False)
+    assert sampler.loaded == ["agent@1"]
 
 
 @pytest.mark.parametrize("name", ["", "other", "agent@99", "agent@-1", "agent@x", "agent@", "@1"])
