@@ -26,7 +26,7 @@ from langchain_art_server.gateway.chat.dialect import (
     split,
     tool_call,
 )
-from langchain_art_server.gateway.chat.request import CheckedChatRequest, read_body
+from langchain_art_server.gateway.chat.request import CheckedChatRequest, StopStrings, read_body
 from langchain_art_server.gateway.refusals import anthropic_error
 
 _KEEPS_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
@@ -126,7 +126,7 @@ class MessagesBody(TokenCountBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: StopStrings | None = None
     seed: int | None = None
     """Seed of the sampling, as in chat completions: an addition to this format."""
     stream: bool | None = None

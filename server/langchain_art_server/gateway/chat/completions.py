@@ -68,13 +68,14 @@ class ModelCalls:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Raises RequestRefused before anything is sent."""
-        service = self._service
-        service.health.require_space()  # for the call's record
+        service, dialect = self._service, DIALECTS[scope["path"]]
+        if dialect is not TokenCount:
+            service.health.require_space()  # for the call's record
         sent = await _body(receive)
         raw, size = parse_json(sent), len(sent)
         if size > _LARGE:  # other requests have turns of the event loop in between
             await asyncio.sleep(0)
-        form = DIALECTS[scope["path"]](raw)
+        form = dialect(raw)
         await form.refer(service.store.call)
         info = service.sampler.info
         call = CheckedChatRequest(

@@ -28,7 +28,7 @@ from langchain_art_server.gateway.chat.dialect import (
     split,
     tool_call,
 )
-from langchain_art_server.gateway.chat.request import CheckedChatRequest, read_body
+from langchain_art_server.gateway.chat.request import MAX_COUNT, CheckedChatRequest, read_body
 from langchain_art_server.storage.tables import CallRecord
 
 #: Options that are not supported, and their values that have no effect, which are accepted.
@@ -127,7 +127,7 @@ class ResponsesBody(Part):
     input: str | Annotated[list[_Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     tools: list[_Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -53,7 +53,7 @@ NOTES = (
 _RETRIES = re.compile(rb"[0-9]{1,6}")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,9}")
 #: Counts of tokens go into 32 bits, in vLLM too; seeds are 64 bits wide, as in OpenAI's reference.
-_MAX_COUNT, _MAX_SEED = 2**31 - 1, 2**63 - 1
+MAX_COUNT, _MAX_SEED = 2**31 - 1, 2**63 - 1
 #: Stop strings are searched for after every token, so they are few and short. OpenAI allows 4.
 _MAX_STOPS, _MAX_STOP_CHARS = 16, 1024
 _NOT_RECORDED = {"art", "model", "stream", "stream_options"}
@@ -61,6 +61,7 @@ _NOT_RECORDED = {"art", "model", "stream", "stream_options"}
 
 Body = TypeVar("Body", bound=BaseModel)
 _StopString = Annotated[str, Field(max_length=_MAX_STOP_CHARS)]
+StopStrings = Annotated[list[_StopString], Field(max_length=_MAX_STOPS)]
 
 
 class _StreamOptions(BaseModel):
@@ -83,14 +84,14 @@ class ChatBody(BaseModel):
         description=f"A schema may have {MAX_SCHEMA_CHARS} characters and {MAX_SCHEMA_DEPTH} "
         "levels, and must compile to a grammar within a second.",
     )
-    max_tokens: int | None = Field(default=None, ge=1, le=_MAX_COUNT)
-    max_completion_tokens: int | None = Field(default=None, ge=1, le=_MAX_COUNT)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_COUNT)
     temperature: float | None = Field(default=None, ge=0, le=5, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=_MAX_COUNT)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_COUNT)
     n: int | None = Field(default=None, ge=1, le=16)
     seed: int | None = Field(default=None, ge=-_MAX_SEED - 1, le=_MAX_SEED)
-    stop: _StopString | Annotated[list[_StopString], Field(max_length=_MAX_STOPS)] | None = None
+    stop: _StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from langchain_art.errors import InvalidRequest, Overloaded
+from langchain_art.errors import EngineUnavailable, InvalidRequest, Overloaded
 from langchain_art.wire import KeyLimits
 from langchain_art_server.backends.base import ChatReply, ChatRequest
-from langchain_art_server.gateway.auth import CHAT
+from langchain_art_server.gateway.auth import CHAT, MESSAGES
 from langchain_art_server.gateway.chat.completions import ModelCalls
 from langchain_art_server.gateway.limits import CallSlots, Meter
 from langchain_art_server.policies.router import RoutedModel
@@ -122,3 +122,18 @@ async def test_a_call_that_finds_no_slot_is_none_of_a_minutes() -> None:
         await ask_for_three(Failing(), slots, meter)
     left = {name: left for name, _, left in meter.state(0)}
     assert left == {"calls_per_minute": 9.0, "concurrent_calls": 4}
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{MESSAGES}/count_tokens"])
+async def test_tokens_are_counted_where_there_is_no_space_for_a_record(path: str) -> None:
+    def refuse() -> None:
+        raise EngineUnavailable("The disk is full.")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}"}
+
+    service = SimpleNamespace(health=SimpleNamespace(require_space=refuse))
+    scope = {"type": "http", "path": path, "headers": []}
+    expected = (EngineUnavailable, "disk") if path == CHAT else (InvalidRequest, "model")
+    with pytest.raises(expected[0], match=expected[1]):
+        await ModelCalls(cast(Any, service))(scope, receive, cast(Any, None))
