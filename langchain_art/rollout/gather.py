@@ -189,10 +189,11 @@ async def gather(
         RolloutFailed: more of them raised; the message has the first error.
         ServerUnreachable: raised by `ready`.
         ConfigError: `rollout` is not a `Rollout` or returned something that a `Rollout` may not,
-            `scenarios` are a text, or one is not an input for the graph.
+            `scenarios` are a text, one is not an input for the graph, or a number is no integer.
     """
-    check_count(group_size, "group_size", 1)
-    check_count(concurrency, "concurrency", 1)
+    group_size = check_count(group_size, "group_size", 1)
+    concurrency = check_count(concurrency, "concurrency", 1)
+    seed = None if seed is None else check_count(seed, "seed")
     check_scenarios(scenarios, "scenarios")
     check_inputs(rollout, scenarios)
     worker = RolloutWorker(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import operator
 import random
 import re
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -55,10 +56,19 @@ def shown(scenario: Any, name: str) -> str:
     return f"{name!r}: {scenario!r:.100}" if _HASH.fullmatch(name) else repr(name)
 
 
-def check_count(value: object, name: str, least: int) -> None:
-    """Raise ConfigError if `value`, the option `name`, is no integer of at least `least`."""
-    if not isinstance(value, SupportsIndex) or value.__index__() < least:
-        raise ConfigError(f"got {name}={value!r:.100}, expected an integer of at least {least}")
+def check_count(value: Any, name: str, least: int | None = None) -> int:
+    """`value`, the option `name`, as Python's integer (NumPy's cannot be stored as JSON).
+
+    Raises ConfigError if it is no integer of at least `least`.
+    """
+    bound = "" if least is None else f" of at least {least}"
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = None
+    if count is None or (least is not None and count < least):
+        raise ConfigError(f"got {name}={value!r:.100}, expected an integer{bound}")
+    return count
 
 
 def portable(scenario: Any) -> dict[str, Any]:

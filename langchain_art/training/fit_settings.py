@@ -53,7 +53,7 @@ class FitSettings:
     """Most rollouts at once, as given; see `at_once`."""
     configs: dict[str, TrainConfig]
     """policy -> how it learns; one without plays and does not learn."""
-    seed: int
+    seed: int = field(metadata={"least": None})
     lora: LoraConfig | None = field(metadata=_LEARNS)
     max_failed: float
     max_steps_ahead: int = field(metadata={"least": 0} | _LEARNS)
@@ -67,7 +67,8 @@ class FitSettings:
         for one in fields(self):
             value, given = getattr(self, one.name), one.metadata
             if "least" in given and not (value is None and "or_none" in given):
-                check_count(value, one.name, given["least"])
+                count = check_count(value, one.name, given["least"])
+                object.__setattr__(self, one.name, count)
         if not 0 <= self.max_failed <= 1:
             raise ConfigError(f"got max_failed={self.max_failed}, expected a fraction from 0 to 1")
         if self.on_collapse not in get_args(OnCollapse):
@@ -234,10 +235,10 @@ class Schedule:
     stop_early: int | None = None
 
     def __post_init__(self) -> None:
-        check_count(self.steps, "steps", 0)
-        check_count(self.eval_samples, "eval_samples", 1)
-        if self.eval_every is not None:
-            check_count(self.eval_every, "eval_every", 1)
+        for name, least in {"steps": 0, "eval_samples": 1, "eval_every": 1}.items():
+            value = getattr(self, name)
+            if value is not None or name != "eval_every":
+                object.__setattr__(self, name, check_count(value, name, least))
         stop_early, held_out = self.stop_early, len(self.eval_scenarios)
         if not held_out and (self.eval_every is not None or self.eval_samples != 1):
             raise ConfigError(

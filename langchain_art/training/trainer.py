@@ -337,7 +337,7 @@ class Trainer:
         """
         fit_settings.check_reward(rollout, self._plan.evaluator)
         fit_settings.check_workers(self._plan, rollout, scenarios=scenarios)
-        check_count(samples, "samples", 1)
+        samples = check_count(samples, "samples", 1)
         async with self._setup(rollout) as setup:
             await setup.client.ready()
             async with setup.workers():

@@ -84,8 +84,8 @@ class WarmStartRun:
         seed: int,
         fresh: bool,
     ) -> None:
-        check_count(epochs, "epochs", 1)
-        check_count(batch_size, "batch_size", 1)
+        epochs = check_count(epochs, "epochs", 1)
+        batch_size = check_count(batch_size, "batch_size", 1)
         read = read_conversations(conversations)
         ids = [one if isinstance(one, str) else one.id for one in read]
         self._new = to_post(read)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from rich.console import Console
@@ -270,7 +271,8 @@ def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: 
     assert len(warmed.losses) == 12 and warmed.version == 12
     assert [r.metrics["calls_trained"] for r in warmed.results] == [3, 1] * 6
     assert max(warmed.losses[-2:]) < 0.5 * min(warmed.losses[:2])
-    again = trainer.warm_start_sync(SHOWN, epochs=6, batch_size=3, config=FAST)
+    numbers: dict[str, Any] = {"epochs": np.int64(6), "batch_size": np.int64(3)}
+    again = trainer.warm_start_sync(SHOWN, **numbers, config=FAST)
     assert again == warmed  # nothing was done anew
     with ArtClient(art_server.base_url) as client:
         assert client.policy(trainer.policy).version == 12

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -407,6 +408,20 @@ async def test_a_finished_fit_does_nothing_and_a_longer_one_goes_on(
     assert "Finished already: 1 steps" in console.file.getvalue()  # type: ignore[attr-defined]
     more = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=2)
     assert (len(calls), more.version, len(more.history)) == (8, 2, 2)
+
+
+async def test_a_fit_told_in_numpys_integers_goes_on(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    one, two, four = map(np.int64, (1, 2, 4))
+    options: dict[str, Any] = {"seed": one, "group_size": four, "groups_per_step": two}
+    first = trainer_of(art_server, tmp_path, **options)
+    evaluations: dict[str, Any] = {"eval_scenarios": SCENARIOS[:1], "eval_samples": 2}
+    numbers: dict[str, Any] = {"steps": one, "eval_every": one, "eval_samples": two}
+    await first.fit(rollout_of(art_server, first), SCENARIOS, **evaluations | numbers)
+    again = trainer_of(art_server, tmp_path, first.policy)
+    more = await again.fit(rollout_of(art_server, again), SCENARIOS, steps=2, **evaluations)
+    assert (more.version, [one.n for one in more.evals]) == (2, [2, 2, 2])
 
 
 async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(

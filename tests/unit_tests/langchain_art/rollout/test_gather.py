@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_art.call_seeds import run_seed
@@ -93,7 +95,7 @@ async def test_leaving_cancels_what_runs() -> None:
 
 
 async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:
-    async def draws() -> list[tuple[int, float]]:
+    async def draws(kind: Callable[[int], Any] = int) -> list[tuple[int, float]]:
         found: list[tuple[int, float]] = []
 
         async def inner(_: str) -> float:
@@ -105,12 +107,13 @@ async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:
 
         async def outer(_: str) -> float:
             for _ in range(2):
-                await gather(inner, ["a", "b"], group_size=2)
+                await gather(inner, ["a", "b"], group_size=kind(2))
             return 1.0
 
-        await gather(outer, ["s"], group_size=2, seed=1)
+        await gather(outer, ["s"], group_size=kind(2), seed=kind(1))
         return found
 
     first = await draws()
     assert len(set(first)) == len(first) == 16
     assert sorted(await draws()) == sorted(first)
+    assert sorted(await draws(np.int64)) == sorted(first)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_art import ChatART
@@ -83,6 +84,12 @@ def test_what_differs_is_named(other: FitIdentity, words: str) -> None:
 def test_what_changes_no_result_may_differ() -> None:
     assert told().differences(told(concurrency=2, max_failed=1.0)) == []
     assert FitIdentity.model_validate_json(told().model_dump_json()) == told()
+
+
+def test_integers_of_numpy_are_the_same_fit() -> None:
+    counts = {"group_size": np.int64(8), "max_steps_ahead": np.uint8(0), "seed": np.int64(0)}
+    found = told(**counts, dynamic_sampling_rounds=np.int32(0))
+    assert FitIdentity.model_validate_json(found.model_dump_json()).differences(told()) == []
 
 
 def test_a_fit_of_a_release_with_forks_goes_on_if_it_branched_nothing() -> None:

@@ -5,12 +5,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators import RulerEvaluator
 from langchain_art.rollout.gather import gather_sync
+from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import SFTConfig, TrainConfig
 from tests.support.leased_agent import NAME, rollout
@@ -49,6 +51,12 @@ def test_a_number_of_runs_is_an_integer_in_range(name: str) -> None:
             Trainer("p", **{name: wrong})
 
 
+@pytest.mark.parametrize("wrong", [None, "x", 1.5, np.float64(2), np.arange(2)])
+def test_a_seed_is_an_integer(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=r"got seed=.*, expected an integer"):
+        Trainer("p", seed=wrong)
+
+
 @pytest.mark.parametrize("name", ["steps", "eval_every", "eval_samples"])
 def test_a_number_of_steps_is_an_integer_in_range(tmp_path: Path, name: str) -> None:
     for wrong in (-1, 1.5, "3"):
@@ -63,6 +71,13 @@ def test_numbers_of_evaluations_and_of_gathers_are_checked(tmp_path: Path) -> No
         for name in ("group_size", "concurrency"):
             with pytest.raises(ConfigError, match=f"got {name}={wrong}, expected an integer"):
                 gather_sync(lambda _: 1.0, ["a"], **{name: wrong})
+
+
+def test_steps_and_samples_of_numpy_are_kept_as_plain_integers() -> None:
+    one: Any = np.int64(1)
+    schedule = Schedule(steps=one, eval_scenarios=["a"], eval_every=one, eval_samples=one)
+    kept = [schedule.steps, schedule.eval_every, schedule.eval_samples]
+    assert [type(count) for count in kept] == [int] * 3
 
 
 @pytest.mark.parametrize("alone", [{"eval_every": 5}, {"eval_samples": 3}])
