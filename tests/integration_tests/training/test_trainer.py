@@ -410,7 +410,7 @@ async def test_a_finished_fit_does_nothing_and_a_longer_one_goes_on(
     assert (len(calls), more.version, len(more.history)) == (8, 2, 2)
 
 
-async def test_a_fit_told_in_numpys_integers_goes_on(
+async def test_a_fit_told_in_numpys_integers_and_arrays_goes_on(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     one, two, four = map(np.int64, (1, 2, 4))
@@ -418,7 +418,8 @@ async def test_a_fit_told_in_numpys_integers_goes_on(
     first = trainer_of(art_server, tmp_path, **options)
     evaluations: dict[str, Any] = {"eval_scenarios": SCENARIOS[:1], "eval_samples": 2}
     numbers: dict[str, Any] = {"steps": one, "eval_every": one, "eval_samples": two}
-    await first.fit(rollout_of(art_server, first), SCENARIOS, **evaluations | numbers)
+    numbers["eval_scenarios"] = np.array(SCENARIOS[:1])
+    await first.fit(rollout_of(art_server, first), np.array(SCENARIOS), **evaluations | numbers)  # pyright: ignore[reportArgumentType]
     again = trainer_of(art_server, tmp_path, first.policy)
     more = await again.fit(rollout_of(art_server, again), SCENARIOS, steps=2, **evaluations)
     assert (more.version, [one.n for one in more.evals]) == (2, [2, 2, 2])

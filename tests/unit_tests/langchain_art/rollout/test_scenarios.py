@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_art.errors import ConfigError
@@ -13,6 +14,7 @@ from langchain_art.rollout.gather import gather_sync
 from langchain_art.rollout.scenarios import (
     check_portable,
     check_scenarios,
+    draw,
     group_ids,
     load,
     rollout_name,
@@ -22,8 +24,10 @@ from tests.support import leased_agent
 
 
 def test_any_sequence_is_taken_as_it_is() -> None:
-    for scenarios in ([], ["a"], ("a",), range(3)):
+    for scenarios in ([], ["a"], ("a",), range(3), np.array(["a", "b"])):
         check_scenarios(scenarios, "scenarios")
+    array: Any = np.array(["a", "b"])
+    assert sorted(draw(array, place, 0) for place in range(2)) == ["a", "b"]
 
 
 def test_a_text_is_no_sequence_of_scenarios() -> None:
