@@ -31,7 +31,7 @@ from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.records import Rates
-from langchain_art.wire.identifiers import Frozen, scenario_id, sorted_sets
+from langchain_art.wire.identifiers import Frozen, comparable, scenario_id
 
 #: What `Trainer(advantages=)` is called in messages.
 _HOOK = "advantage function"
@@ -177,7 +177,7 @@ def _digest_of(scenarios: Sequence[Any]) -> str:
     found = hashlib.sha256()
     for scenario in scenarios:
         try:
-            text = json.dumps(to_jsonable_python(sorted_sets(scenario)), sort_keys=True)
+            text = json.dumps(to_jsonable_python(comparable(scenario)), sort_keys=True)
         except (PydanticSerializationError, TypeError, ValueError, RecursionError):
             text = scenario_id(scenario)
         found.update(text.encode() + b"\0")

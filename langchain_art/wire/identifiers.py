@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar, cast
@@ -150,15 +151,33 @@ def scenario_name(text: str) -> str:
     return f"{text[:200]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def sorted_sets(value: Any) -> Any:
-    """The value with its sets, which a process has in an order of its own, as sorted texts."""
+def comparable(value: Any) -> Any:
+    """The value, with its sets as sorted texts and its arrays as lists; without any, as it is.
+
+    A process has a set in an order of its own, and an array's repr is rounded and abbreviated.
+    """
     if isinstance(value, set | frozenset):
-        return sorted(map(repr, cast("set[object]", value)))
-    if isinstance(value, dict):
-        return {k: sorted_sets(v) for k, v in cast("dict[Any, Any]", value).items()}
+        return sorted(repr(comparable(one)) for one in cast("set[Any]", value))
+    if getattr(value, "shape", ()) and callable(getattr(value, "tolist", None)):
+        return comparable(value.tolist())
     if isinstance(value, list | tuple):
-        return [sorted_sets(one) for one in cast("list[Any]", value)]
-    return value
+        each = [comparable(one) for one in cast("list[Any]", value)]
+        return value if all(map(operator.is_, each, cast("list[Any]", value))) else each
+    fields: dict[Any, Any] = {}
+    if isinstance(value, BaseModel):
+        kept = type(value).model_fields
+        fields = {k: v for k, v in value if k not in kept or not kept[k].exclude}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    elif isinstance(value, Mapping):
+        fields = dict(cast("Mapping[Any, Any]", value))
+    found = {k: comparable(v) for k, v in fields.items()}
+    changed = {k: v for k, v in found.items() if v is not fields[k]}
+    if not changed:
+        return value
+    if isinstance(value, BaseModel) and len(changed) < len(fields):
+        return value.model_dump(mode="json", exclude=set(changed)) | changed
+    return found
 
 
 def scenario_id(scenario: Any) -> str:
@@ -169,11 +188,12 @@ def scenario_id(scenario: Any) -> str:
     if given is not None and not callable(given):
         return scenario_name(str(given))
     try:
+        scenario = comparable(scenario)
         if isinstance(scenario, BaseModel):
             scenario = scenario.model_dump(mode="json")
         elif dataclasses.is_dataclass(scenario) and not isinstance(scenario, type):
             scenario = dataclasses.asdict(scenario)
-        text = json.dumps(sorted_sets(scenario), sort_keys=True, default=repr)
+        text = json.dumps(scenario, sort_keys=True, default=repr)
     except (TypeError, ValueError, RecursionError):
         try:
             text = to_json(scenario, fallback=repr, bytes_mode="base64").decode()

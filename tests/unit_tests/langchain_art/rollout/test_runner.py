@@ -2,8 +2,10 @@ import asyncio
 import contextvars
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from typing import Any, TypedDict
@@ -14,6 +16,7 @@ import openai
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langgraph.graph import StateGraph
+from pydantic import BaseModel, Field, RootModel
 
 from langchain_art.errors import (
     OF_OUR_CALL,
@@ -514,7 +517,9 @@ def test_scenario_ids() -> None:
     one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
     assert scenario_id({"q": [(one,)]}) == scenario_id({"q": [(same,)]})
     assert scenario_id({"q": one}) != scenario_id({"q": {0, 9}})
+    assert scenario_id({"q": {(frozenset(one), 1)}}) == scenario_id({"q": {(frozenset(same), 1)}})
     assert scenario_id(Plain("q")) == scenario_id(Plain("q")) != scenario_id(Plain("r"))
+    assert scenario_id(Plain("q")) == scenario_id({"question": "q"})
     assert scenario_id("q") != scenario_id("r")
     assert len(scenario_id({"id": "x" * 500})) <= 256
     with pytest.raises(ConfigError, match="attribute"):
@@ -535,6 +540,43 @@ def test_scenario_ids() -> None:
         scenario_id({"q": LONE, "n": 10**5000})
     assert portable({"q": LONE}) == portable({"q": 10**5000}) == {}
     assert portable({"q": "é"}) == {"scenario": {"q": "é"}}
+
+
+class Sets(BaseModel):
+    tools: set[int]
+    handle: Any = Field(default=None, exclude=True)
+    when: Any = date(2026, 1, 2)
+
+
+@dataclass
+class Around:
+    one: Any
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda some: Sets(tools=some, handle=object()),
+        lambda some: {"q": Sets(tools=some)},
+        lambda some: RootModel[Any]({"q": [some]}),
+        Around,
+        lambda some: {"q": [Around({"a": some}), 7]},
+        lambda some: {(1, 2): Sets(tools=some)},
+    ],
+)
+def test_a_set_anywhere_in_a_scenario_has_no_order(around: Callable[[set[int]], Any]) -> None:
+    one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
+    assert scenario_id(around(one)) == scenario_id(around(same)) != scenario_id(around({0, 9}))
+
+
+@pytest.mark.parametrize("around", [Around, lambda array: {"q": [array]}, RootModel[Any]])
+@pytest.mark.parametrize("value", [-1, 1000.000000001, "1000"])
+def test_an_array_is_named_by_all_of_it(around: Callable[[Any], Any], value: Any) -> None:
+    array = np.arange(2000).astype(object if isinstance(value, str) else type(value))
+    other = array.copy()
+    other[1000] = value
+    assert scenario_id(around(array)) == scenario_id(around(array.copy()))
+    assert scenario_id(around(array)) != scenario_id(around(other))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
 from langchain_art import ChatART
 from langchain_art.errors import ConfigError
@@ -51,6 +53,16 @@ def told(
     }
     plan = FitSettings(**(given | changes))
     return identity_of(plan, models or {}, function, scenarios, evals)
+
+
+@dataclass
+class Tools:
+    tools: set[int]
+
+
+class Told(BaseModel):
+    tools: set[int]
+    id: str = "a"
 
 
 def summed(weight: float) -> SumEvaluator:
@@ -118,6 +130,14 @@ def test_settings_of_the_chat_model_count_where_it_is_given() -> None:
 def test_a_set_is_the_same_in_every_process() -> None:
     one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
     assert told(scenarios=[{"id": 1, "q": one}]) == told(scenarios=[{"id": 1, "q": same}])
+    assert told([Tools(one)]) == told([Tools(same)]) != told([Tools({0, 9})])
+    assert told([Told(tools=one)]) == told([Told(tools=same)]) != told([Told(tools={0, 9})])
+
+
+def test_an_array_counts_by_all_of_it() -> None:
+    array = np.arange(2000)
+    before, after = ([{"id": 1, "q": some}] for some in (array, np.where(array == 1000, 0, array)))
+    assert told(before).differences(told(after)) == ["the content of scenarios"]
 
 
 def test_scenarios_that_are_no_json_count_by_their_id() -> None:
