@@ -125,7 +125,7 @@ def _openai_routes(app: FastAPI, service: Service) -> None:
         """List the base model, the policies, and every version that is kept."""
         return ListOf(data=await names())
 
-    @app.get("/v1/models/{name}")
+    @app.get("/v1/models/{name:model}")  # `ModelName`
     async def get_model(name: str) -> dict[str, Any]:
         """Get one model by its name: the base model, a policy, or POLICY@VERSION."""
         for one in await names():

@@ -17,7 +17,7 @@ import pytest
 
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
-from tests.support.live_server import TLS, LiveServer
+from tests.support.live_server import TLS, ForkedServer, LiveServer
 from tests.support.steps_of_a_fit import ended, new_id
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
@@ -144,6 +144,21 @@ def test_models_lists_base_policy_and_versions(sdk: openai.OpenAI) -> None:
     names = {model.id for model in sdk.models.list()}
     assert {"base_model", "tiny", "tiny@0"} <= names
     assert sdk.models.retrieve("tiny").id == "tiny"
+
+
+def test_a_model_whose_name_has_a_slash_is_found(tmp_path: Path) -> None:
+    with ForkedServer(tmp_path / "data", "--served-model-name", "org/base") as server:
+        sdk = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+        assert sdk.models.retrieve("org/base").id == "org/base"
+        with pytest.raises(openai.NotFoundError) as caught:
+            sdk.models.retrieve("org/other")
+        assert caught.value.code == "model_not_found"
+        with server.http() as http:
+            for path in ("org/base", "org%2Fbase", "tiny"):  # as the SDK writes it, and others
+                assert http.get(f"/v1/models/{path}").json()["id"] == path.replace("%2F", "/")
+            for path in ("/v1/models/", "/v1/models/tiny/"):
+                there = http.get(path).headers["location"]
+                assert there == f"{server.root}{path.rstrip('/')}"
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.routing import BaseRoute, Mount, Route
 
 ADMINISTRATOR = "administrator"
@@ -15,6 +16,17 @@ ADMINISTRATOR = "administrator"
 _ANY = ("infer", "submit", "review")
 _READ = ("submit", "review")
 _PARAMETER = re.compile(r"\{[^}]*\}")
+
+
+class ModelName(PathConvertor):
+    """A model's name in a path, with slashes (ORG/NAME), but not at its end: that is redirected."""
+
+    regex = ".*[^/]"
+
+
+register_url_convertor("model", ModelName())
+#: Templates whose parameter is a `ModelName`.
+_OF_MODELS = {"/v1/models/{name}"}
 
 
 @dataclass(frozen=True)
@@ -114,8 +126,15 @@ RULES: dict[tuple[str, str], Rule] = {
 
 
 _PLAIN = {route: rule for route, rule in RULES.items() if "{" not in route[1]}
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    value = ModelName.regex if template in _OF_MODELS else "[^/]+"
+    return re.compile(value.join(map(re.escape, _PARAMETER.split(template))))
+
+
 _PATTERNS = [
-    (method, re.compile("[^/]+".join(map(re.escape, _PARAMETER.split(template)))), rule, template)
+    (method, _pattern(template), rule, template)
     for (method, template), rule in RULES.items()
     if "{" in template
 ]
@@ -158,7 +177,7 @@ def routes_of(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
     for route in routes:
         if isinstance(route, Route):
             for method in sorted((route.methods or set()) - {"HEAD"}):
-                yield method, route.path
+                yield method, route.path_format
         elif not isinstance(route, Mount):
             # A router that FastAPI has included as a whole.
             yield from routes_of(cast(Any, route).original_router.routes)

@@ -10,6 +10,7 @@ from langchain_art_server.gateway.keys.scopes import (
     require_rules,
     routes_of,
     rule_of,
+    template_of,
 )
 
 
@@ -36,6 +37,14 @@ def test_each_route_is_found_by_its_own_rule() -> None:
         assert is_path(path) and is_path(f"{path}/")
         assert rule_of("PATCH", path) is None
     assert all(is_path(path) for _, path in OPEN)
+
+
+def test_a_models_name_may_have_slashes_and_no_other() -> None:
+    template = "/v1/models/{name}"
+    for path in ("/v1/models/base", "/v1/models/org/base", "/v1/models//srv/base"):
+        assert rule_of("GET", path) is RULES["GET", template] and template_of(path) == template
+    for path in ("/v1/models/", "/v1/models/base/", "/v1/policies/org/base"):
+        assert rule_of("GET", path) is None
 
 
 @pytest.mark.parametrize("path", ["/v1/keys\n", "/v1", "/v1/keys/a/b", "//v1/keys", "/v1/KEYS", ""])
