@@ -71,12 +71,17 @@ async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
     yield learner
     left = others(learner.pid)
     await learner.close()
-    for _ in range(2400):  # one that still imports its modules notices nothing before
-        if not (there := [pid for pid in left if runs(pid)]):
-            break
-        await asyncio.sleep(0.05)
+    await gone(left)
     assert left, "it has no other ranks"
-    assert not there, there
+
+
+async def gone(pids: list[int]) -> None:
+    """Wait until the processes have ended."""
+    for _ in range(2400):  # one that still imports its modules notices nothing before
+        if not (there := [pid for pid in pids if runs(pid)]):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"they run: {there}")
 
 
 async def check_twenty_steps(

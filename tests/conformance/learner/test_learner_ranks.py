@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from langchain_art.errors import ArtError, ConfigError
+from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
 from langchain_art.wire import PreferenceConfig, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed import rank_zero
@@ -40,6 +40,7 @@ from tests.support.ranks import (
     check_a_sampled_step,
     check_twenty_steps,
     distance,
+    gone,
     ignore,
     others,
     ranked,
@@ -184,6 +185,53 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
     assert two.restarts == restarts + 1 and killed
     assert contents(out) == contents(whole)
     assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
+
+
+@pytest.mark.slow
+async def test_no_rows_are_left_by_a_step_and_no_folder_by_ranks_that_end(
+    tiny: str, tmp_path: Path
+) -> None:
+    learner, temporary = ranked(tiny), folder(tmp_path, "temporary")
+    learner._program._env["TMPDIR"] = str(temporary)
+    learner._program._imports = ()  # a fork's imports may have looked for the folder before
+    config = TrainConfig(
+        learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
+    )
+    step = LearnerStep(folder(tmp_path, "start"), folder(tmp_path, "out"), 1, make_rows(40), config)
+    seen, ranks = list[int](), list[int]()
+
+    async def interrupted(end: Callable[[], object]) -> None:
+        """A step, in whose first progress `end` is called."""
+
+        async def say(_fraction: float, _message: str) -> None:
+            if not seen:
+                seen.append(len([*temporary.glob("art-ranks-*/**/rows.npz")]))
+                ranks.extend(others(learner.pid))
+                end()
+
+        seen.clear()
+        await learner.step(step, say)
+        assert seen == [1]
+
+    def left() -> list[str]:
+        return [one.name for one in temporary.glob("art-ranks-*/*")]
+
+    await learner.start()
+    try:
+        await learner.init_adapter(step.parent, LORA)
+        await interrupted(lambda: os.kill(others(learner.pid)[0], signal.SIGKILL))
+        assert left() == ["meeting"], "of the ranks that were started then"
+        await interrupted(lambda: os.kill(learner.pid or 0, signal.SIGKILL))
+        assert left() == ["meeting"]
+        stopped = asyncio.Event()
+        task = asyncio.create_task(interrupted(stopped.set))
+        await stopped.wait()
+    finally:
+        await learner.close()
+    with pytest.raises(EngineUnavailable, match="shut down"):
+        await task
+    await gone(ranks)
+    assert [*temporary.glob("art-ranks-*")] == []
 
 
 def test_a_rank_that_is_stopped_is_killed_and_rank_0_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import psutil
@@ -35,6 +36,16 @@ FRAME = 1 << 14
 TIMEOUT = timedelta(hours=6)
 #: Exit status of a rank that lost the others, or failed where they cannot go on without it.
 LOST = 70
+#: Folders that the ranks of this machine share. No rank goes on without the others: one that ends
+#: (rank 0 mostly by SIGKILL) leaves it to each of them to `leave`.
+shared_folders: list[str] = []
+
+
+def leave(status: int = LOST) -> NoReturn:
+    """End this process, and remove what the ranks of this machine share."""
+    for folder in shared_folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(status)
 
 
 class _OtherRankFailedError(Exception):
@@ -140,7 +151,7 @@ class Ranks:
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, the ranks are out of step
             log.error("Rank %d failed in a pass of all ranks: %s", self.rank, error)
-            os._exit(LOST)
+            leave()
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace each parameter's gradient by the sum over all ranks, the same bits on each.
@@ -177,9 +188,8 @@ class Ranks:
         try:
             collective(*args)
         except RuntimeError as error:
-            # The state of the others is unknown now. The parent starts all of them again.
             log.error("Rank %d lost the others: %s", self.rank, error)
-            os._exit(LOST)
+            leave()
 
 
 def interface_towards(host: str) -> str:

@@ -22,7 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -43,9 +44,10 @@ from langchain_art_server.backends.ipc.step_codec import (
 from langchain_art_server.backends.models.device import free_cache, set_threads, torch_device
 from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
 from langchain_art_server.backends.peft.distributed.process_group import (
-    LOST,
     Ranks,
+    leave,
     listening_store,
+    shared_folders,
 )
 from langchain_art_server.backends.peft.learner_core import LearnerCore, process_core
 from langchain_art_server.backends.peft.logprob_scoring import Progress
@@ -69,8 +71,9 @@ def run(connection: socket.socket, folder: Path | None) -> None:
     def read() -> None:
         with connection.makefile("rb") as stream:
             while message := receive(stream, folder):
+                shared_folders.extend(message[1].get("shared", ()))
                 messages.put(message)
-        os._exit(0)
+        leave(0)
 
     threading.Thread(target=read, daemon=True, name="rank-0").start()
     beat(connection)
@@ -186,7 +189,7 @@ class OtherRank:
                 with path.open("rb") as file:
                     self._connection.sendfile(file)
         except OSError:
-            os._exit(LOST)
+            leave()
 
     def watch(self, is_ready: Callable[[], bool]) -> None:
         """End this process when that one ends, or is silent: else it would wait for it forever.
@@ -211,7 +214,7 @@ class OtherRank:
                 break
         status = "" if self._process is None else f" (exit status {self._process.wait()})"
         log.error("Rank %d of the learner ended%s.", self.rank, status)
-        os._exit(LOST)
+        leave()
 
 
 class RankZero(DataParallelCore):
@@ -227,22 +230,24 @@ class RankZero(DataParallelCore):
         self, threads: int, ranks: int, shard: bool, beside: Sequence[socket.socket], **base: Any
     ) -> None:
         first = torch_device(base["device"])
-        self._folder = tempfile.TemporaryDirectory(prefix="art-ranks-")  # mode 0700
-        self._rows = Path(self._folder.name, "rows.npz")
+        self._shared: str | None = None
         if beside:
             devices = ["cpu" if first.type == "cpu" else f"{first.type}:{first.index or 0}"] * ranks
             self._others = [OtherRank(rank, one) for rank, one in enumerate(beside, 1)]
             store, meeting = listening_store(beside[0].getsockname()[0], ranks)
         else:
             devices = rank_devices(first, ranks)
+            self._shared = tempfile.mkdtemp(prefix="art-ranks-")  # mode 0700
+            shared_folders.append(self._shared)
             self._others = [OtherRank.started(rank) for rank in range(1, ranks)]
-            store, meeting = None, f"file://{self._folder.name}/meeting"
+            store, meeting = None, f"file://{self._shared}/meeting"
         self._ready = threading.Event()
         for other in self._others:
             other.watch(self._ready.is_set)
             core = base | {"device": devices[other.rank], "shard": shard}
             group = {"rank": other.rank, "size": ranks, "meeting": meeting}
-            other.send("start", group | {"threads": threads, "core": core})
+            more = {"threads": threads, "core": core, "shared": shared_folders}
+            other.send("start", group | more)
         try:
             own = Ranks(0, ranks, meeting, torch.device(devices[0]), store)
             mine: dict[str, Any] = base | {"device": devices[0]}
@@ -253,22 +258,38 @@ class RankZero(DataParallelCore):
 
     def step(self, request: LearnerStep, progress: Progress) -> dict[str, float]:
         """See `DataParallelCore.step`."""
-        write_rows(self._rows, request.rows)
-        packed = pack_step(request, self._rows)
-        for other in self._others:
-            other.send("step", packed, ("parent", "reference", "rows"))
-        return super().step(request, progress)
+        pack = partial(pack_step, request)
+        with self._told("step", request.rows, pack, "parent", "reference"):
+            return super().step(request, progress)
 
     def logprobs(
         self, adapter: Path | None, rows: Sequence[Row], progress: Progress | None = None
     ) -> list[np.ndarray]:
         """See `LearnerCore.logprobs`; with a sharded base, every rank computes all rows."""
-        if self._shard:
-            write_rows(self._rows, rows)
-            given = {"adapter": adapter and str(adapter), "rows": str(self._rows)}
+        if not self._shard:
+            return super().logprobs(adapter, rows, progress)
+        given = {"adapter": adapter and str(adapter)}
+        with self._told("logprobs", rows, lambda file: given | {"rows": str(file)}, "adapter"):
+            return super().logprobs(adapter, rows, progress)
+
+    @contextlib.contextmanager
+    def _told(
+        self,
+        method: str,
+        rows: Sequence[Row],
+        params: Callable[[Path], dict[str, Any]],
+        *paths: str,
+    ) -> Generator[None]:
+        """Have the others do a method, while this rank does; after it all have read the rows."""
+        with contextlib.ExitStack() as files:
+            made = tempfile.TemporaryDirectory(prefix="art-ranks-", dir=self._shared)
+            file = Path(files.enter_context(made), "rows.npz")
+            write_rows(file, rows)
             for other in self._others:
-                other.send("logprobs", given, ("adapter", "rows"))
-        return super().logprobs(adapter, rows, progress)
+                other.send(method, params(file), (*paths, "rows"))
+            if self._shared is None:
+                files.close()  # they have been sent it
+            yield
 
 
 def rank_devices(first: torch.device, ranks: int) -> list[str]:
