@@ -172,7 +172,8 @@ async def gather(
     Args:
         rollout: see `Rollout`. A plain ``def`` runs in a thread and keeps its context variables.
         scenarios: anything; its id is ``scenario.id``, ``scenario["id"]`` or a stable hash of it.
-            It becomes ``group.metadata["scenario"]`` if it is less than 64 kB of JSON.
+            It becomes ``group.metadata["scenario"]`` if it is less than 64 kB of JSON, else
+            ``"scenario_left_out"`` says why not.
         group_size: runs per scenario; those are one group.
         concurrency: most runs at once, threads included.
         prefix: of the group ids, ``prefix:scenario-id``. None: one that is used once.

@@ -74,14 +74,17 @@ def check_count(value: Any, name: str, least: int | None = None) -> int:
 def portable(scenario: Any) -> dict[str, Any]:
     """``{"scenario": ...}`` for a group's metadata, where an evaluator finds it.
 
-    Models and data classes become mappings. Empty if the scenario is not JSON, or more than 64 kB.
+    Models and data classes become mappings. A scenario that is not JSON, or 64 kB or more of it, is
+    left out, and ``{"scenario_left_out": …}`` says why.
     """
     try:
         text = json.dumps(to_jsonable_python(scenario), allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except (PydanticSerializationError, TypeError, ValueError, RecursionError):
-        return {}
-    return {"scenario": json.loads(text)} if size < MAX_SCENARIO else {}
+        return {"scenario_left_out": "it is not JSON throughout"}
+    if size >= MAX_SCENARIO:
+        return {"scenario_left_out": f"it is {size:,} bytes of JSON, of at most {MAX_SCENARIO:,}"}
+    return {"scenario": json.loads(text)}
 
 
 def group_ids(prefix: str, scenarios: Iterable[str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ Each scores one run at a time, by its output alone. Formats:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +23,7 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 if TYPE_CHECKING:
     from langsmith.evaluation import RunEvaluator
 
+log = logging.getLogger(__name__)
 Outputs: TypeAlias = "Callable[[Trajectory], Any]"
 """Part of a run that an evaluator is shown."""
 _Results: TypeAlias = "list[tuple[str, Any, str]]"
@@ -154,9 +156,17 @@ class _EachRun(GroupEvaluator):
     def __init__(self, ask: _Ask, name: str, wanted: str | None, outputs: Outputs | None) -> None:
         super().__init__(name)
         self._ask, self._wanted, self._outputs = ask, wanted, outputs
+        self._warned = False
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         inputs, reference = _scenario(group)
+        if (why := group.metadata.get("scenario_left_out")) and not self._warned:
+            self._warned = True
+            log.warning(
+                "The evaluator %r gets None as inputs and reference of group %s: its scenario was "
+                "left out, since %s. Keep what is large elsewhere, and its name in the scenario.",
+                *(self.key, group.id, why),
+            )
         runs = (self._score(inputs, run, reference) for run in group.trajectories)
         return list(await asyncio.gather(*runs))
 

@@ -17,6 +17,7 @@ from langchain_art.evaluators.integrations.existing import (
     from_langsmith,
     scenarios_of,
 )
+from langchain_art.rollout.scenarios import MAX_SCENARIO, portable
 from langchain_art.wire import Trajectory, TrajectoryGroup
 
 RIGHT = "14 March"
@@ -52,6 +53,22 @@ class Whole(RunEvaluator):
 def test_each_shape_of_langsmith_gives_its_score(evaluator: Any) -> None:
     scores = from_langsmith(evaluator).score(group(RIGHT, "15 May"))
     assert [score and score.value for score in scores] == [1.0, 0.0]
+
+
+def always(outputs: dict[str, Any]) -> float:
+    assert outputs
+    return 1.0
+
+
+def test_a_scenario_that_was_left_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    evaluator = from_langsmith(always)
+    evaluator.score(group("x"))
+    assert not caplog.messages
+    left = group("x").model_copy(update={"metadata": portable("x" * MAX_SCENARIO)})
+    for _ in range(2):
+        assert [score and score.value for score in evaluator.score(left)] == [1]
+    [said] = caplog.messages
+    assert "None as inputs and reference of group g" in said and "64,002 bytes" in said
 
 
 async def test_the_comment_and_an_async_evaluator_are_kept() -> None:
