@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Lock
+from threading import RLock
 from typing import Any
 from uuid import UUID
 
@@ -81,7 +81,9 @@ class RunRecorder:
     """Spans and model calls of one run. A callback holds `lock`; reading the run takes it."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        #: Reentrant: the garbage collector may close a half-read stream within a callback, whose
+        #: end is another callback of this thread.
+        self.lock = RLock()
         # The wall clock is read once: if it jumps later, the calls' distances stay as they were.
         self._epoch = time.time() - time.perf_counter()
         self.spans = SpanTree()
@@ -97,10 +99,11 @@ class RunRecorder:
 
     def end_span(self, run_id: UUID, output: Any, error: BaseException | None) -> bool:
         """`SpanTree.end`, with the span's output."""
-        if error is None and run_id not in self._index:  # of a model call, the turn has the reply
-            self._candidates.add_output(run_id, output)
+        span = self.spans[run_id]
+        if error is None and span.kind != "model":  # of a model call, the turn has the reply
+            self._candidates.add_output(span.run_id, output)
             if self.keeps_values:
-                self.spans[run_id].output = output
+                span.output = output
         return self.spans.end(run_id, error)
 
     def start_call(self, call: ModelCall, messages: Sequence[BaseMessage]) -> None:
@@ -218,14 +221,14 @@ class RunRecorder:
                 self._elsewhere[str(id)] = None
 
     def _log_replies(self) -> None:
-        for index in self._unlogged:
+        unlogged, self._unlogged = self._unlogged, []
+        for index in unlogged:
             call = self._calls[index]
             extra = call.first != index
             if call.prompt is not None and call.reply is not None:
                 call.logged_reply = self._messages.add_reply(
                     index, call.prompt, call.reply, call.namespace, extra_choice=extra
                 )
-        self._unlogged.clear()
 
     def _turn(
         self, call: ModelCall, numbers: Mapping[int, int], superseded: bool, unchosen: bool

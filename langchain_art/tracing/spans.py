@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter
 from typing import Any, Literal, TypeAlias, TypeGuard
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from langgraph.errors import GraphBubbleUp, GraphRecursionError, ParentCommand
 
@@ -104,6 +104,7 @@ class SpanTree:
         self.in_scope = False
         """True if a `capture` scope says how the run ends, if it ends outside of graphs."""
         self._spans: dict[UUID, Span] = {}
+        self._again: dict[UUID, UUID] = {}  # a config's run_id that was used again -> the latest
         self._latest_attempt: dict[Task, UUID] = {}
         self._attempts: Counter[tuple[UUID | None, str]] = Counter()
         self._handlers: dict[str, Span] = {}  # a failed task's namespace -> its error handler
@@ -111,7 +112,7 @@ class SpanTree:
         self._clock = count(1)
 
     def __getitem__(self, run_id: UUID) -> Span:
-        return self._spans[run_id]
+        return self._spans[self._again.get(run_id, run_id)]
 
     def has(self, run_id: UUID | None) -> TypeGuard[UUID]:
         """True if a span was recorded."""
@@ -123,9 +124,14 @@ class SpanTree:
 
     def start(self, span: Span) -> bool:
         """Add a span. Returns whether it is a graph or chain with no known span above it."""
-        if (known := self._spans.get(span.run_id)) is not None:
-            span.attempt_number = known.attempt_number
-            return False
+        if span.parent is not None:
+            span.parent = self._again.get(span.parent, span.parent)
+        if self.has(span.run_id):
+            known = self[span.run_id]
+            if known.outcome is None:  # another handler of the run told it
+                span.run_id, span.attempt_number = known.run_id, known.attempt_number
+                return False
+            self._again[span.run_id] = span.run_id = uuid4()
         above = self._above(span)
         span.root = above.root if above else span.run_id
         if above is not None and above.namespace == span.namespace:
@@ -150,7 +156,7 @@ class SpanTree:
 
     def end(self, run_id: UUID, error: BaseException | None) -> bool:
         """Record a span's end. Returns whether the run ends with this span."""
-        span = self._spans[run_id]
+        span = self[run_id]
         span.ended = next(self._clock)
         span.ended_at = perf_counter()
         span.outcome = "ok"
@@ -165,14 +171,14 @@ class SpanTree:
         waits = span.outcome == "interrupted" or (span.waits and not span.namespace)
         if above is not None and waits:
             above.waits = True
-        if span.root != run_id or self._is_handled(span):
+        if span.root != span.run_id or self._is_handled(span):
             return False
         return span.kind != "model" or not self._graphs
 
     def interrupt(self, run_id: UUID | None) -> None:
         """Record that a graph waits at a node named in ``interrupt_before`` or ``_after``."""
-        if run_id is not None and (span := self._spans.get(run_id)) is not None:
-            span.waits = True
+        if self.has(run_id):
+            self[run_id].waits = True
 
     def outcome(self) -> SpanOutcome:
         """The worst outcome of the run's graphs, without those that another graph followed."""
@@ -209,7 +215,7 @@ class SpanTree:
         Such a graph's `namespace` does not contain them. Empty for parts of one graph.
         """
         found: list[str] = []
-        span = self._spans.get(parent) if parent else None
+        span = self[parent] if self.has(parent) else None
         while span is not None:
             if span.namespace and not _contains(span.namespace, namespace):
                 namespace = span.namespace

@@ -1,6 +1,7 @@
 """What a run came to, and which calls count, when graphs fail, wait, and are gone on with."""
 
 import asyncio
+import gc
 import logging
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -253,6 +254,26 @@ def test_two_handlers_tell_of_several_replies_once() -> None:
     assert told(run) == [("x", None), ("y", "unchosen")]
 
 
+def test_a_config_whose_run_id_is_used_again_is_another_run() -> None:
+    model, config = FakeListChatModel(responses=["x", "y"]), RunnableConfig(run_id=uuid4())
+    with capture() as run:
+        model.invoke("one", config)
+        model.invoke("two", config)
+    assert told(run) == [("x", None), ("y", None)]
+
+    def shaky(state: Any) -> None:
+        if said(state)["messages"][0].text == "x":
+            raise ValueError("no")
+
+    said = says("x", "y")
+    with capture() as run:
+        with suppress(ValueError):
+            line(a=shaky).invoke(ASK, config)
+        line(a=shaky).invoke(ASK, config)
+    assert told(run) == [("x", "error"), ("y", None)]
+    assert run.status == "completed"
+
+
 def test_a_scope_that_hears_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with capture() as run:
         line(n=lambda state: {}).invoke(ASK)
@@ -301,6 +322,32 @@ def test_a_scenario_may_be_a_question_of_any_length() -> None:
     assert run.trajectory().scenario == run.scenario != other.scenario
     with capture(scenario="q" * 256) as run:
         assert run.scenario == "q" * 256
+
+
+def test_a_stream_that_the_collector_closes_within_a_callback_ends_there() -> None:
+    class Collecting(list[Any]):
+        def __iter__(self) -> Any:
+            gc.collect()
+            return super().__iter__()
+
+    class Reader:
+        def __init__(self) -> None:
+            self.itself, self.stream = self, FakeListChatModel(responses=["ab"]).stream("?")
+
+    with capture() as run:
+        next(Reader().stream)
+        handler = CaptureHandler(run)
+
+        def ask() -> None:
+            handler.on_chat_model_start({}, [Collecting([HumanMessage("?")])], run_id=uuid4())
+
+        asking = threading.Thread(target=ask, daemon=True)
+        gc.disable()
+        asking.start()
+        asking.join(30)
+        gc.enable()
+        assert not asking.is_alive()
+    assert run.turns[0].error == "GeneratorExit: "
 
 
 # ---- the scope itself
