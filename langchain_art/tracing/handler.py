@@ -52,6 +52,15 @@ def _safely(
     return guarded
 
 
+def _kept(value: Any, depth: int = 8) -> Any:
+    """An input or output in lists and dicts of its own: the program may append to those it gave."""
+    if depth and type(value) is dict:
+        return {key: _kept(one, depth - 1) for key, one in cast("dict[Any, Any]", value).items()}
+    if depth and type(value) is list:
+        return [_kept(one, depth - 1) for one in cast("list[Any]", value)]
+    return value
+
+
 def _span(
     kind: Literal["chain", "tool", "model"],
     run_id: UUID,
@@ -206,9 +215,9 @@ class CaptureHandler(GraphCallbackHandler):
         span = _span(kind, run_id, self._parent(run_id, parent), metadata or {}, name)
         span.around = around
         if self.run.recorder.keeps_values:
-            span.input = inputs
+            span.input = _kept(inputs)
         if self.run.recorder.spans.start(span) and self.run.input is None:
-            self.run.input = inputs
+            self.run.input = _kept(inputs)
 
     @_safely
     def on_tool_start(
@@ -236,12 +245,14 @@ class CaptureHandler(GraphCallbackHandler):
         self.on_chain_error(error, run_id=run_id, **kwargs)
 
     def _end(self, run_id: UUID, outputs: Any, error: BaseException | None) -> None:
+        if self.run.recorder.keeps_values:
+            outputs = _kept(outputs)
         if not self.run.recorder.end_span(run_id, outputs, error):
             return
         if error is not None:
             self.run.fail(error)
         else:
-            self.run.output = outputs if outputs is not None else self.run.output
+            self.run.output = _kept(outputs) if outputs is not None else self.run.output
             self.run.complete()
 
     @_safely

@@ -131,7 +131,8 @@ class SpanTree:
             if known.outcome is None:  # another handler of the run told it
                 span.run_id, span.attempt_number = known.run_id, known.attempt_number
                 return False
-            self._again[span.run_id] = span.run_id = uuid4()
+            self._again[span.run_id] = uuid4()
+            span.run_id = self._again[span.run_id]
         above = self._above(span)
         span.root = above.root if above else span.run_id
         if above is not None and above.namespace == span.namespace:

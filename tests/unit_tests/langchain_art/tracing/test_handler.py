@@ -87,6 +87,19 @@ def test_input_output_and_a_failed_run() -> None:
     assert [turn.excluded_because for turn in run.turns] == [None]  # it may still earn a bad reward
 
 
+def test_input_and_output_are_those_of_the_call_whatever_is_appended_to_them() -> None:
+    graph = graph_of(a=node(Scripted(lines=["one", "two"]))).compile()
+    history: list[Any] = [HumanMessage("hi")]
+    with capture() as run:
+        history += graph.invoke({"messages": history})["messages"][1:]
+        history.append(HumanMessage("and?"))
+        state = graph.invoke({"messages": history})
+        state["messages"].append(HumanMessage("bye"))
+    found = run.trajectory()
+    assert [one["content"] for one in found.input["messages"]] == ["hi"]
+    assert [one["content"] for one in found.output["messages"]] == ["hi", "one", "and?", "two"]
+
+
 # ---- shapes
 
 
