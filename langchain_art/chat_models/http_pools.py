@@ -8,6 +8,7 @@ synchronous calls share one set of pools.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ class _Pools(Generic[PoolT]):
 
     def __init__(self, kind: Callable[..., PoolT]) -> None:
         self._kind = kind
+        self._clear()
+        if hasattr(os, "register_at_fork"):  # parent and child must not share a connection
+            os.register_at_fork(after_in_child=self._clear)
+
+    def _clear(self) -> None:
         self._pools: dict[_PoolKey, PoolT] = {}
         self._pending = 0  # requests that have no answer yet
         self._lock = Lock()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import trustme
 
-from langchain_art.chat_models import http_post
+from langchain_art.chat_models import http_pools, http_post
 from langchain_art.chat_models.http_pools import httpx
 from langchain_art.chat_models.http_post import POST_ERRORS, Answer, Connections, Target, post_async
 from tests.support.raw_server import RawServer, answer
@@ -322,17 +322,25 @@ def test_another_event_loop(server: RawServer) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_opens_its_own(server: RawServer) -> None:
+@pytest.mark.parametrize("of_the_sdk", [False, True])
+def test_a_forked_process_opens_its_own(server: RawServer, of_the_sdk: bool) -> None:
     kept, there = Connections(), target(server.root)
-    kept.post(there, b"1")
+
+    def post(body: bytes) -> None:
+        if of_the_sdk:  # streams, and calls with options of their own
+            http_pools.client.post(server.root, content=body)
+        else:
+            kept.post(there, body)
+
+    post(b"1")
     child = os.fork()
     if child == 0:
         try:
-            kept.post(there, b"2")
+            post(b"2")
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    kept.post(there, b"3")
+    post(b"3")
     assert connections(server) == [0, 1, 0]
 
 
