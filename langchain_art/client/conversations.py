@@ -158,6 +158,8 @@ def _plain(messages: Sequence[Any]) -> list[Message]:
                 )
         return plain
     # langchain-core, on first use
-    from langchain_core.messages import convert_to_openai_messages  # noqa: PLC0415
+    from langchain_core.messages import convert_to_messages  # noqa: PLC0415
 
-    return convert_to_openai_messages(list(messages), text_format="string")
+    from langchain_art.text_messages import openai_message  # noqa: PLC0415
+
+    return [openai_message(message) for message in convert_to_messages(messages)]

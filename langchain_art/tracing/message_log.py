@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, convert_to_openai_messages
+from langchain_core.messages import BaseMessage
 from pydantic import BaseModel
 
-from langchain_art.text_messages import text_message
+from langchain_art.text_messages import completed, openai_message
 from langchain_art.wire import Message
 from langchain_art.wire.images import without_data
 from langchain_art.wire.turn_links import ConversationTree, PromptPosition, nearest_call
@@ -25,57 +25,20 @@ from langchain_art.wire.turn_links import ConversationTree, PromptPosition, near
 _Json: TypeAlias = "dict[Any, Any] | list[Any] | str | float | None"
 #: A message's fields as they were when it was seen.
 _Fields: TypeAlias = "dict[str, Any]"
-# Content blocks of assistants, by LangChain's names and those of providers.
-_REASONING = ("reasoning", "thinking")
-_CALLS = ("tool_call", "tool_call_chunk", "invalid_tool_call", "function_call")
 _canonical = json.JSONEncoder(sort_keys=True).encode
 _DEPTH = 32  # of a graph's input or output; deeper values become text
 
 
 def wire_message(message: BaseMessage) -> Message:
-    """A LangChain message in OpenAI's format, as JSON values.
-
-    Reasoning, and tool calls whose arguments could not be parsed, are kept as the model wrote them.
-    A message that LangChain cannot convert is reduced to its text.
-    """
+    """`openai_message`, without images' data; one that LangChain cannot convert becomes text."""
     try:
-        if (text := text_message(message)) is not None:
-            return text
-        form = "block" if isinstance(message.content, list) else "string"
-        wire: Message = convert_to_openai_messages(message, text_format=form)
+        wire = openai_message(message)
     except (ValueError, TypeError, KeyError, AttributeError):
         # content blocks of another provider
-        wire = {"role": message.type, "content": str(message.content)}
-    if isinstance(message, ToolMessage):
-        wire.pop("name", None)  # not sent; the tool call has it
+        wire = completed({"role": message.type, "content": str(message.content)}, message)
     if isinstance(wire["content"], list):  # an image's data is the server's, which has it once
         wire["content"] = without_data(wire["content"])
-    if isinstance(message, AIMessage):
-        if isinstance(wire["content"], list):
-            _reduce_blocks(wire)
-        if reasoning := message.additional_kwargs.get("reasoning_content"):
-            wire["reasoning_content"] = reasoning
-        for call in message.invalid_tool_calls:
-            function = {"name": call["name"], "arguments": call["args"]}
-            wire.setdefault("tool_calls", []).append(
-                {"type": "function", "id": call["id"], "function": function}
-            )
-        if "tool_calls" in wire:
-            wire["content"] = wire["content"] or None  # as OpenAI's format has it
     return wire
-
-
-def _reduce_blocks(wire: Message) -> None:
-    """Move reasoning out of an assistant's content blocks, and drop its tool calls from them."""
-    blocks: list[dict[str, Any]] = []
-    for block in wire["content"]:
-        kind = block.get("type")
-        if kind in _REASONING:
-            if isinstance(text := block.get(kind), str) and text:
-                wire["reasoning_content"] = wire.get("reasoning_content", "") + text
-        elif kind not in _CALLS:
-            blocks.append(block)
-    wire["content"] = blocks
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 from langchain_art import ChatART
+from langchain_art.client.conversations import read_conversations
 from langchain_art.text_messages import text_message
 from langchain_art.tracing.message_log import wire_message
 
@@ -100,3 +101,18 @@ def test_the_order_of_messages_of_both_kinds_is_kept() -> None:
     ]
     alone = [model._get_request_payload([message])["messages"][0] for message in prompt]
     assert model._get_request_payload(prompt)["messages"] == alone
+
+
+def test_a_conversation_to_learn_from_has_what_a_captured_run_has_and_its_images() -> None:
+    broken = {"name": "f", "args": "{", "id": "c", "error": None, "type": "invalid_tool_call"}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    replies = [
+        AIMessage("a", additional_kwargs={"reasoning_content": "so"}),
+        AIMessage([{"type": "reasoning", "reasoning": "so"}, {"type": "text", "text": "a"}]),
+        AIMessage("", invalid_tool_calls=[broken]),
+    ]
+    chain = [one for reply in replies for one in (HumanMessage([image]), reply)]
+    [read] = read_conversations([chain])
+    assert not isinstance(read, str)
+    assert [turn.reply for turn in read.turns] == [wire_message(reply) for reply in replies]
+    assert all(turn.messages[-1]["content"] == [image] for turn in read.turns)
