@@ -220,8 +220,10 @@ class MessageLog:
 
     def _number(self, message: BaseMessage) -> int:
         """The number of a message that is new, or was changed; equal messages have one number."""
-        number = self._intern(_wire_copy(message))
-        self._seen[id(message)] = message, _fields(message), number
+        known, number = len(self.messages), self._intern(_wire_copy(message))
+        # Of an image in its own format, LangChain shows each call another copy, with all its data.
+        if number == known or isinstance(message.content, str):
+            self._seen[id(message)] = message, _fields(message), number
         return number
 
     def _intern(self, wire: Message) -> int:

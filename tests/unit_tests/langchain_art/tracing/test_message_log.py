@@ -1,12 +1,14 @@
 """Messages in the log are those that were sent: what ChatART sends is the measure."""
 
+import tracemalloc
 from typing import Any
 
 import numpy
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from langchain_art import ChatART
+from langchain_art import ChatART, capture
 from langchain_art.tracing.message_log import MessageLog, SampledReply, wire_message
 
 CALL: Any = {"name": "look", "args": {"what": "Tür"}, "id": "c1", "type": "tool_call"}
@@ -201,6 +203,20 @@ def test_an_artifact_that_cannot_be_compared_is_no_error() -> None:
     first = log.add_prompt([message], "a:1")
     message.artifact = numpy.ones(2)
     assert log.add_prompt([message], "a:1").new == first.new
+
+
+def test_an_image_that_langchain_copies_for_each_call_is_kept_once() -> None:
+    model = FakeListChatModel(responses=["ok"])
+    image = {"type": "image", "base64": "AAAA" * 250_000, "mime_type": "image/png"}
+    history: list[Any] = [HumanMessage([image])]
+    with capture() as run:
+        tracemalloc.start()
+        for _ in range(10):
+            history.append(model.invoke(history))
+        kept = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert kept < 3_000_000
+    assert [turn.extends for turn in run.turns] == [None, *range(9)]
 
 
 def test_a_message_is_converted_once() -> None:
