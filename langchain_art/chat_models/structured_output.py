@@ -49,10 +49,7 @@ def response_format(schema: Any, strict: bool | None = None) -> dict[str, Any]:
         if {"name", "schema"} <= given.keys():
             return {"type": "json_schema", "json_schema": given}
         if "title" in given and "properties" not in given:  # LangChain would drop what there is
-            schema = {
-                "name": given["title"],
-                "parameters": {k: v for k, v in given.items() if k not in _TOLD_ELSEWHERE},
-            }
+            schema = {"name": given["title"], "parameters": _parameters(given)}
     function = openai_tool(schema, strict=strict)["function"]
     named: dict[str, Any] = {"name": function["name"], "schema": function.get("parameters", {})}
     if strict is not None:
@@ -77,11 +74,16 @@ def openai_tool(tool: Any, *, strict: bool | None = None) -> dict[str, Any]:
         ) from error
     whole = _json_schema(tool) if "{}" in str(found) else {}
     if _is_recursive(whole):
-        root = whole["$defs"].get(str(whole.get("$ref")).rpartition("/")[2], {})
-        parameters = {k: v for k, v in {**whole, **root}.items() if k not in _TOLD_ELSEWHERE}
-        function = {**found["function"], "parameters": parameters}
+        function = {**found["function"], "parameters": _parameters(whole)}
         found["function"] = convert_to_openai_function(function, strict=strict)
     return found
+
+
+def _parameters(whole: dict[str, Any]) -> dict[str, Any]:
+    """A schema without what a function says elsewhere; a root that is a reference is resolved."""
+    known = {**whole.get("definitions", {}), **whole.get("$defs", {})}
+    root = known.get(str(whole.get("$ref")).rpartition("/")[2], {})
+    return {k: v for k, v in {**whole, **root}.items() if k not in _TOLD_ELSEWHERE}
 
 
 def _json_schema(tool: Any) -> dict[str, Any]:

@@ -139,6 +139,16 @@ def test_a_json_schema_without_properties_is_sent_whole() -> None:
     assert told == {"name": "Either", "schema": {"anyOf": either["anyOf"]}}
 
 
+@pytest.mark.parametrize("definitions", ["$defs", "definitions"])
+def test_a_json_schema_whose_root_is_a_reference_is_that(definitions: str) -> None:
+    whole = json.loads(json.dumps(Node.model_json_schema()).replace("$defs", definitions))
+    bound: Any = ChatART(model="p").with_structured_output({"title": "Tree", **whole})
+    told = bound.first.kwargs["response_format"]["json_schema"]
+    root = {k: v for k, v in whole[definitions]["Node"].items() if k[0] not in "td"}
+    assert told["name"] == "Tree"
+    assert told["schema"] == {definitions: whole[definitions], "type": "object", **root}
+
+
 def test_a_recursive_typed_dict_is_refused_in_words() -> None:
     with pytest.raises(ConfigError, match=r"TypedDict 'Typed', which holds itself.*pydantic"):
         ChatART(model="p").with_structured_output(Typed)
