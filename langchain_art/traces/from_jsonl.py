@@ -72,10 +72,7 @@ def _of_observations(lines: list[Mapping[str, Any]]) -> Read:
 
 
 def _conversation(line: Mapping[str, Any]) -> StoredTrace:
-    try:
-        messages, tools = prompt_of(dict(line))
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable("unknown_shape") from error
+    messages, tools = prompt_of(dict(line))
     *prompt, reply = messages
     if reply["role"] != "assistant" or not prompt:
         raise Unreadable("unknown_shape")

@@ -103,11 +103,8 @@ def _call(one: ObservationV2) -> Turn | None:
     metadata, failed = one.metadata or {}, one.level == "ERROR"
     if one.output is None and failed:
         return None
-    try:
-        messages, tools = prompt_of(one.input)
-        reply = None if one.output is None else reply_of(one.output)
-    except (ValueError, KeyError, TypeError) as error:
-        raise Unreadable("unknown_shape") from error
+    messages, tools = prompt_of(one.input)
+    reply = None if one.output is None else reply_of(one.output)
     if not reply:
         raise Unreadable("unknown_shape")
     usage = None

@@ -127,14 +127,11 @@ def _call(run: Mapping[str, Any]) -> Turn:
     """A call, whose reply keeps LangChain's metadata of the response."""
     extra = run.get("extra") or {}
     asked, metadata = extra.get("invocation_params") or {}, extra.get("metadata") or {}
-    try:
-        given = run["inputs"]["messages"]
-        if given and isinstance(given[0], list):  # one list a prompt, of which there is one
-            [given] = given
-        reply, about = _message(_reply(run["outputs"]))
-        messages = [_message(one)[0] for one in given]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise Unreadable("unknown_shape") from error
+    given = run["inputs"]["messages"]
+    if given and isinstance(given[0], list):  # one list a prompt, of which there is one
+        [given] = given
+    reply, about = _message(_reply(run["outputs"]))
+    messages = [_message(one)[0] for one in given]
     response = about.get("response_metadata") or {}
     return Turn(
         messages=tuple(messages),

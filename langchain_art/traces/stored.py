@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, ParamSpec
 
-from pydantic import ValidationError
-
 from langchain_art.client.sync_client import ArtClient, found_or_none
 from langchain_art.export.brief import was_cut
 from langchain_art.tracing.message_log import jsonable
@@ -72,7 +70,7 @@ class Read:
         """Add the trace that `make` makes of these arguments, or count why it cannot be read."""
         try:
             self.traces.append(make(*args, **kwargs))
-        except (Unreadable, ValidationError) as error:
+        except (Unreadable, ValueError, LookupError, TypeError, AttributeError) as error:
             reason = str(error) if isinstance(error, Unreadable) else "unknown_shape"
             self.unreadable[reason] = self.unreadable.get(reason, 0) + 1
 

@@ -63,15 +63,13 @@ def training_trace(client: ArtClient, run_id: str) -> dict[str, Any]:
 def stored_trace(line: Mapping[str, Any]) -> StoredTrace:
     """A training trace as a stored one; ``id``, ``scenario`` and ``score`` may stand beside it.
 
-    Raises Unreadable. Its calls have the turns' ``node_id`` as ids: this server knows its own.
+    Raises Unreadable, or what reading another shape raises (`Read.add` counts it). Its calls have
+    the turns' ``node_id`` as ids: this server knows its own.
     """
     if line["schema_version"] != SCHEMA or not line.get("turns"):
         raise Unreadable("unknown_shape" if line.get("turns") else "no_calls")
-    try:
-        calls = [_call(turn) for turn in line["turns"]]
-        known: Mapping[str, Any] = line["turns"][0].get("metadata") or {}
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise Unreadable("unknown_shape") from error
+    calls = [_call(turn) for turn in line["turns"]]
+    known: Mapping[str, Any] = line["turns"][0].get("metadata") or {}
     prompt = calls[0].messages
     first = next((one for one in prompt if one["role"] == "user"), prompt[-1])
     written = json.dumps([turn["node_id"] for turn in line["turns"]])

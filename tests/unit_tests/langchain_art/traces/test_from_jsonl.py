@@ -36,6 +36,34 @@ def test_a_conversation_is_a_trace_of_one_call(tmp_path: Path) -> None:
     assert read.unreadable == {"unknown_shape": 1}
 
 
+LLM = {"id": "r", "run_type": "llm", "inputs": {"messages": [USER]}, "outputs": {"message": ANSWER}}
+TURN = {
+    "node_id": "c",
+    "request": {"messages": [USER]},
+    "response": {"choices": [{"message": ANSWER}]},
+    "loss_mask": [1],
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "odd"),
+    [
+        ({"messages": [USER, ANSWER]}, {"messages": [USER, ANSWER | {"tool_calls": "find"}]}),
+        (LLM, {"inputs": {"messages": ["When?"]}}),
+        (LLM, {"outputs": "In May."}),
+        (LLM, {"extra": {"invocation_params": {"tools": 1}}}),
+        (LLM, {"feedback_stats": "good"}),
+        ({"schema_version": 1, "turns": [TURN]}, {"turns": [TURN | {"metadata": "none"}]}),
+    ],
+)
+def test_a_line_of_an_odd_shape_is_counted_and_the_others_are_read(
+    tmp_path: Path, line: dict[str, Any], odd: dict[str, Any]
+) -> None:
+    read = read_file(file(tmp_path, line, line | {"id": "s", "trace_id": "s"} | odd))
+    assert len(read.traces) == 1
+    assert read.unreadable == {"unknown_shape": 1}
+
+
 @pytest.mark.parametrize(
     ("given", "name"),
     [
