@@ -66,6 +66,7 @@ def _span(
     run_id: UUID,
     parent: UUID | None,
     metadata: dict[str, Any],
+    handler: int,
     name: str = "",
 ) -> Span:
     thread = metadata.get("thread_id")
@@ -76,6 +77,7 @@ def _span(
         namespace=metadata.get("langgraph_checkpoint_ns") or "",
         step=metadata.get("langgraph_step"),
         thread=None if thread is None else str(thread),
+        handler=handler,
         name=name,
     )
 
@@ -135,7 +137,8 @@ class CaptureHandler(GraphCallbackHandler):
         if (around := self._around(parent)) is not None:
             parent, metadata = around.run_id, around.complete(metadata)
             tags = [*around.tags, *tags]
-        span = _span("model", run_id, self._parent(run_id, parent), metadata)
+        above = self._parent(run_id, parent)
+        span = _span("model", run_id, above, metadata, self._serial)
         span.alone = kwargs.get("batch_size", 1) == 1
         recorder.spans.start(span)
         # In the later steps of a node that is a chain, LangGraph's own count is not available.
@@ -212,7 +215,8 @@ class CaptureHandler(GraphCallbackHandler):
             parent, metadata = around.run_id, around.complete(metadata)
             around = replace(around, run_id=run_id)
         name = more.get("name") or (serialized or {}).get("name") or ""
-        span = _span(kind, run_id, self._parent(run_id, parent), metadata or {}, name)
+        above = self._parent(run_id, parent)
+        span = _span(kind, run_id, above, metadata or {}, self._serial, name)
         span.around = around
         if self.run.recorder.keeps_values:
             span.input = _kept(inputs)

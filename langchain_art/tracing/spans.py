@@ -61,6 +61,8 @@ class Span:
     """Input by the graph, if the run keeps values (`RunRecorder.keeps_values`); so is `output`. Of
     a model call, the turn has both."""
     output: Any = None
+    handler: int = 0
+    """Number of the handler that told its start."""
     around: Surroundings | None = None
     """Inherited by the calls of a chain or tool with callbacks of its own, and of those in it."""
 
@@ -128,7 +130,7 @@ class SpanTree:
             span.parent = self._again.get(span.parent, span.parent)
         if self.has(span.run_id):
             known = self[span.run_id]
-            if known.outcome is None:  # another handler of the run told it
+            if known.outcome is None and known.handler != span.handler:  # both are of this run
                 span.run_id, span.attempt_number = known.run_id, known.attempt_number
                 return False
             self._again[span.run_id] = uuid4()

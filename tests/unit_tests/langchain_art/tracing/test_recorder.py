@@ -261,6 +261,17 @@ def test_a_config_whose_run_id_is_used_again_is_another_run() -> None:
         model.invoke("two", config)
     assert told(run) == [("x", None), ("y", None)]
 
+    slow = FakeListChatModel(responses=["z"], sleep=0.5)
+
+    async def again() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(slow.ainvoke("?", config), 0.1)
+        await model.ainvoke("?", config)
+
+    with capture() as run:
+        asyncio.run(again())
+    assert told(run) == [(None, "error"), ("x", None)]
+
     def shaky(state: Any) -> None:
         if said(state)["messages"][0].text == "x":
             raise ValueError("no")
