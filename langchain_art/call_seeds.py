@@ -3,8 +3,8 @@
 A run with a key samples the same tokens again, whatever runs beside it. A call's seed is the first
 63 bits of SHA-256 over the run's key, the names of the nodes around the call and its messages
 without the ids in them (as JSON), and the number of such calls in the run before it. So the order
-in which parallel branches call does not count, a call that is asked again draws anew, and one that
-failed and is made again gets the seed that it had.
+in which parallel branches call does not count unless they ask the same, a call that is asked again
+draws anew, and one that failed and is made again gets the seed that it had.
 """
 
 from __future__ import annotations

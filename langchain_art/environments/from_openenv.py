@@ -73,7 +73,7 @@ def from_openenv(
 def _only_field(base_url: str) -> str | None:
     """The only field that an action of the server must have; None: there are several, or none."""
     try:
-        answer = httpx.get(f"{base_url}/schema").raise_for_status()
+        answer = httpx.get(f"{base_url.rstrip('/')}/schema").raise_for_status()
     except httpx.HTTPError as error:
         raise ConfigError(f"got no schema of actions from {base_url!r}: {error}") from error
     required: list[str] = answer.json()["action"].get("required", [])

@@ -3,8 +3,10 @@
 import random
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 import reasoning_gym
 import textarena
@@ -13,7 +15,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_art import gather
-from langchain_art.environments import from_reasoning_gym, from_textarena
+from langchain_art.environments import from_openenv, from_reasoning_gym, from_textarena
 from langchain_art.errors import ConfigError
 
 
@@ -67,6 +69,21 @@ def test_a_dataset_without_a_seed_and_a_library_that_is_not_there_are_refused(
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(ConfigError, match=r"langchain-art\[textarena\]"):
         from_textarena("GuessTheNumber-v0", graph_of(str), games=60, held_out=5)
+
+
+def test_the_address_of_an_openenv_server_may_end_with_a_slash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def get(url: str) -> httpx.Response:
+        asked.append(url)
+        return httpx.Response(200, json={"action": {}}, request=httpx.Request("GET", url))
+
+    monkeypatch.setitem(sys.modules, "openenv", ModuleType("openenv"))
+    monkeypatch.setattr(httpx, "get", get)
+    from_openenv("http://localhost:8000/", graph_of(str), resets=[{"seed": 0}], held_out=0)
+    assert asked == ["http://localhost:8000/schema"]
 
 
 async def test_a_state_without_messages_is_said() -> None:
