@@ -150,7 +150,8 @@ class Outbox:
         self._sender = Sender(spool, to, warn)
         self._warn = warn
         self._waiting: list[ExportedRun] = []
-        self._lock, self._disk = threading.Lock(), threading.Lock()
+        # Reentrant: the collector may end a half-read generator, and its scope, within `put`.
+        self._lock, self._disk = threading.RLock(), threading.Lock()
         self._writer: threading.Timer | None = None
         self.closed = False
         self.waited = waited

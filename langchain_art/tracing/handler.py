@@ -52,7 +52,7 @@ def _safely(
     return guarded
 
 
-def _kept(value: Any, depth: int = 8) -> Any:
+def _kept(value: Any, depth: int = 4) -> Any:
     """An input or output in lists and dicts of its own: the program may append to those it gave."""
     if depth and type(value) is dict:
         return {key: _kept(one, depth - 1) for key, one in cast("dict[Any, Any]", value).items()}

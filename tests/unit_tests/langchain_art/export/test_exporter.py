@@ -1,6 +1,10 @@
 """`Exporter`: what it refuses, what it samples, and what it makes of a run of production."""
 
+import gc
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +74,34 @@ def test_a_run_of_production_brings_its_session_and_user() -> None:
     assert (labels.name, labels.environment) == ("mail", "production")
     server_has = production_run(exported().trajectory, None, ())
     assert server_has.labels.session is None and len(server_has.spans) == 4
+
+
+def test_a_scope_that_the_collector_ends_while_another_is_exported(tmp_path: Path) -> None:
+    class Collecting(list[Any]):
+        def append(self, value: Any) -> None:
+            gc.collect()
+            super().append(value)
+
+    class Reader:
+        def __init__(self) -> None:
+            self.itself, self.items = self, self.read()
+
+        def read(self) -> Iterator[int]:
+            with capture(export=exporter):
+                yield 1
+
+    with Exporter(spool=tmp_path) as exporter:
+        outbox = exporter.outbox()
+        outbox._waiting = waiting = Collecting()
+        gc.disable()
+        next(Reader().items)
+        adding = threading.Thread(target=exporter.add, args=[exported().trajectory], daemon=True)
+        adding.start()
+        adding.join(30)
+        gc.enable()
+        assert not adding.is_alive()
+        assert len(waiting) == 2
+        waiting.clear()
 
 
 def test_no_exporter_and_no_spool_are_refused(tmp_path: Path) -> None:
