@@ -128,7 +128,7 @@ def _generator_around() -> FrameType | None:
 
 
 _ENTERING = ("__enter__", "__aenter__", "enter_context", "enter_async_context")
-_FIXTURES = ("_pytest.", "pytest_", "anyio.")
+_FIXTURES = ("_pytest.", "pytest_", "pluggy.", "anyio.")
 
 
 class _Hook:

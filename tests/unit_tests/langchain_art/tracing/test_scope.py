@@ -2,12 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from queue import Queue
 from threading import Event
 from typing import Any
 
+import pluggy
 import pytest
 from langchain_core.callbacks import StdOutCallbackHandler
 from langchain_core.language_models import FakeListChatModel
@@ -327,6 +328,33 @@ async def test_an_asynchronous_context_manager_too() -> None:
     async with arecorded() as run:
         await model.ainvoke("around")
     assert heard(run) == ["around"]
+
+
+def test_a_hook_wrapper_opens_its_scope_for_the_hooks_in_it() -> None:
+    runs: list[Any] = []
+
+    class Hooks:
+        @pluggy.HookspecMarker("asking")
+        def ask(self) -> None: ...
+
+    class Recording:
+        @pluggy.HookimplMarker("asking")(wrapper=True)
+        def ask(self) -> Generator[None, Any, Any]:
+            with capture() as run:
+                runs.append(run)
+                return (yield)
+
+    class Asking:
+        @pluggy.HookimplMarker("asking")
+        def ask(self) -> None:
+            model.invoke("hook")
+
+    manager = pluggy.PluginManager("asking")
+    manager.add_hookspecs(Hooks)
+    for plugin in (Recording(), Asking()):
+        manager.register(plugin)
+    manager.hook.ask()
+    assert heard(runs[0]) == ["hook"]
 
 
 @pytest.fixture
