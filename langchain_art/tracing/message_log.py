@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from langchain_core.messages import BaseMessage
@@ -120,6 +120,8 @@ def jsonable(value: Any, depth: int = _DEPTH) -> Any:
     if depth > 0:
         if isinstance(value, BaseModel):
             value = dict(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            value = {field.name: getattr(value, field.name, None) for field in fields(value)}
         if isinstance(value, Mapping):
             return {_text(key): jsonable(item, depth - 1) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):

@@ -7,6 +7,7 @@ model is a fake that says what the test wants.
 import math
 import operator
 import threading
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -98,6 +99,21 @@ def test_input_and_output_are_those_of_the_call_whatever_is_appended_to_them() -
     found = run.trajectory()
     assert [one["content"] for one in found.input["messages"]] == ["hi"]
     assert [one["content"] for one in found.output["messages"]] == ["hi", "one", "and?", "two"]
+
+
+def test_a_state_that_is_a_data_class_is_recorded_by_its_fields() -> None:
+    @dataclass
+    class Question:
+        words: str
+        messages: list[Any] = field(default_factory=list[Any])
+
+    graph = StateGraph(Question).add_node("n", lambda state: {"words": state.words + "!"})
+    with capture() as run:
+        graph.add_edge(START, "n").compile().invoke(Question("why?", [HumanMessage("hi")]))
+    assert run.trajectory().input == {
+        "words": "why?",
+        "messages": [{"role": "user", "content": "hi"}],
+    }
 
 
 # ---- shapes
