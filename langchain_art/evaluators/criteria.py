@@ -91,11 +91,11 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
             )
         if optimal_steps is not None and optimal_steps < 1:
             raise ConfigError(f"got {optimal_steps=}, expected at least 1")
-        if isinstance(required_actions, str):
-            raise ConfigError(f"got {required_actions=}, expected a list of names")
+        completeness((), () if required_actions is None else required_actions)  # or it raises
         self._measure = accuracy if callable(accuracy) else _MEASURES[accuracy]
-        self._expected, self._answer = expected, answer
-        self._optimal, self._required = optimal_steps, required_actions
+        self.expected, self._answer = expected, answer
+        self.optimal_steps = optimal_steps
+        self.required_actions = None if required_actions is None else tuple(required_actions)
         self._errors, self._seconds = errors, seconds
         if seconds is not None:
             weight = self._weights({}).get("user_satisfaction", 0.0)
@@ -112,7 +112,7 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         """The weights of the criteria that can be computed, with sum 1."""
         if not self._may_leave_out:
             return self.weights
-        given = {"efficiency": self._optimal, "completeness": self._required}
+        given = {"efficiency": self.optimal_steps, "completeness": self.required_actions}
         keys = {"efficiency": "optimal_steps", "completeness": "required_actions"}
         unknown = {c for c, key in keys.items() if given[c] is None and scenario.get(key) is None}
         left = {name: weight for name, weight in self.weights.items() if name not in unknown}
@@ -132,21 +132,21 @@ class WeightedCriteriaEvaluator(GroupEvaluator):
         return Score(_clamped(value), words, parts)
 
     def _accuracy(self, run: Trajectory, scenario: Scenario) -> float:
-        if callable(self._expected):
-            right = self._expected(scenario)
+        if callable(self.expected):
+            right = self.expected(scenario)
         else:
-            right = _required(scenario, "accuracy", self._expected, "expected")
+            right = _required(scenario, "accuracy", self.expected, "expected")
         value = float(self._measure(self._answer(run), right))
         if not math.isfinite(value):
             raise ConfigError(f"accuracy= gave {value!r} for run {run.id!r}, expected 0 to 1")
         return _clamped(value)
 
     def _efficiency(self, run: Trajectory, scenario: Scenario) -> float:
-        optimal = self._optimal or _required(scenario, "efficiency", "optimal_steps")
+        optimal = self.optimal_steps or _required(scenario, "efficiency", "optimal_steps")
         return efficiency(run_facts.steps(run), int(optimal))
 
     def _completeness(self, run: Trajectory, scenario: Scenario) -> float:
-        required = self._required
+        required = self.required_actions
         if required is None:
             required = _required(scenario, "completeness", "required_actions")
         return completeness(run_facts.actions(run), required)
@@ -165,6 +165,8 @@ def efficiency(steps: int, optimal: int) -> float:
 
 def completeness(done: Sequence[str], required: Sequence[str]) -> float:
     """The share of the distinct required actions that were done; 1 if none is required."""
+    if isinstance(required, str):  # whose letters would be names
+        raise ConfigError(f"got required_actions={required!r:.100}, expected a list of names")
     wanted = set(required)
     return len(wanted & set(done)) / len(wanted) if wanted else 1.0
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from numbers import Number
 from pathlib import Path
+from tokenize import TokenError
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
@@ -162,13 +163,14 @@ def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:
             members = {key: value}
             if key == "judge":
                 plain[key] = str(value)
-            elif isinstance(value, str | int | float) and not key.startswith("_"):
+            elif isinstance(value, str | int | float | tuple) and not key.startswith("_"):
                 plain[key] = repr(value)
         for part, one in members.items():
             if isinstance(one, GroupEvaluator):
                 found |= _judge(one, f"{name}.{part}")
             elif callable(one) and key != "judge":
                 found |= {k: v for k, v in source_of(one, f"{name}.{part}").items() if v}
+                plain[f"{key}: {part}"] = getattr(one, "__qualname__", "")  # of a library, too
     text = json.dumps(plain, sort_keys=True)
     return {f"{name}'s settings": hashlib.sha256(text.encode()).hexdigest()[:16], **found}
 
@@ -219,8 +221,12 @@ _LIBRARIES = tuple(
 )
 #: This package, where it is a checkout.
 _OURS = str(Path(__file__).resolve().parents[1])
-#: Attributes in which LangChain's and LangGraph's objects keep the functions that they are made of.
-_INNER = ("func", "afunc", "coroutine", "bound", "first", "middle", "last", "_tools_by_name")
+#: Attributes in which objects of LangChain, LangGraph, LangSmith and Python keep the functions that
+#: they are made of.
+_INNER = (
+    *("func", "afunc", "coroutine", "bound", "first", "middle", "last", "_tools_by_name"),
+    "__wrapped__",  # of `functools.cache`
+)
 #: Containers with more are data.
 _MOST = 200
 
@@ -252,7 +258,8 @@ class _Reader:
         elif isinstance(value, MethodType):
             owner = cast("type", type(value.__self__))
             own = is_own_module(sys.modules.get(owner.__module__))
-            self.read(owner if own else value.__func__, name)
+            for one in (owner,) if own else (value.__func__, value.__self__):
+                self.read(one, name)
         elif isinstance(value, FunctionType):
             self._function(inspect.unwrap(value), name)
         elif isinstance(value, type):
@@ -307,7 +314,8 @@ class _Reader:
                 if callable(one) or hasattr(one, "func"):
                     self.read(one, name)
             return
-        nodes: Any = getattr(getattr(value, "builder", None), "nodes", None)
+        # Without asking the object, which may be a proxy of something that is not there yet.
+        nodes: Any = getattr(inspect.getattr_static(value, "builder", None), "nodes", None)
         if isinstance(nodes, Mapping):
             for node, spec in nodes.items():
                 self.read(getattr(spec, "runnable", spec), f"node {node}")
@@ -359,13 +367,18 @@ def _text(value: FunctionType | type) -> str:
     Empty without source.
     """
     try:
-        text = textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):
+        source = inspect.getsource(value)
+    except (OSError, TypeError, SyntaxError, TokenError):  # there is none, or the file is changed
         return ""
-    try:
-        tree: ast.AST = ast.parse(text)
-    except SyntaxError:  # lines of a lambda that are a part of a statement
-        return text[text.index("lambda") :]
-    if value.__name__ != "<lambda>":
+    tree: ast.AST | None = None
+    text = textwrap.dedent(source)
+    # A comment or a line of a text that stands at the margin keeps what is nested from dedenting.
+    for whole in (text, f"if True:\n{source}"):
+        with suppress(SyntaxError):
+            tree = tree or ast.parse(whole)
+    is_lambda = value.__name__ == "<lambda>"
+    if tree is None:  # lines of a lambda that are a part of a statement
+        return text[max(0, text.find("lambda") if is_lambda else 0) :]
+    if not is_lambda:
         return ast.unparse(tree)
     return "\n".join(ast.unparse(one) for one in ast.walk(tree) if isinstance(one, ast.Lambda))

@@ -78,6 +78,14 @@ def test_completeness_is_the_share_of_required_actions() -> None:
     assert completeness([], ["search"]) == 0.0
 
 
+async def test_one_name_is_no_list_of_required_actions_wherever_it_is_given() -> None:
+    criteria = WeightedCriteriaEvaluator(weights={"completeness": 1.0})
+    with pytest.raises(ConfigError, match="got required_actions='search', expected a list"):
+        await criteria.ascore(group(run("a", says("x")), required_actions="search"))
+    with pytest.raises(ConfigError, match="got required_actions='search', expected a list"):
+        WeightedCriteriaEvaluator(required_actions="search")
+
+
 @pytest.mark.parametrize(
     ("measure", "answer", "expected", "value"),
     [

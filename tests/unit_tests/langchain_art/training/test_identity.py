@@ -1,6 +1,7 @@
 """The identity of a fit, and what counts as the source of a rollout: nothing of libraries."""
 
 import importlib.util
+import linecache
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,14 @@ from pydantic import BaseModel
 
 from langchain_art import ChatART
 from langchain_art.errors import ConfigError
-from langchain_art.evaluators import SumEvaluator, own_rewards
+from langchain_art.evaluators import (
+    GroupEvaluator,
+    SumEvaluator,
+    VoteEvaluator,
+    WeightedCriteriaEvaluator,
+    own_rewards,
+)
+from langchain_art.evaluators.integrations.existing import from_langsmith
 from langchain_art.training.addresses import folder_of, sampling_settings
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.identity import FitIdentity, identity_of, source_of
@@ -118,6 +126,30 @@ def test_settings_of_an_evaluator_count() -> None:
     assert words == "the evaluator's source (evaluator's settings)"
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (VoteEvaluator([judge, own_rewards]), VoteEvaluator([judge, own_rewards], by="mean")),
+        (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(accuracy="string")),
+        (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(expected="solution")),
+        (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(optimal_steps=3)),
+        (WeightedCriteriaEvaluator(optimal_steps=9), WeightedCriteriaEvaluator(optimal_steps=3)),
+        (
+            WeightedCriteriaEvaluator(required_actions=["read"]),
+            WeightedCriteriaEvaluator(required_actions=["search"]),
+        ),
+        (
+            from_langsmith(lambda outputs: outputs["a"], "same"),
+            from_langsmith(lambda outputs: outputs["b"], "same"),
+        ),
+    ],
+)
+def test_each_setting_of_an_evaluator_counts(before: GroupEvaluator, after: GroupEvaluator) -> None:
+    assert told(evaluator=before).differences(told(evaluator=before)) == []
+    [words] = told(evaluator=before).differences(told(evaluator=after))
+    assert words.startswith("the evaluator's source")
+
+
 def test_settings_of_the_chat_model_count_where_it_is_given() -> None:
     def model(**settings: Any) -> dict[str, Any]:
         return sampling_settings(ChatART(model="p", base_url="http://h/v1", **settings))
@@ -187,7 +219,7 @@ def test_a_policy_may_be_named_as_a_setting(policy: str) -> None:
 
 PROGRAM = """
 import json, math
-from functools import wraps
+from functools import cache, partial, wraps
 from typing import TypedDict
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
@@ -244,6 +276,19 @@ def counted(bonus):
         nonlocal seen
         seen += 1
         return bonus
+    return inner
+class Unready:
+    def __getattr__(self, name): raise RuntimeError("not yet")
+session = Unready()
+@cache
+def known(x): return helper(x)
+def at_the_margin():
+    @logged
+    async def inner(s):
+# not yet
+        prompt = '''Answer
+at once.'''
+        return known(len(prompt)) if session else 0
     return inner
 """
 
@@ -302,6 +347,11 @@ def differing(program: Callable[..., Any], name: str, *changes: tuple[str, str])
         ("with_agent", ("helper(2) else", "helper(3) else"), {"Cap"}),
         ("with_agent", ("x + 1", "x + 2"), {"helper"}),
         ("steps", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
+        ("graph.ainvoke", ('score("y")', 'score("z")'), {"node n"}),
+        ("at_the_margin()", ("at once", "at length"), {"rollout"}),
+        ("at_the_margin()", ("# not yet", "# never"), set()),
+        ("at_the_margin()", ("x + 1", "x + 2"), {"helper"}),
+        ("partial(Agent.roll, Agent())", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
     ],
 )
 def test_what_a_change_changes(
@@ -339,6 +389,15 @@ def test_without_source_text_a_function_is_known_as_such(text: str) -> None:
     names: dict[str, Any] = {}
     exec(text, names)
     assert source_of(names["made"], "rollout") == {"rollout": ""}
+
+
+def test_a_file_that_is_changed_while_the_program_runs_has_some_source(
+    program: Callable[..., Any],
+) -> None:
+    module = program()
+    Path(module.__file__).write_text("X = [\n" * 50)
+    linecache.checkcache()
+    assert source_of(module.at_home, "rollout")
 
 
 def test_what_is_no_own_code_is_known_as_such() -> None:
