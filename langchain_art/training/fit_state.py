@@ -218,11 +218,11 @@ class History(FitRecords):
         self._pending = directory / "pending.json"
         state = read_state(directory / FIT, FitState)
         pinned = frozenset[str]() if state is None else state.pinned
-        if state is not None and fresh:
-            earlier = directory / "earlier" / state.fit_id
-            earlier.mkdir(parents=True, exist_ok=True)
+        if state is None or fresh:  # lines whose fit.json somebody deleted are of no known fit
+            earlier = directory / "earlier" / (state.fit_id if state else uuid.uuid4().hex[:12])
             for path in (self._pending, self._lines, directory / FIT):  # what it is known by, last
                 if path.exists():
+                    earlier.mkdir(parents=True, exist_ok=True)
                     path.rename(earlier / path.name)
             state = None
         self.resumed = state is not None
@@ -258,7 +258,7 @@ class History(FitRecords):
 
     def append(self, record: Line) -> None:
         """Add a line; when this returns, it is on disk."""
-        with self._lines.open("a") as file:
+        with self._lines.open("a", encoding="utf-8") as file:
             file.write(record.model_dump_json() + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -140,7 +140,7 @@ def _read(folder: Path, root: Path) -> Fit | None:
         return None
     lines = folder / fit_state.HISTORY
     fit = Fit(
-        name=folder.relative_to(root).as_posix(),
+        name=(folder.relative_to(root) if folder.is_relative_to(root) else folder).as_posix(),
         state=state,
         running=fit_state.is_running(folder),
         at=max(path.stat().st_mtime for path in (folder / fit_state.FIT, lines) if path.exists()),

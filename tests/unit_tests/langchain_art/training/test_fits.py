@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art.training.fit_state import History, alone
+from langchain_art.training.fit_state import FIT, HISTORY, History, alone
 from langchain_art.training.fits import chosen_fits, latest_of, read_fits
 from tests.support.fits import identity, write_fit
 
@@ -41,6 +41,29 @@ def test_what_a_fresh_fit_moved_aside_is_found_by_its_name_alone(tmp_path: Path)
 def test_a_fresh_fit_takes_over_what_the_former_pinned(tmp_path: Path) -> None:
     write_fit(tmp_path, [0.1]).save(pinned={"p@1", "p@7"})
     assert History(tmp_path, identity(), fresh=True).state.pinned == {"p@1", "p@7"}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_lines_whose_fit_was_deleted_are_of_no_fit(tmp_path: Path, fresh: bool) -> None:
+    write_fit(tmp_path, [0.1, 0.2])
+    (tmp_path / FIT).write_text("{}")
+    with pytest.raises(ConfigError, match="Delete it"):
+        History(tmp_path, identity(), fresh=fresh)
+    (tmp_path / FIT).unlink()
+    begun = History(tmp_path, identity(seed=1), fresh=fresh)
+    assert (begun.done, begun.resumed, begun.versions) == (0, False, {})
+    [kept] = (tmp_path / "earlier").rglob(HISTORY)
+    assert len(kept.read_text().splitlines()) == 2
+
+
+def test_a_fit_may_be_named_by_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_fit(tmp_path / "out" / "a", [0.1])
+    write_fit(tmp_path / "b", [0.1])
+    monkeypatch.chdir(tmp_path)
+    found = chosen_fits(Path("out"), ["a", f"{tmp_path}/b"])
+    assert [fit.name for fit in found] == ["a", f"{tmp_path}/b"]
 
 
 def test_a_fit_runs_once_at_a_time(tmp_path: Path) -> None:
