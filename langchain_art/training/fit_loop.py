@@ -296,7 +296,7 @@ class FitLoop:
         champion, former = records.best_of_evals(self.history.evals), self.history.state.pinned
         latest = {f"{name}@{version}" for name, version in self.history.versions.items()}
         wanted = latest.union(champion.versions if champion else ())
-        if wanted == self._wanted:
+        if not wanted or wanted == self._wanted:  # none yet: a former fit's stay pinned
             return
         self._wanted, policies = wanted, self.plan.policies
         known = [one for name in policies for one in await self.client.checkpoints(name)]

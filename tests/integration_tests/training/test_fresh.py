@@ -108,6 +108,23 @@ def test_one_run_that_works_is_enough(trained: Fit) -> None:
     assert parents[3] == 0
 
 
+def test_what_a_former_fit_pinned_stays_until_there_is_a_version(trained: Fit) -> None:
+    def pinned() -> list[str]:
+        with ArtClient(trained.server.base_url) as client:
+            return [one.name for one in client.checkpoints(trained.policy) if one.pinned]
+
+    former, seen = [f"{trained.policy}@2"], list[list[str]]()
+    assert pinned() == former
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        seen.append(pinned())
+        return await trained.rollout(scenario)
+
+    assert trained.fit(rollout) == 3
+    assert seen[1:] == [former] * 8, "the first run is the one that is tried"
+    assert pinned() == [f"{trained.policy}@3"]
+
+
 def test_a_fit_that_cannot_begin_undoes_nothing(trained: Fit) -> None:
     class Graph:
         async def ainvoke(self, state: Any, config: Any) -> Any: ...
