@@ -296,7 +296,8 @@ class Trainer:
 
         Raises:
             ConfigError: a number is below 1, a conversation is malformed, `config` is no SFTConfig,
-                `out_dir` holds another warm start, or the trainer has several policies.
+                `out_dir` holds another warm start or one that had come further than what serves,
+                or the trainer has several policies.
             JobFailed: the server could not train: a conversation cannot be shown to its model, say.
             ServerUnreachable: the server never answered (for ten seconds), or it did and then did
                 not for five minutes.
@@ -316,8 +317,9 @@ class Trainer:
             await client.ready()
             if fresh:
                 await addresses.roll_back(client, self.policies, self._display, {})
-            await addresses.serving_version(client, self.policy, self._plan.lora, self._display)
-            return await run.run(client, self._display)
+            known = (client, self.policy, self._plan.lora, self._display)
+            serving = await addresses.serving_version(*known)
+            return await run.run(client, self._display, serving)
 
     def warm_start_sync(self, conversations: Conversations, **options: Any) -> WarmStart:
         """`warm_start` for programs without an event loop; takes the same options."""

@@ -115,11 +115,18 @@ class WarmStartRun:
             id=uuid.uuid4().hex[:12], policy=policy, digest=digest, conversations=len(ids)
         )
 
-    async def run(self, client: AsyncArtClient, display: Display) -> WarmStart:
+    async def run(self, client: AsyncArtClient, display: Display, serving: int) -> WarmStart:
         """Run the steps that are not done yet, in order; JobFailed leaves one for the next call.
 
-        With `fresh`, the policy was rolled back before.
+        `serving` is the policy's version. With `fresh`, it was rolled back before.
         """
+        if serving < (self._state.version or 0):
+            raise ConfigError(
+                f"The server serves {self._state.policy}@{serving}, but the warm start in "
+                f"{self._path} had come to @{self._state.version}: the policy was rolled back, or "
+                "this is another server. Begin anew from the base with warm_start(…, fresh=True), "
+                "or choose another out_dir to go on from what is served."
+            )
         if self._former is not None:
             earlier = self._path.parent / "earlier" / self._former
             earlier.mkdir(parents=True, exist_ok=True)

@@ -304,6 +304,17 @@ def test_a_fresh_warm_start_that_reaches_no_server_moves_nothing(
         assert client.policy(trainer.policy).version == warmed.version
 
 
+def test_a_warm_start_that_a_rollback_undid_is_not_taken_for_done(
+    art_server: LiveServer, client: ArtClient, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+    assert trainer.warm_start_sync(SHOWN, config=FAST).version == 1
+    client.rollback(trainer.policy, 0)
+    with pytest.raises(ConfigError, match=r"@0, but the warm start .* had come to @1.*fresh=True"):
+        trainer.warm_start_sync(SHOWN, config=FAST)
+    assert trainer.warm_start_sync(SHOWN, config=FAST, fresh=True).version == 2
+
+
 async def test_a_warm_start_that_was_stopped_goes_on_exactly(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
