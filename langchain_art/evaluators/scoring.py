@@ -45,15 +45,17 @@ async def score_groups(
     *,
     concurrency: int = 16,
     on_done: Callable[[], None] | None = None,
+    needed: bool = True,
 ) -> ScoredGroups:
     """Score groups, at most `concurrency` at once. A plain ``def`` evaluator runs in threads.
 
-    `on_done` is called after each group.
+    `on_done` is called after each group. `needed`: False if others have rewards, so that an
+    evaluator that raises for all of these is counted, and not raised on.
 
     Failed runs are not shown to the evaluator, and stay in their group as they are.
 
     Raises:
-        ArtError: the evaluator raised for every group.
+        ArtError: the evaluator raised for every group, and is `needed`.
         ConfigError: it returned something that is no score for the group's runs.
     """
     slots = asyncio.Semaphore(concurrency)
@@ -73,7 +75,7 @@ async def score_groups(
     outcomes = await asyncio.gather(*(one(group) for group in groups))
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
     first = escaped(f"{type(errors[0]).__name__}: {errors[0]}") if errors else None
-    if errors and len(errors) == len(outcomes):
+    if needed and errors and len(errors) == len(outcomes):
         raise ArtError(
             f"The evaluator raised for all {len(errors)} groups, so there is nothing to learn "
             f"from. The first: {first}"

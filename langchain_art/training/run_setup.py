@@ -147,6 +147,8 @@ class Setup:
                 source, scenarios, group_size=samples, prefix=prefix, seed=plan.seed
             )
             groups = found.groups
+            if found.failed and found.first_error:
+                display.line(f"{found.failed} rollouts failed; the first: {found.first_error}")
             if is_remote(self.rollout):
                 groups = await fetch_remote(client, groups)
             unscored = [
@@ -155,8 +157,13 @@ class Setup:
                 if any(t.reward is None and t.status != "failed" for t in group.trajectories)
             ]
             if plan.evaluator is not None and unscored:
+                needed = not any(group.rewards for group in groups)
                 with display.bar("judging", len(unscored)) as judging:
-                    judged = await score_groups(unscored, plan.evaluator, on_done=judging)
+                    judged = await score_groups(
+                        unscored, plan.evaluator, on_done=judging, needed=needed
+                    )
+                if judged.first_error:
+                    display.line(f"{judged.unjudged} groups were not judged: {judged.first_error}")
                 scored = {group.id: group for group in judged.groups}
                 groups = [_with_own(group, scored.get(group.id, group)) for group in groups]
             runs = [t for group in groups for t in group.trajectories]

@@ -585,6 +585,32 @@ async def test_a_reward_of_its_own_is_kept_in_an_evaluation(
     assert (await trainer.evaluate(rollout, SCENARIOS[:1], samples=2)).mean == 0.5
 
 
+async def test_an_evaluation_says_what_failed_and_keeps_the_rest(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    def judge(judged: TrajectoryGroup) -> Sequence[float]:
+        raise TimeoutError("judge is away")
+
+    said = Console(file=io.StringIO(), width=400)
+    trainer = trainer_of(art_server, tmp_path, evaluator=judge, console=said)
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        if scenario["id"] == "q-2":
+            raise ValueError("no such tool")
+        async with capture(scenario=scenario["id"]) as told:
+            told.reward = 1.0 if scenario["id"] == "q-0" else None
+        return told
+
+    found = await trainer.evaluate(rollout, SCENARIOS[:3])
+    assert (found.mean, found.n, found.failed, found.unscored) == (1.0, 1, 1, 1)
+    assert isinstance(said.file, io.StringIO)
+    lines = said.file.getvalue()
+    assert "1 rollouts failed; the first: ValueError: no such tool" in lines
+    assert "1 groups were not judged: TimeoutError: judge is away" in lines
+    with pytest.raises(ArtError, match=r"raised for all 1 groups.*judge is away"):
+        await trainer.evaluate(rollout, SCENARIOS[1:2])
+
+
 async def test_evaluation_needs_one_version(art_server: LiveServer, tmp_path: Path) -> None:
     trainer = trainer_of(art_server, tmp_path)
     await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
