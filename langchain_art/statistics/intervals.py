@@ -155,7 +155,8 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     rate, z2 = successes / n, Z95**2
     middle = (rate + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 / (1 + z2 / n) * math.sqrt(rate * (1 - rate) / n + z2 / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Whatever is rounded, the rate itself is inside.
+    return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 
 
 def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 import io
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from langchain_art.analytics import analyze, compare
 from langchain_art.analytics.analysis import version_of
-from langchain_art.analytics.report import analysis_view
+from langchain_art.analytics.report import analysis_plot, analysis_view
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.costs import busy_seconds, in_order
 from langchain_art.statistics.intervals import Z95, wilson
@@ -154,6 +155,12 @@ def shown(view: Any) -> str:
     console = Console(file=io.StringIO(), width=80)
     console.print(view)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("runs", "reward"), [(0, 0.0), (10, 0.0), (13, 1.0)])
+def test_a_plot_of_runs_that_are_all_alike(tmp_path: Path, runs: int, reward: float) -> None:
+    found = analyze([run(f"{i}", reward, turn()) for i in range(runs)])
+    assert analysis_plot(found, tmp_path / "runs.svg").exists()
 
 
 def test_the_tables_fit_a_terminal() -> None:

@@ -45,6 +45,13 @@ def test_wilson_inverts_the_score_test(successes: int, n: int) -> None:
     assert wilson(successes, n) == pytest.approx(naive_wilson(successes, n), abs=1e-9)
 
 
+def test_a_rate_is_inside_its_interval_whatever_is_rounded() -> None:
+    for n in range(1, 100):
+        for successes in range(n + 1):
+            low, high = wilson(successes, n)
+            assert 0.0 <= low <= successes / n <= high <= 1.0
+
+
 def test_wilson_of_a_published_example() -> None:
     """Newcombe 1998, Statistics in Medicine 17, table I, method 3."""
     published = {
