@@ -134,11 +134,14 @@ def _tracker(one: Any) -> Tracker:
         return WandbTracker()
     if isinstance(one, str) and one in PACKAGES:
         return AccelerateTracker(one)
-    if not isinstance(one, str) and all(callable(getattr(one, name, None)) for name in _METHODS):
+    has_all = all(callable(getattr(one, name, None)) for name in _METHODS)
+    settles = getattr(one, "settles", None)
+    if has_all and isinstance(getattr(one, "name", None), str) and isinstance(settles, int | float):
         return one
     raise ConfigError(
         f"got the tracker {one!r:.80}, expected one of {', '.join(KNOWN)}, or an object with the "
-        f"methods {', '.join(_METHODS)} (langchain_art.trackers.Tracker)"
+        f"methods {', '.join(_METHODS)}, a text `name` and a number `settles` "
+        "(langchain_art.trackers.Tracker)"
     )
 
 

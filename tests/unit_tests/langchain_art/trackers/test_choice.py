@@ -2,6 +2,7 @@
 
 import importlib.util
 from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,13 @@ def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:
         chosen_trackers(["wandb", WandbTracker()])
     with pytest.raises(ConfigError, match="an object with the methods start, log, keep, finish"):
         chosen_trackers([object()])  # type: ignore[list-item]
+    for lacks in ("name", "settles"):  # without them its thread would end, or the trainer
+        has: dict[str, Any] = dict.fromkeys(("start", "log", "keep", "finish"), print)
+        mine: Any = SimpleNamespace(**has | {"name": "mine", "settles": 0.0})
+        assert names([mine]) == ["mine"]
+        delattr(mine, lacks)
+        with pytest.raises(ConfigError, match="a text `name` and a number `settles`"):
+            chosen_trackers([mine])
     with pytest.raises(ConfigError, match="got the W&B mode 'offlin'"):
         WandbTracker(mode="offlin")
 
