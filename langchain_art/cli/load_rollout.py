@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,15 +161,28 @@ def _different(model: ChatART, trained: dict[str, Any] | None, where: str) -> li
 
 
 def load_scenarios(name: str) -> list[Any]:
-    """Scenarios of a JSONL file, or of a sequence or function ``module:NAME``; at least one."""
-    if name.endswith((".jsonl", ".json")) or Path(name).is_file():
+    """Scenarios of a file (JSONL, or one JSON list), or of a sequence or function ``module:NAME``.
+
+    Raises ConfigError if there is none.
+    """
+    if name.endswith(".json") and (listed := _listed(Path(name))) is not None:
+        scenarios = listed
+    elif name.endswith((".jsonl", ".json")) or Path(name).is_file():
         scenarios = list(read_jsonl(Path(name)))
     else:
         found = load(name)
         found = found() if callable(found) else found
-        if not isinstance(found, Iterable) or isinstance(found, str):
-            raise ConfigError(f"{name!r} is {found!r:.100}, expected scenarios")
+        if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+            raise ConfigError(f"{name!r} is {found!r:.100}, expected a list of scenarios")
         scenarios = list(cast(Iterable[Any], found))
     if not scenarios:
         raise ConfigError(f"{name!r} has no scenarios")
     return scenarios
+
+
+def _listed(path: Path) -> list[Any] | None:
+    """The list that a file is, as one JSON value; None: it is another one, or has several lines."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return cast("list[Any]", found) if isinstance(found, list) else None
+    return None

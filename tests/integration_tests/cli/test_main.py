@@ -236,9 +236,14 @@ def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "s.jsonl").write_text('{"id": 1}\n\n{"id": 2}\n')
     (tmp_path / "my_scenarios_mod.py").write_text(
         "ALL = ['a', 'b']\ndef make(): return iter(ALL)\ndef rollout(s): return 1.0\n"
-        "def with_model(s, model): return model.model_name\n"
+        "def with_model(s, model): return model.model_name\nBY_NAME = {'a': 1}\n"
     )
     assert load_scenarios("s.jsonl") == [{"id": 1}, {"id": 2}]
+    for layout in (None, 1):  # a whole list, in one line or in several
+        (tmp_path / "s.json").write_text(json.dumps([{"id": 1}, {"id": 2}], indent=layout))
+        assert load_scenarios("s.json") == [{"id": 1}, {"id": 2}]
+    (tmp_path / "s.json").write_text('{"id": 1}\n{"id": 2}\n')
+    assert load_scenarios("s.json") == [{"id": 1}, {"id": 2}]
     assert load_scenarios("my_scenarios_mod:ALL") == ["a", "b"]
     assert load_scenarios("my_scenarios_mod:make") == ["a", "b"]
     rollout: Any = load_rollout("my_scenarios_mod:with_model", "p@3", None, tmp_path).rollout
@@ -248,7 +253,7 @@ def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.Monkey
             load(broken)
     (tmp_path / "bad.jsonl").write_text("{\n")
     (tmp_path / "empty.jsonl").write_text("")
-    for broken in ("bad.jsonl", "empty.jsonl", "missing.jsonl"):
+    for broken in ("bad.jsonl", "empty.jsonl", "missing.jsonl", "my_scenarios_mod:BY_NAME"):
         with pytest.raises(ConfigError):
             load_scenarios(broken)
 
