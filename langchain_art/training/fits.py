@@ -278,6 +278,7 @@ def _call(at: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator
 def _trained(
     found: FitComparison, a: StepRecord, b: StepRecord, one: _Side, other: _Side
 ) -> Iterator[str]:
+    yield from _unequal(f"step {a.step}, policies trained", len(a.results), len(b.results))
     digests: list[str] = []
     for (policy, mine), (theirs, result) in zip(a.results.items(), b.results.items(), strict=True):
         where = f"step {a.step}, {policy}"

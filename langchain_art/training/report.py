@@ -355,9 +355,18 @@ def _png(figure: Any) -> bytes:
 
 
 def saved(figure: Any, path: Path) -> Path:
-    """The path of a figure that is written there; its folder is made if it is missing."""
+    """The path of a figure that is written there, a PNG if its name has no ending.
+
+    Its folder is made if it is missing. Raises ConfigError for an ending that matplotlib has not.
+    """
+    path = path if path.suffix else path.with_suffix(".png")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except ValueError as error:
+        raise ConfigError(
+            f"got the image {str(path)!r}, expected a name with .png: {error}"
+        ) from error
     return path
 
 

@@ -44,6 +44,10 @@ def test_curves_are_drawn() -> None:
     assert "lr-3: b training 0.300 → 0.300" in told
     assert "out/c.png" in shown("curve", "--png", "out/c.png")
     assert Path("out/c.png").read_bytes().startswith(b"\x89PNG")
+    assert "out/d.png" in shown("curve", "--png", "out/d")
+    assert Path("out/d.png").exists()
+    with pytest.raises(ConfigError, match=r"got the image 'd\.xyz', expected a name with \.png"):
+        shown("curve", "--png", "d.xyz")
 
 
 def test_an_image_needs_a_library_and_says_what_goes_without(

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.training.fit_state import FIT, HISTORY, History, alone
-from langchain_art.training.fits import chosen_fits, latest_of, read_fits
-from tests.support.fits import identity, write_fit
+from langchain_art.training.fits import chosen_fits, compare_fits, latest_of, read_fits
+from tests.support.fits import identity, record, write_fit
 
 
 def test_fits_are_read_from_their_folders(tmp_path: Path) -> None:
@@ -82,6 +83,17 @@ def test_a_fit_runs_once_at_a_time(tmp_path: Path) -> None:
     with alone(folder):
         pass
     assert told() == "stopped"
+
+
+def test_fits_of_other_numbers_of_policies_differ_in_them(tmp_path: Path) -> None:
+    write_fit(tmp_path / "one", [0.1])
+    both = History(tmp_path / "two", identity(policies=("p", "q")))
+    step = record(1, 1, 0.1)
+    trained = step.results["p"]
+    both.append(step.model_copy(update={"results": {"p": trained, "q": trained}}))
+    with ArtClient("http://127.0.0.1:9/v1") as client:  # which is not asked for anything
+        found = compare_fits(*chosen_fits(tmp_path, ["one", "two"]), client)
+    assert found.first == "step 1, policies trained: 1 and 2"
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
