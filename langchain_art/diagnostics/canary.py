@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from openai import OpenAIError
 from pydantic import Field, SecretStr
 
 from langchain_art import wire
@@ -251,7 +252,7 @@ class _Canary:
         for part, work in parts.items():
             try:
                 work()
-            except ArtError as error:
+            except (ArtError, OpenAIError) as error:
                 self._check(part, False, str(error), "no error")
                 break
         described = {"base_model", "dtype", "device", "sampler", "learner"}

@@ -26,6 +26,7 @@ from langchain_art.wire.api_keys import new_api_key
 from langchain_art.wire.policies import FLOAT16_PRECISION, FULL_PRECISION, HALF_PRECISION
 from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, ForkedServer
 from tests.support.soak import in_soak
+from tests.support.stub_engines import StubServer
 
 FLOAT16 = [in_soak, pytest.mark.soak("B3", 1, "canary of a server in float16")]
 CHECKS = [
@@ -116,6 +117,15 @@ def test_what_is_not_recorded_is_noticed(server: FaultyServer) -> None:
     found = failed(run_canary(server.base_url, steps=4, group_size=2))
     assert found, "a server that reports NaN must not pass"
     assert "captured" in found or "samples and records" in found
+
+
+def test_a_call_that_is_refused_is_a_failed_check(tmp_path: Path) -> None:
+    with StubServer(tmp_path / "data") as stub:  # its base model has another name than it says
+        report = run_canary(stub.base_url, steps=4, group_size=2)
+        with ArtClient(stub.base_url) as client:
+            assert [one.version for one in client.checkpoints(POLICY)] == [0]
+    assert "got model 'stub'" in failed(report)["prepares a policy"]
+    assert len(report.checks) == 1
 
 
 def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> None:
