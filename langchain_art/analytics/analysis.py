@@ -10,6 +10,7 @@ from typing import Literal
 
 from langchain_art._notebook import view_html
 from langchain_art.errors import ConfigError
+from langchain_art.evaluators.run_facts import TOOL_ERRORS
 from langchain_art.evaluators.transcript import text_of, tool_calls
 from langchain_art.statistics.costs import (
     NodeFigures,
@@ -73,7 +74,7 @@ class ErrorPattern(Frozen):
     """Errors that read alike once ids, numbers, quotations and paths are left out."""
 
     where: Literal["run", "call", "tool"]
-    """``tool``: a tool's result that begins with ``Error``, as LangGraph's ToolNode writes it."""
+    """``tool``: a tool's result that begins as LangGraph's ToolNode begins an error."""
     name: str
     """The node, or the tool; ``-`` of a run."""
     pattern: str
@@ -248,8 +249,6 @@ def compare(runs: Iterable[Trajectory], before: str, after: str) -> Comparison:
 
 
 _LENGTH = 160
-#: How LangGraph's ToolNode begins the result of a tool that raised.
-_TOOL_ERROR = re.compile(r"Error\b")
 #: What differs between messages of one kind, and what stands in its place; the order matters.
 _VARYING = (
     (re.compile(r"\b[a-z][\w+.-]*://\S+"), "<url>"),
@@ -308,7 +307,8 @@ def _errors(run: Trajectory) -> Iterator[tuple[Literal["run", "call", "tool"], s
             tools |= _called(message)
             called = str(message.get("tool_call_id") or "")
             text = text_of(message.get("content"))
-            if message.get("role") == "tool" and _TOOL_ERROR.match(text) and called not in answered:
+            failed = message.get("role") == "tool" and text.startswith(TOOL_ERRORS)
+            if failed and called not in answered:
                 yield "tool", str(message.get("name") or tools.get(called, "-")), text
             if called:
                 answered.add(called)

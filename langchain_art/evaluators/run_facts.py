@@ -14,7 +14,7 @@ from langchain_art.evaluators.transcript import text_of, tool_calls
 from langchain_art.wire import Message, Trajectory, Turn
 
 #: How LangGraph's ``ToolNode`` begins the result of a tool that raised, or that does not exist.
-_TOOL_ERRORS = ("Error: ", "Error invoking tool ", "Error executing tool ")
+TOOL_ERRORS = ("Error: ", "Error invoking tool ", "Error executing tool ")
 
 
 def steps(run: Trajectory) -> int:
@@ -40,7 +40,7 @@ def errors(run: Trajectory) -> int:
     refused: set[tuple[object, str]] = set()
     for place, message in enumerate(_messages(run, turns)):
         text = text_of(message.get("content"))
-        if message.get("role") == "tool" and text.startswith(_TOOL_ERRORS):
+        if message.get("role") == "tool" and text.startswith(TOOL_ERRORS):
             refused.add((message.get("tool_call_id") or place, text))
     return failed + malformed + len(refused)
 

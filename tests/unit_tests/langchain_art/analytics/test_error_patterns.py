@@ -46,7 +46,10 @@ def test_errors_are_grouped_by_what_they_say() -> None:
                 Turn(node="agent", extends=0, messages=(result("c1", "Error: no mail 7"),)),
                 # The whole prompt again, as of a summarising graph: the same result.
                 Turn(node="sum", messages=(result("c1", "Error: no mail 7"),), error="429 from x"),
-                Turn(node="agent", messages=(result("c2", "Errors are fine, and 0 Error: s"),)),
+                Turn(
+                    node="agent",
+                    messages=(result("c2", "Error handling: errors are fine, and 0 Error: s"),),
+                ),
             ),
         ),
     ]
