@@ -134,9 +134,10 @@ def _tracker(one: Any) -> Tracker:
         return WandbTracker()
     if isinstance(one, str) and one in PACKAGES:
         return AccelerateTracker(one)
-    has_all = all(callable(getattr(one, name, None)) for name in _METHODS)
-    settles = getattr(one, "settles", None)
-    if has_all and isinstance(getattr(one, "name", None), str) and isinstance(settles, int | float):
+    name, settles = getattr(one, "name", None), getattr(one, "settles", None)
+    has_both = isinstance(name, str) and isinstance(settles, int | float)
+    methods = (callable(getattr(one, method, None)) for method in _METHODS)
+    if not isinstance(one, str) and has_both and all(methods):
         return one
     raise ConfigError(
         f"got the tracker {one!r:.80}, expected one of {', '.join(KNOWN)}, or an object with the "
