@@ -24,10 +24,12 @@ from tokenize import TokenError
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
+from langchain_core.runnables import Runnable
 from pydantic import Field
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from langchain_art.evaluators.base import GroupEvaluator
+from langchain_art.evaluators.ruler.judge_model import Judge
 from langchain_art.evaluators.scoring import Evaluator
 from langchain_art.rollout.runner import Rollout
 from langchain_art.training.fit_settings import FitSettings
@@ -154,25 +156,29 @@ def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:
         return source_of(evaluator, name)
     found = {k: v for k, v in source_of(evaluator, name).items() if v}
     plain = {"": type(evaluator).__name__}
+    counters = re.findall(r"self\.(\w+) [-+]=", _text(type(evaluator)))
     for key, value in vars(evaluator).items():
-        if isinstance(value, Mapping):
-            members: Mapping[str, Any] = value
-            numbers = {k: v for k, v in members.items() if isinstance(v, int | float | str)}
-            plain |= {f"{key}.{k}": repr(v) for k, v in numbers.items()}
-        else:
-            members = {key: value}
-            if key == "judge":
-                plain[key] = str(value)
-            elif isinstance(value, str | int | float | tuple) and not key.startswith("_"):
-                plain[key] = repr(value)
+        members: Mapping[str, Any] = value if isinstance(value, Mapping) else {key: value}
+        if isinstance(value, Judge):
+            plain[key], members = str(value), {key: value.model}
+        elif not key.startswith("_") and key not in counters:
+            numbers = {k: v for k, v in members.items() if _is_plain(v)}
+            plain |= {k if k == key else f"{key}.{k}": repr(v) for k, v in numbers.items()}
         for part, one in members.items():
             if isinstance(one, GroupEvaluator):
                 found |= _judge(one, f"{name}.{part}")
-            elif callable(one) and key != "judge":
+            elif callable(one) or isinstance(one, Runnable):
                 found |= {k: v for k, v in source_of(one, f"{name}.{part}").items() if v}
-                plain[f"{key}: {part}"] = getattr(one, "__qualname__", "")  # of a library, too
+                # Also of a library, whose source is not read.
+                plain[f"{key}: {part}"] = getattr(one, "__qualname__", type(one).__qualname__)
     text = json.dumps(plain, sort_keys=True)
     return {f"{name}'s settings": hashlib.sha256(text.encode()).hexdigest()[:16], **found}
+
+
+def _is_plain(value: object) -> bool:
+    """True for a number, a text, or a tuple of them, which read the same in every process."""
+    members = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, str | int | float) for one in members)
 
 
 def _digest_of(scenarios: Sequence[Any]) -> str:
@@ -326,8 +332,7 @@ class _Reader:
 
     def _constant(self, value: Any, name: str) -> None:
         """Keep a number, a text, or a tuple of them; the address of a server is none."""
-        members = value if isinstance(value, tuple) else (value,)
-        if all(isinstance(one, str | int | float) and "://" not in str(one) for one in members):
+        if _is_plain(value) and "://" not in repr(value):
             self._keep(name, repr(value))
 
     def _keep(self, name: str, text: str) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
 from langchain_art import ChatART
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators import (
     GroupEvaluator,
+    RulerEvaluator,
+    Score,
     SumEvaluator,
     VoteEvaluator,
     WeightedCriteriaEvaluator,
@@ -27,7 +30,7 @@ from langchain_art.evaluators.integrations.existing import from_langsmith
 from langchain_art.training.addresses import folder_of, sampling_settings
 from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.identity import FitIdentity, identity_of, source_of
-from langchain_art.wire import LRSchedule, TrainConfig, TrajectoryGroup
+from langchain_art.wire import LRSchedule, TrainConfig, Trajectory, TrajectoryGroup
 
 
 def rollout(_: object) -> float:
@@ -142,12 +145,41 @@ def test_settings_of_an_evaluator_count() -> None:
             from_langsmith(lambda outputs: outputs["a"], "same"),
             from_langsmith(lambda outputs: outputs["b"], "same"),
         ),
+        (
+            RulerEvaluator(RunnableLambda(lambda _: "one")),
+            RulerEvaluator(RunnableLambda(lambda _: "other")),
+        ),
     ],
 )
 def test_each_setting_of_an_evaluator_counts(before: GroupEvaluator, after: GroupEvaluator) -> None:
     assert told(evaluator=before).differences(told(evaluator=before)) == []
     [words] = told(evaluator=before).differences(told(evaluator=after))
     assert words.startswith("the evaluator's source")
+
+
+class Counting(GroupEvaluator):
+    def __init__(self, judge: Any) -> None:
+        super().__init__("counting")
+        self.judge, self.calls, self._seen = judge, 0, dict[str, float]()
+
+    async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
+        self.calls += 1
+        self._seen[group.id] = 1.0
+        return [Score(1.0) for _ in group.trajectories]
+
+
+@pytest.mark.parametrize(
+    "made", [lambda: ChatART(model="p", base_url="http://h/v1"), lambda: lambda _: "yes"]
+)
+def test_what_an_evaluator_gathers_and_where_it_is_in_memory_counts_not(
+    made: Callable[[], Any],
+) -> None:
+    used, other = Counting(made()), Counting(made())
+    before = told(evaluator=used)
+    used.score(TrajectoryGroup(id="g", trajectories=(Trajectory(id="a"),)))
+    assert used.calls == 1
+    assert before.differences(told(evaluator=used)) == []
+    assert before.differences(told(evaluator=other)) == []
 
 
 def test_settings_of_the_chat_model_count_where_it_is_given() -> None:
