@@ -183,6 +183,6 @@ def load_scenarios(name: str) -> list[Any]:
 def _listed(path: Path) -> list[Any] | None:
     """The list that a file is, as one JSON value; None: it is another one, or has several lines."""
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
         return cast("list[Any]", found) if isinstance(found, list) else None
     return None

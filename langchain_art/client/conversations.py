@@ -97,7 +97,7 @@ def to_post(read: Sequence[Trajectory | str]) -> list[TrajectoryGroup]:
 def read_jsonl(path: Path) -> Iterable[Any]:
     """The values of a JSONL file, empty lines skipped. Raises ConfigError."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # Windows' programs begin it with a mark
             for number, line in enumerate(file, 1):
                 if line.strip():
                     try:

@@ -244,6 +244,9 @@ def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.Monkey
         assert load_scenarios("s.json") == [{"id": 1}, {"id": 2}]
     (tmp_path / "s.json").write_text('{"id": 1}\n{"id": 2}\n')
     assert load_scenarios("s.json") == [{"id": 1}, {"id": 2}]
+    for name, text in (("m.jsonl", '{"id": 1}\n{"id": 2}\n'), ("m.json", '[{"id": 1}, {"id": 2}]')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")  # as Windows' programs write it
+        assert load_scenarios(name) == [{"id": 1}, {"id": 2}]
     assert load_scenarios("my_scenarios_mod:ALL") == ["a", "b"]
     assert load_scenarios("my_scenarios_mod:make") == ["a", "b"]
     rollout: Any = load_rollout("my_scenarios_mod:with_model", "p@3", None, tmp_path).rollout
