@@ -175,7 +175,7 @@ def _judge(evaluator: Evaluator, name: str) -> dict[str, str]:
     return {f"{name}'s settings": hashlib.sha256(text.encode()).hexdigest()[:16], **found}
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain(value: Any) -> bool:
     """True for a number, a text, or a tuple of them, which read the same in every process."""
     members = value if isinstance(value, tuple) else (value,)
     return all(isinstance(one, str | int | float) for one in members)
