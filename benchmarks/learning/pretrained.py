@@ -179,6 +179,6 @@ def _secrets(split: str, count: int, seed: int) -> list[Secret]:
 
 TASKS = {
     "triage": Task(_triage, tickets, 0.60, steps=40),
-    "desk": Task(_desk, tickets, 0.60, steps=30, nodes=NODES),
+    "desk": Task(_desk, tickets, 0.45, steps=30, nodes=NODES),
     "guess": Task(_guess, _secrets, 0.70, steps=20, held_out=49, max_tokens=16),
 }

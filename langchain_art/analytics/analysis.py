@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -129,10 +130,12 @@ def analyze(
             is not counted.
 
     Raises:
-        ConfigError: `gpu_rate` is negative.
+        ConfigError: `gpu_rate` is negative, or a number is not finite.
     """
-    if gpu_rate is not None and not gpu_rate >= 0:
+    if gpu_rate is not None and not 0 <= gpu_rate < math.inf:
         raise ConfigError(f"got {gpu_rate=}, expected US dollars an hour, at least 0")
+    if not math.isfinite(success):
+        raise ConfigError(f"got {success=}, expected the reward from which on a run is a success")
     found = list(runs)
     turns = [turn for run in found for turn in run.turns]
     costs, notes = prices(turns, gpu_rate)

@@ -8,6 +8,7 @@ Each scores one run at a time, by its output alone. Formats:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
-from langchain_art._callables import call
+from langchain_art._callables import call, is_async
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.base import GroupEvaluator, Score
 from langchain_art.wire import Trajectory, TrajectoryGroup
@@ -217,7 +218,9 @@ def _number(value: Any, name: str) -> float | None:
 def _called(evaluator: Any) -> Callable[..., Any]:
     if not callable(evaluator):
         raise ConfigError(f"got {evaluator!r:.200}, expected a function that evaluates a run")
-    return evaluator
+    # Of an object, LangSmith does not see that its call is a coroutine.
+    is_object = is_async(evaluator) and not inspect.iscoroutinefunction(evaluator)
+    return evaluator.__call__ if is_object else evaluator
 
 
 def _name_of(evaluator: Any, key: str | None) -> str:

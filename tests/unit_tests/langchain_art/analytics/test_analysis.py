@@ -163,6 +163,12 @@ def test_a_plot_of_runs_that_are_all_alike(tmp_path: Path, runs: int, reward: fl
     assert analysis_plot(found, tmp_path / "runs.svg").exists()
 
 
+@pytest.mark.parametrize("options", [{"success": float("nan")}, {"gpu_rate": float("inf")}])
+def test_a_number_that_json_has_not_is_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"got {next(iter(options))}="):
+        analyze([], **options)
+
+
 def test_the_tables_fit_a_terminal() -> None:
     found = analyze(RUNS, gpu_rate=2.0)
     few = compare(versions({"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [1.0]}), "p@0", "p@9")

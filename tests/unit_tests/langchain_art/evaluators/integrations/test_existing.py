@@ -44,12 +44,19 @@ async def later(inputs: dict[str, Any], outputs: dict[str, Any]) -> float:
     return len(outputs["output"]) / 100
 
 
+class Later:
+    async def __call__(
+        self, outputs: dict[str, Any], reference_outputs: dict[str, Any]
+    ) -> dict[str, Any]:
+        return {"key": "same", "score": outputs["output"] == reference_outputs["output"]}
+
+
 class Whole(RunEvaluator):
     def evaluate_run(self, run: Any, example: Any = None, *_: Any) -> EvaluationResult:
         return EvaluationResult(key="whole", score=run.outputs == example.outputs)
 
 
-@pytest.mark.parametrize("evaluator", [by_names, by_run, Whole(), exact_match])
+@pytest.mark.parametrize("evaluator", [by_names, by_run, Whole(), exact_match, Later()])
 def test_each_shape_of_langsmith_gives_its_score(evaluator: Any) -> None:
     scores = from_langsmith(evaluator).score(group(RIGHT, "15 May"))
     assert [score and score.value for score in scores] == [1.0, 0.0]
