@@ -33,6 +33,11 @@ settings.load_profile("side-by-side")
 # forked from (`tests.support.forked_start`).
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+#: What names a server and a key for whoever names none. No test asks the one that a shell names.
+SERVER = ("ART_BASE_URL", "ART_API_KEY")
+for name in SERVER:
+    os.environ.pop(name, None)
+
 #: What the shared server's page is told of Langfuse.
 LANGFUSE_PROJECT = "https://langfuse.example/project/mails"
 #: Seconds. pytest's own limit (`timeout` in pyproject.toml) is for tests that take seconds; a fit
@@ -93,14 +98,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(autouse=True)
-def no_server_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test begins without a server and key in the environment, and hands none to the next one.
-
-    The shell may name them, and so does a command that a test runs in this process.
-    """
-    for name in ("ART_BASE_URL", "ART_API_KEY"):
-        monkeypatch.setenv(name, "")  # what is undone at the end
-        monkeypatch.delenv(name)
+def no_server_named() -> Iterator[None]:
+    """A test hands no server and no key to the next one, as a command that it runs here may."""
+    before = {name: os.environ.get(name) for name in SERVER}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
 
 
 @pytest.fixture(scope="session")
