@@ -37,6 +37,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("models") / "qwen3_next", "qwen3_next")
 
 
+#: Of a token's logprob. Where tensors lie in memory changes how they are added up, and some tokens
+#: of these layers enlarge that: in 725 repetitions of the test of eight below the worst token was
+#: at 3.1e-5 in more than 19 of 20, above 5e-5 in five, at most at 1.2e-4. The mean of all tokens,
+#: which is bounded too, was at most 1.6e-6 in these.
+RARE = 2e-4
+
+
 def close(one: ChatReply, other: ChatReply) -> bool:
     return one.token_ids == other.token_ids and one.logprobs == pytest.approx(
         other.logprobs, abs=5e-5
@@ -90,7 +97,7 @@ def test_rows_keep_their_states_whoever_joins_and_leaves(name: str, tmp_path: Pa
     for n, adapter in enumerate([None, *adapters]):
         plain = load_plain(model) if adapter is None else with_adapter(model, adapters[adapter])
         check_logprobs(
-            plain, [*(replies[at] for at in replies if at % 3 == n), turns[n]], worst=2e-4
+            plain, [*(replies[at] for at in replies if at % 3 == n), turns[n]], worst=RARE
         )
     alone = LocalSampler(model)
     assert all(close(alone.chat(asked[at])[0], replies[at]) for at in (0, 3, 6))
@@ -111,7 +118,7 @@ def test_a_prompt_is_computed_once_for_eight_and_the_next_turn_where_the_reply_e
     held = length + len(first.token_ids) - 1
     assert second.prompt_token_ids[:held] == first.prompt_token_ids + first.token_ids[:-1]
     assert scheduler.prefilled == length - 1 + len(second.prompt_token_ids) - 1 - held
-    check_logprobs(load_plain(model), [*replies, second])
+    check_logprobs(load_plain(model), [*replies, second], worst=RARE)
 
 
 @torch.inference_mode()
