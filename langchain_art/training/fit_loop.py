@@ -90,7 +90,7 @@ class FitLoop:
                         step = history.done + 1
                         # Gathered and judged; a step that was begun before a crash has its batch.
                         batch = history.pending() or await batches.collect(step)
-                        if step == 1 and not len(self.schedule.eval_scenarios):
+                        if step == 1 and not self.schedule.eval_scenarios:
                             rewards = [reward for one in batch.groups for reward in one.rewards]
                             self._warn_if_alike(rewards, len(rewards))
                         started = time.monotonic()
@@ -272,7 +272,7 @@ class FitLoop:
         """Evaluate after `step`, if it is due and not done. Whether it was."""
         schedule = self.schedule
         is_due = schedule.evaluates(step) or bool(self.history.state.stopped)
-        evaluates = is_due and len(schedule.eval_scenarios) > 0 and not self.history.eval_at(step)
+        evaluates = is_due and bool(schedule.eval_scenarios) and not self.history.eval_at(step)
         if evaluates:
             result = await self.setup.evaluate(
                 schedule.eval_scenarios,

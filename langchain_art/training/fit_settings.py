@@ -259,7 +259,7 @@ class Schedule:
     def evaluates(self, step: int) -> bool:
         """True before the first step, after the last, and every `eval_every` steps."""
         every = self.eval_every or self.steps or 1
-        return len(self.eval_scenarios) > 0 and (step % every == 0 or step >= self.steps)
+        return bool(self.eval_scenarios) and (step % every == 0 or step >= self.steps)
 
     def seconds_left(
         self, step: int, trained: int, elapsed: float, evals: Sequence[float]

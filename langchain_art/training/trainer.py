@@ -214,12 +214,12 @@ class Trainer:
                 no input for the graph.
         """
         addresses.trained_policies(self.policies)
-        held_out = () if eval_scenarios is None else eval_scenarios
-        fit_settings.check_scope(self._plan, rollout, train_scenarios, held_out, steps)
+        plan, held_out = self._plan, () if eval_scenarios is None else eval_scenarios
+        fit_settings.check_scope(plan, rollout, train_scenarios, held_out, steps)
         if on_step is not None and not callable(on_step):
             raise ConfigError(f"got {on_step=!r:.200}, expected a function of a step's record")
+        held_out = list(held_out)  # an array has no truth value
         schedule = fit_settings.Schedule(steps, held_out, eval_every, eval_samples, stop_early)
-        plan = self._plan
         identity = identity_of(plan, self._models, rollout, train_scenarios, held_out)
         with alone(self.out_dir):
             async with self._setup(rollout) as setup, AsyncExitStack() as stack:

@@ -182,8 +182,6 @@ def test_reasoning_is_kept_both_ways() -> None:
 
 
 def test_environment_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ART_API_KEY", "ART_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_PROXY", "http://proxy:1")
     model = ChatART(model="m")
     assert model.openai_api_base == "http://localhost:8000/v1"

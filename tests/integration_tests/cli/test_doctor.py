@@ -19,11 +19,6 @@ from tests.support.live_server import BASE_MODEL, free_port
 KEY = new_api_key()
 
 
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ART_API_KEY", raising=False)
-
-
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:
     """A machine with these GPUs, as far as the driver's tool tells."""
     tool = folder / "nvidia-smi"

@@ -36,6 +36,16 @@ class RecordingSampler:
         yield ChatDelta()
 
 
+async def of_two_versions(folder: Path) -> tuple[AdapterStore, RecordingSampler, Router]:
+    """A router of agent@0 and agent@1, which serves."""
+    store, sampler = AdapterStore(folder), RecordingSampler()
+    router = Router("base", store, sampler)
+    for version in (0, 1):
+        store.publish(store.stage(), "agent", version, {"job": None})
+    await router.serve("agent", 1)
+    return store, sampler, router
+
+
 async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_path: Path) -> None:
     store, sampler = AdapterStore(tmp_path), RecordingSampler()
     router = Router("base", store, sampler)
@@ -62,11 +72,8 @@ async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_p
 async def test_what_is_deleted_while_it_is_loaded_is_not_loaded_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    store, sampler = AdapterStore(tmp_path), RecordingSampler()
-    router, load = Router("base", store, sampler), sampler.load_adapter
-    for version in (0, 1):
-        store.publish(store.stage(), "agent", version, {"job": None})
-    await router.serve("agent", 1)
+    store, sampler, router = await of_two_versions(tmp_path)
+    load = sampler.load_adapter
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(name: str, path: Path, *, probe: bool = True) -> None:
@@ -93,11 +100,8 @@ async def test_what_is_deleted_while_it_is_loaded_is_not_loaded_then(
 async def test_what_is_loaded_for_a_caller_that_left_is_unloaded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, sampler = AdapterStore(tmp_path), RecordingSampler()
-    router, load = Router("base", store, sampler), sampler.load_adapter
-    for version in (0, 1):
-        store.publish(store.stage(), "agent", version, {"job": None})
-    await router.serve("agent", 1)
+    _, sampler, router = await of_two_versions(tmp_path)
+    load = sampler.load_adapter
 
     async def slowly(name: str, path: Path, *, probe: bool = True) -> None:
         call.cancel()
