@@ -3,7 +3,7 @@
 `make test-vllm` runs one of each kind: plain and latent attention, and what does not run.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,12 @@ def started(family: str, folder: Path) -> AbstractContextManager[VllmSamples]:
     return on_vllm(model, folder / "data", sampler=vllm_table(**latent))
 
 
-def sliced(families: Iterable[str]) -> Iterator[Any]:
-    for family in families:
+def sliced(families: Iterable[str]) -> list[Any]:
+    def marks(family: str) -> list[pytest.MarkDecorator]:
         soak = [in_soak, pytest.mark.soak("V1", 1, f"{family} on vLLM")]
-        yield pytest.param(family, marks=[] if family in PART else soak)
+        return [] if family in PART else soak
+
+    return [pytest.param(family, marks=marks(family)) for family in families]
 
 
 @pytest.mark.parametrize("family", sliced(RUN))
