@@ -93,6 +93,19 @@ def test_choices_are_streamed_side_by_side(http: httpx.Client, sdk: openai.OpenA
     assert whole.usage.completion_tokens == sum(map(len, logprobs.values()))
 
 
+def test_the_last_chunk_of_one_choice_has_the_usage_that_nobody_asked_for(
+    sdk: openai.OpenAI,
+) -> None:
+    options: dict[str, Any] = {"model": "tiny", "messages": ASK, "max_tokens": 8, "seed": 5}
+    whole = sdk.chat.completions.create(**options)
+    chunks = list(sdk.chat.completions.create(stream=True, logprobs=True, **options))
+    assert [chunk.usage for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.usage]
+    assert all(chunk.choices for chunk in chunks)
+    assert chunks[-1].choices[0].logprobs is not None
+    two = sdk.chat.completions.create(stream=True, n=2, **options)
+    assert not any(chunk.usage for chunk in two)
+
+
 def test_a_stream_is_kept_back_by_no_proxy(http: httpx.Client) -> None:
     asked = {"model": "tiny", "messages": ASK, "max_tokens": 2, "stream": True}
     with http.stream("POST", "/v1/chat/completions", json=asked) as answer:

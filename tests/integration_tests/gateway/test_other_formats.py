@@ -487,4 +487,5 @@ def test_a_streamed_reply_is_known_by_its_id_or_it_is_said(
         with capture() as run:
             list(model.stream(QUESTION))
         [turn] = run.turns
+        assert turn.usage is not None and 0 < turn.usage.completion_tokens <= 4
         assert turn.ours is ours and ("disable_streaming=True" in caplog.text) is not ours

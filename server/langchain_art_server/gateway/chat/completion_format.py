@@ -38,7 +38,9 @@ class ChatDialect(Dialect):
         self._usage = options is not None and options.include_usage
         self._frame = frame | ({"usage": None} if self._usage else {})
         self._logprobs = bool(call.body.logprobs)
-        self._choices = [Chunks(self._frame, index) for index in range(call.count)]
+        # `ChatOpenAI` asks no server but OpenAI's for usage: a single choice's last chunk has it.
+        counts = call.count == 1 and not self._usage
+        self._choices = [Chunks(self._frame, index, counts) for index in range(call.count)]
         return b"".join(chunks.begin() for chunks in self._choices)
 
     def delta(self, index: int, piece: ChatDelta) -> bytes:
@@ -125,7 +127,8 @@ def usage(replies: list[ChatReply]) -> dict[str, int]:
 class Chunks:
     """One choice's chunks, as server-sent events."""
 
-    def __init__(self, frame: dict[str, Any], index: int) -> None:
+    def __init__(self, frame: dict[str, Any], index: int, counts: bool) -> None:
+        self._counts = counts
         self._frame = frame | {"object": "chat.completion.chunk"}
         self._index, self._calls = index, 0
         #: The id of the call, in each delta: LangChain's `ChatOpenAI` keeps none but this one.
@@ -147,7 +150,9 @@ class Chunks:
         return self._event(delta)
 
     async def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
-        """The last chunk: the reason to stop, and the logprobs of all tokens."""
+        """The last chunk: the reason to stop, usage that nobody asked for, all tokens' logprobs."""
+        if self._counts:
+            self._frame["usage"] = usage([reply])
         event = self._event({}, reply.finish_reason)
         if not with_logprobs:
             return event
