@@ -113,11 +113,11 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _count(value: int) -> str:
-    """``950``, ``12.3k`` or ``4.5M``."""
+    """``950``, ``12.3k`` or ``4.5M``; ``-`` for 0: what is known has some."""
     for unit, size in (("M", 1_000_000), ("k", 10_000)):
         if value >= size:
             return f"{value / (1_000_000 if unit == 'M' else 1000):.1f}{unit}"
-    return str(value)
+    return str(value or "-")
 
 
 _DARK, _LIGHT = "#c2410c", "#8aa4c8"

@@ -178,3 +178,8 @@ def test_the_tables_fit_a_terminal() -> None:
         assert words in text, words
     assert "Fewer than 6 pairs cannot be significant" in text
     assert shown(analysis_view(analyze([])))
+
+
+def test_tokens_that_nobody_told_are_not_shown_as_none() -> None:
+    text = shown(analysis_view(analyze([run("a", 1.0, turn(usage=None))])))
+    assert "- + -" in text and "0 + 0" not in text
