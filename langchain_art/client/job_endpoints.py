@@ -27,6 +27,7 @@ from langchain_art.client.http_request import (
     post_group,
 )
 from langchain_art.errors import BodyTooLarge, ConfigError, JobFailed
+from langchain_art.wire.field_hints import in_words
 from langchain_art.wire.rollouts import MAX_ROLLOUTS
 from langchain_art.wire.training import CallAdvantage
 
@@ -351,6 +352,7 @@ def _order(
     try:
         body = wire.TrainRequest(trainable=dict(names or {}), **fields)
     except ValidationError as error:
-        raise ConfigError(f"This cannot be trained on: {error}") from error
+        words = in_words(error, wire.TrainRequest)
+        raise ConfigError(f"This cannot be trained on: {words}") from error
     headers = {"Idempotency-Key": key or f"once:{uuid.uuid4()}"}
     return Request("POST", "/v1/train", wire.TrainJob, body=body, headers=headers)
