@@ -31,7 +31,7 @@ _MEANING = {
     "calls.repeated": "one reply used twice; its first use is trained",
     "calls.frozen": "trainable= does not choose it",
     "calls.other_policy": "sampled by another model than the one that is trained",
-    "calls.foreign": "sampled by a model that this server does not serve",
+    "calls.foreign": "sampled elsewhere, or by a client that drops the ids of calls",
     "calls.lost": "the server has no tokens of it",
     "calls.empty": "nothing was sampled",
     "calls.too_long": "more tokens than the model takes: a larger max_model_len on the server",
