@@ -62,10 +62,15 @@ class RunSource(ABC):
         self._failed += 1
         self.first_error = self.first_error or f"{words} (scenario {which})"
         if self._failed > self._allowed_failures:
+            hint = "Run the rollout on this one scenario to see the traceback."
+            if "Event loop is closed" in self.first_error:
+                hint = (
+                    "Its client, such as ChatOpenAI, keeps connections of the loop of an earlier "
+                    "`_sync` call: await all in one `asyncio.run(main())`."
+                )
             raise errors.RolloutFailed(
                 f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "
-                f"(max_failed). The first: {self.first_error}. Run the rollout on this one "
-                "scenario to see the traceback."
+                f"(max_failed). The first: {self.first_error}. {hint}"
             ) from cause
 
 

@@ -20,8 +20,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from langchain_art import ArtClient, TrainConfig, TrajectoryGroup, capture
-from langchain_art.errors import PermissionDenied
+from langchain_art import ArtClient, TrainConfig, TrajectoryGroup, capture, gather_sync
+from langchain_art.errors import PermissionDenied, RolloutFailed
 from langchain_art.wire.api_keys import RunKey, new_api_key
 from tests.conformance.suite.scripts import script
 from tests.support.live_server import ForkedServer, LiveServer, RuleServer
@@ -489,3 +489,18 @@ def test_a_streamed_reply_is_known_by_its_id_or_it_is_said(
         [turn] = run.turns
         assert turn.usage is not None and 0 < turn.usage.completion_tokens <= 4
         assert turn.ours is ours and ("disable_streaming=True" in caplog.text) is not ours
+
+
+def test_a_client_that_keeps_connections_of_a_closed_loop_is_told_what_to_do(
+    art_server: LiveServer,
+) -> None:
+    address = art_server.base_url
+    gpt = ChatOpenAI(model="tiny", base_url=address, api_key="none", max_tokens=2, max_retries=0)
+
+    async def rollout(question: str) -> float:
+        await gpt.ainvoke(question)
+        return 1.0
+
+    gather_sync(rollout, [QUESTION], group_size=2)
+    with pytest.raises(RolloutFailed, match=r"Event loop is closed.* await all in one"):
+        gather_sync(rollout, [QUESTION], group_size=2, max_failed=0)
