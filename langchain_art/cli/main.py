@@ -281,7 +281,7 @@ def evaluate(
     scenarios: Annotated[
         str, typer.Argument(help="A JSONL file, or MODULE:NAME of a sequence or a function.")
     ],
-    policy: Annotated[str, typer.Option(help="Policy, POLICY@N, or the base model.")],
+    policy: Annotated[str, typer.Option(help="Policy or POLICY@N; @0 equals the base model.")],
     samples: Annotated[int, typer.Option(min=1, help="Runs per scenario.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="Most runs at once.")] = 64,
     root: Root = Path("out"),
