@@ -174,7 +174,7 @@ class VoteEvaluator(GroupEvaluator):
 
     Example::
 
-        VoteEvaluator([RulerEvaluator(m, key=m) for m in ("openai/o3", "openai/gpt-5")])
+        VoteEvaluator([RulerEvaluator(f"openai/{m}", key=m) for m in ("o3", "gpt-5")])
 
     Args:
         judges: at least two; they are called concurrently.

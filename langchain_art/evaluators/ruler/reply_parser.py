@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from langchain_core.messages import AIMessage
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from langchain_art.evaluators.base import Score
 
@@ -32,6 +32,17 @@ class Verdict(BaseModel):
     """The scores of all runs, each exactly once."""
 
     scores: list[RunScore]
+
+    @classmethod
+    def model_validate_json(cls, *given: Any, **options: Any) -> Self:
+        """A verdict; without scores if the text is none, so that the reply itself can be read.
+
+        OpenAI's SDK parses replies with it: an error would be all that is left of the reply.
+        """
+        try:
+            return super().model_validate_json(*given, **options)
+        except ValidationError:
+            return cls(scores=[])
 
 
 class UnusableReply(Exception):
