@@ -244,7 +244,8 @@ class ReviewsKept(Wire):
     """Refused reviews in the order in which they were sent. Sent again when the server knows their
     trajectory, they are kept."""
     trained: dict[Id, Several[str]] = Field(default_factory=dict)
-    """Id of a revised review -> the versions that were trained with an earlier revision of it."""
+    """Id of a review that says something else now -> the versions that were trained with what it
+    said."""
 
 
 VerdictFate = Literal[

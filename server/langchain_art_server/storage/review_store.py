@@ -123,8 +123,8 @@ class ReviewStore(Tables):
                 rows.append(row | {"at": one.at, "body": body})
                 continue
             refused.append(RefusedReview(source=one.source, id=one.id, reason=reason))
-        counts, revised = _put(connection, rows)
-        trained = _versions_of(connection, revised)
+        counts, changed = _put(connection, rows)
+        trained = _versions_of(connection, changed)
         return ReviewsKept(**counts, refused=tuple(refused), trained=trained)
 
     @reads
@@ -221,7 +221,7 @@ def _put(
     """Write what is new or later than what is kept.
 
     Returns:
-        What became of the rows, counted; and the revised ones.
+        What became of the rows, counted; and the revised ones that say something else.
     """
     kept: dict[tuple[str, str], sa.Row[Any]] = {}
     for source in {row["source"] for row in rows}:
@@ -229,7 +229,7 @@ def _put(
         ids = [row["id"] for row in rows if row["source"] == source]
         for found in select_among(connection, query, REVIEWS.c.id, ids):
             kept[source, found.id] = intact(REVIEWS, found)
-    new, revised = list[dict[str, Any]](), list[dict[str, Any]]()
+    new, changed = list[dict[str, Any]](), list[dict[str, Any]]()
     counts: Counter[_Fate] = Counter()
     for row in rows:
         old = kept.get((row["source"], row["id"]))
@@ -241,9 +241,17 @@ def _put(
             counts["outdated"] += 1
         else:
             update(connection, REVIEWS, REVIEWS.c.number == old.number, row)
-            revised.append(row)
+            counts["revised"] += 1
+            if _said(old.body) != _said(row["body"]):
+                changed.append(row)
     insert(connection, REVIEWS, new)
-    return {**counts, "new": len(new), "revised": len(revised)}, revised
+    return {**counts, "new": len(new)}, changed
+
+
+def _said(body: bytes) -> dict[str, Any]:
+    """What a training step reads of a review: another comment or kind is no other verdict."""
+    said: dict[str, Any] = from_json(body)
+    return {name: said[name] for name in said if name not in ("kind", "comment", "at")}
 
 
 def _versions_of(

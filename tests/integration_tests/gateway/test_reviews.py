@@ -98,6 +98,10 @@ async def test_a_mark_stays_if_its_job_has_trained_the_verdict(store: Store) -> 
     await store.jobs.finish("job-1", result, None, trained=["t-0", "t-1"])  # t-2 was stale by then
     known = await store.reviews.marks("p")
     assert [(mark.trajectory, mark.version) for mark in known] == [("t-0", 1), ("t-1", 1)]
+    # A pull by another --name, or a comment, says nothing else of the run.
+    same = said("r-0", "t-0", at=2.0, kind="score", comment="why")
+    kept = await store.reviews.put([same])
+    assert (kept.revised, kept.trained) == (1, {})
     kept = await store.reviews.put([said(f"r-{i}", f"t-{i}", 0.0, at=2.0) for i in range(3)])
     assert kept.trained == {"r-0": ("p@1",), "r-1": ("p@1",)}
     await store.delete_trajectory("t-0")
