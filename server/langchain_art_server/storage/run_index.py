@@ -113,6 +113,14 @@ def having_words(text: str, dialect: str) -> sa.Select[int] | None:
     return sa.select(found.bindparams(asked=match).columns(number).subquery().c.number)
 
 
+def of_graphs(ids: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """True of all runs but the halves of corrections' pairs (`jobs.review_plan`).
+
+    They are stored for their job: a copy of a call that is listed, and what a person wrote.
+    """
+    return ~sa.or_(ids.like("call:" + "_" * 32), ids.like("correction:" + "_" * 32))
+
+
 @dataclass(frozen=True)
 class RunIndex:
     """Index entry of one run: made before the transaction, which other writes wait for."""

@@ -17,7 +17,13 @@ from langchain_art.wire import Status
 from langchain_art.wire.identifiers import Id, Name, ScenarioName
 from langchain_art_server.storage.database import Database, Tables, reads
 from langchain_art_server.storage.queries import count_of, select_among, with_jobs
-from langchain_art_server.storage.run_index import HELD_OUT, RUN_FACTS, RUN_MARKS, having_words
+from langchain_art_server.storage.run_index import (
+    HELD_OUT,
+    RUN_FACTS,
+    RUN_MARKS,
+    having_words,
+    of_graphs,
+)
 from langchain_art_server.storage.seals import intact
 from langchain_art_server.storage.tables import JOBS, REVIEWS, TRAINED
 
@@ -244,7 +250,9 @@ def _chosen(
                 query = query.where(mine.where(marks.number == facts.number).exists())
             else:
                 query = query.where(facts.number.in_(mine))
-    if asked.step is not None:
+    if asked.step is None:
+        query = query.where(of_graphs(facts.id))
+    else:
         mine = sa.true() if asked.policy is None else JOBS.c.policy == asked.policy
         jobs = sa.select(JOBS.c.id).where(mine, JOBS.c.target_version == asked.step)
         learned = sa.select(TRAINED.c.trajectory_id).where(TRAINED.c.job_id.in_(jobs))

@@ -39,7 +39,7 @@ from langchain_art_server.storage.queries import (
 from langchain_art_server.storage.review_store import ReviewStore
 from langchain_art_server.storage.reward_snapshot import changed, rewards_in_words
 from langchain_art_server.storage.rollout_queue import RolloutQueue
-from langchain_art_server.storage.run_index import RunIndex, write_index
+from langchain_art_server.storage.run_index import RunIndex, of_graphs, write_index
 from langchain_art_server.storage.run_list import RunList
 from langchain_art_server.storage.seals import insert, intact, update
 from langchain_art_server.storage.tables import (
@@ -172,7 +172,8 @@ class Store(Versions):
     ) -> Page[bytes]:
         """Some trajectories as JSON, the newest first: as they are stored, and so not parsed here.
 
-        Only those of a `scenario`, and whose ids begin with a `prefix`, if these are given.
+        Only those of a `scenario`, and whose ids begin with a `prefix`, if these are given; without
+        a prefix those `of_graphs`.
 
         Raises InvalidRequest: there is no trajectory `after`.
         """
@@ -183,6 +184,8 @@ class Store(Versions):
         if prefix:  # LIKE would not tell cases apart in SQLite
             begins = sa.func.substr(TRAJECTORIES.c.id, 1, len(prefix))
             query = query.where(begins == prefix)
+        else:
+            query = query.where(of_graphs(TRAJECTORIES.c.id))
 
         def item(row: sa.Row[Any]) -> tuple[bytes, int]:
             body = zlib.decompress(intact(TRAJECTORIES, row).body)

@@ -20,6 +20,7 @@ from langchain_art.wire import (
 )
 from langchain_art_server.storage.job_store import ReviewStep
 from langchain_art_server.storage.review_store import VerdictMark
+from langchain_art_server.storage.run_list import RunFilter
 from langchain_art_server.storage.store import Store
 from tests.support.live_server import LiveServer
 
@@ -112,6 +113,16 @@ async def test_a_mark_stays_if_its_job_has_trained_the_verdict(store: Store) -> 
     assert [mark.trajectory for mark in await store.reviews.marks("p")] == ["t-1"]
     [job] = await store.jobs.reviewed("third", asked)
     assert job.state == "failed"  # not queued again: by now another order may train its verdicts
+
+
+async def test_lists_are_of_runs_and_not_of_what_a_correction_is_trained_with(store: Store) -> None:
+    halves = [f"{kind}:{'a' * 32}" for kind in ("call", "correction")]
+    await store.add_trajectories([Trajectory(id=one) for one in (*halves, "call:mine", "t-1")])
+    found = await store.recent_trajectories(10)
+    assert [Trajectory.model_validate_json(one).id for one in found.items] == ["t-1", "call:mine"]
+    assert [one.id for one in (await store.runs.page(RunFilter())).runs] == ["t-1", "call:mine"]
+    [known] = (await store.recent_trajectories(10, prefix="call:aa")).items
+    assert Trajectory.model_validate_json(known).id == halves[0]
 
 
 async def test_reviews_go_with_their_run(store: Store) -> None:
