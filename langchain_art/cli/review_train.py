@@ -99,6 +99,13 @@ def train(
     with client_of(base_url) as client:
         evaluate = _evaluation(client, policy, rollout, scenarios, samples, root)
         plan = client.plan_reviews(asked)
+        if asked.weights != {HUMAN_REWARD: 1.0} and not plan.counted("reward"):
+            reviews = client.reviews(policy=policy)
+            given = sorted({one.name for one in reviews if one.kind != "correction"})
+            raise ConfigError(
+                f"got the scores {[*asked.weights]}, expected some that people gave runs of "
+                f"{policy!r}: {given}"
+            )
         for line in plan_lines(plan):
             say(line)
         if not plan.groups and not plan.pairs:

@@ -50,6 +50,8 @@ def test_the_reward_that_is_trained_is_the_persons(
     app([*ask, "--dry-run"], standalone_mode=False)
     foreseen = capsys.readouterr().out
     assert "writer: 3 calls by rewards, 0 corrections" in foreseen and "serves" not in foreseen
+    with pytest.raises(ConfigError, match=r"got the scores \['typo'\].*: \['human_reward'\]"):
+        app([*ask, "--name", "typo"], standalone_mode=False)
     app(ask, standalone_mode=False)
     told = capsys.readouterr().out
     assert told.startswith(foreseen)
