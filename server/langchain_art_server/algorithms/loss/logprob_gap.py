@@ -61,8 +61,9 @@ def check_sync(
         cause = f"{found.fault}; {found.left:.1%} of the distance would be left."
     if staleness:
         cause += (
-            " Or the policy itself has moved so far since the tokens were drawn: then lower "
-            "`max_steps_ahead` or learning_rate, or raise max_logprob_gap."
+            " Or the policy itself has moved so far since the tokens were drawn (version 0 is the "
+            "base model): then draw new ones, lower `max_steps_ahead` or learning_rate, or raise "
+            "max_logprob_gap."
         )
     raise ArtError(
         f"The step was refused: learner and sampler are {gap:.3g} nats apart per token, up to "
