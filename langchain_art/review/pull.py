@@ -96,24 +96,26 @@ def pull(
     found = list(scores(api, source=reading.source, name=name, since=since))
     known = traces_of(_observed(api, found))
     reviews: list[Review] = []
-    left_out, labels = Counter[str](), set[str]()
+    left_out = Counter[str]()
+    unmapped: list[ScoreV3] = []
     for score in found:
         try:
             reviews.append(review_of(score, known, reading))
         except LeftOut as reason:
             left_out[str(reason)] += 1
             if str(reason) == "unmapped":
-                labels.add(str(score.value))
+                unmapped.append(score)
     shown = {about.run: trace for trace, about in known.items() if about.run is not None}
     _keep_runs(client, api, {one.trajectory: shown[one.trajectory] for one in reviews})
     deleted = list(_deleted(client, api, found)) if everything else []
-    kept = client.put_reviews([*reviews, *deleted])
+    kept = client.put_reviews([*reviews, *deleted, *_relabelled(client, unmapped)])
     if found:
         newest = min(max(one.timestamp for one in found), datetime.now(UTC))
         note.parent.mkdir(parents=True, exist_ok=True)
         replace_file(note, json.dumps({"read_to": newest.astimezone(UTC).isoformat()}).encode())
     gone = tuple(one.id for one in deleted)
-    return Pulled(len(found), kept, left_out, tuple(sorted(labels)), since, gone)
+    labels = tuple(sorted({str(score.value) for score in unmapped}))
+    return Pulled(len(found), kept, left_out, labels, since, gone)
 
 
 def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[Review]:
@@ -134,9 +136,24 @@ def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> I
     }
     for one in missing:
         if trace_id(one.trajectory) in shown:
-            # Its time stays: whatever Langfuse has of it later is not outdated, whoever's clock.
-            taken = {"value": None, "correction": None, "comment": None, "deleted": True}
-            yield one.model_copy(update=taken)
+            yield _taken_back(one)
+
+
+def _relabelled(client: ArtClient, unmapped: Sequence[ScoreV3]) -> list[Review]:
+    """The server's reviews whose score has another label since, which has no value."""
+    changed = {id_of(score): score.updated_at.timestamp() for score in unmapped}
+    kept = client.reviews(source=SOURCE) if changed else []
+    return [
+        _taken_back(one)
+        for one in kept
+        if not one.taken_back and changed.get(one.id, one.at) > one.at
+    ]
+
+
+def _taken_back(review: Review) -> Review:
+    # Its time stays: whatever Langfuse has of it later is not outdated, whoever's clock.
+    taken = {"value": None, "correction": None, "comment": None, "deleted": True}
+    return review.model_copy(update=taken)
 
 
 def _keep_runs(client: ArtClient, api: LangfuseAPI, shown: Mapping[str, str]) -> None:

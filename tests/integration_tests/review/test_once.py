@@ -118,6 +118,15 @@ def test_only_what_was_deleted_is_taken_back(
     assert (found.gone, found.left_out) == ((), {"unmapped": 1})
     assert pull(client, Reading("user_feedback", "API"), root=tmp_path, everything=True).gone == ()
 
+    # Another label since, which has no value: what was said before does not hold any more.
+    labels = Reading(values={"good": 1.0})
+    for label, holds in (("awful", False), ("good", True)):
+        about = {"data_type": "CATEGORICAL", "score_id": given}
+        langfuse.annotate(where[runs[1].id][0], "human_reward", label, **about)
+        for revised in (1, 0):
+            assert pull(client, labels, root=tmp_path).kept.revised == revised
+        assert client.reviews(run=runs[1])[0].taken_back is not holds
+
     langfuse.annotate(trace, "output", "", score_id=corrected, **correction)  # emptied
     langfuse.spans = [one for one in langfuse.spans if one.trace_id != where[runs[2].id][0]]
     delete(langfuse, [given, lost])  # the trace of the latter is gone, too: retention, maybe
