@@ -180,27 +180,19 @@ class RayPlace(EnginePlace):
         self, path: Path, files: Sequence[str] | None = None
     ) -> AsyncGenerator[Path, None]:
         """See `EnginePlace.folder`: a copy on the node, removed at the end."""
-        async with self._copy(uuid.uuid4().hex, path, files) as there:
-            yield there
-
-    @contextlib.asynccontextmanager
-    async def made(self, path: Path) -> AsyncGenerator[Path, None]:
-        """See `EnginePlace.made`: copied from the node."""
-        name = uuid.uuid4().hex
-        async with self._copy(name, path, ()) as there:
-            yield there
-            await self._in_thread(self._take, name, path)
-
-    @contextlib.asynccontextmanager
-    async def _copy(
-        self, name: str, path: Path, files: Sequence[str] | None
-    ) -> AsyncGenerator[Path, None]:
-        there = await self._in_thread(self._put, name, path, files)
+        there = await self._in_thread(self._put, path, files)
         try:
             yield there
         finally:
             with contextlib.suppress(NoPlace):  # the copy is gone with the node
-                await self._in_thread(self._call, "drop", name)
+                await self._in_thread(self._call, "drop", there.name)
+
+    @contextlib.asynccontextmanager
+    async def made(self, path: Path) -> AsyncGenerator[Path, None]:
+        """See `EnginePlace.made`: copied from the node."""
+        async with self.folder(path, ()) as there:
+            yield there
+            await self._in_thread(self._take, there.name, path)
 
     async def close(self) -> None:
         """See `EnginePlace.close`."""
@@ -234,11 +226,11 @@ class RayPlace(EnginePlace):
             raise NoPlace(f"{self._what}: {error}.", retry_after=5) from error
         return RemoteProcess(connection.dup()), connection
 
-    def _put(self, name: str, path: Path, files: Sequence[str] | None) -> Path:
+    def _put(self, path: Path, files: Sequence[str] | None) -> Path:
         if files is None:
             files = [file.name for file in path.iterdir() if file.is_file()]
         contents = {file: Path(path, file).read_bytes() for file in files}
-        return Path(self._call("put", name, contents))
+        return Path(self._call("put", uuid.uuid4().hex, contents))
 
     def _take(self, name: str, path: Path) -> None:
         for file, content in self._call("take", name).items():
