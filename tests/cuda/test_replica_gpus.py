@@ -1,5 +1,6 @@
 """Each vLLM of several has its own GPUs and log."""
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from langchain_art.errors import ConfigError
 from langchain_art_server.__main__ import build
 from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
-from langchain_art_server.backends.vllm.sampler import VllmSampler, gpus_of_replica
+from langchain_art_server.backends.vllm.sampler import VllmSampler, parallel_sizes
 from langchain_art_server.config import Settings, VllmSettings, load_settings
 
 
@@ -38,11 +39,11 @@ def test_each_has_the_gpus_after_those_of_the_one_before(monkeypatch: pytest.Mon
 
 
 def test_the_options_that_take_more_than_one_gpu_are_read() -> None:
-    assert gpus_of_replica(()) == 1
-    assert gpus_of_replica(("--tensor_parallel_size", "2", "--enforce-eager", "-pp=3")) == 6
-    assert gpus_of_replica(("--data-parallel-size=2", "--tensor-parallel-size=4")) == 8
+    assert prod(parallel_sizes(())) == 1
+    assert prod(parallel_sizes(("--tensor_parallel_size", "2", "--enforce-eager", "-pp=3"))) == 6
+    assert prod(parallel_sizes(("--data-parallel-size=2", "--tensor-parallel-size=4"))) == 8
     with pytest.raises(ConfigError, match=r"\[sampler\] args: .*invalid int value: 'two'"):
-        gpus_of_replica(("--tensor-parallel-size=two",))
+        parallel_sizes(("--tensor-parallel-size=two",))
 
 
 def test_the_embedded_sampler_has_none(tmp_path: Path) -> None:

@@ -321,10 +321,6 @@ class VllmHost(SamplerHost[CopiedAdapter]):
             adapter = await asyncio.to_thread(self._copies.add, name, path)
             try:
                 await self._vllm.load(adapter.vllm_name, adapter.folder)
-            except (ConfigError, VllmError):
-                self._copies.remove(adapter)
-                raise
-            try:
                 if call.params["probe"]:
                     await self._check_effect(adapter)
             except (ConfigError, VllmError):

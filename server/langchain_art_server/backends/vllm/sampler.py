@@ -6,6 +6,7 @@ The gateway talks to a child process (`vllm.host`), as to that of every engine; 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ class VllmSampler(ProcessSampler):
     def gpus(settings: Settings) -> int:
         """See `ProcessSampler.gpus`."""
         assert settings.sampler.kind == "vllm"
-        return gpus_of_replica(settings.sampler.args)
+        return math.prod(parallel_sizes(settings.sampler.args))
 
     async def sleep(self) -> None:
         """Move the weights to the host's memory and drop the KV cache (vLLM's sleep, level 1)."""
@@ -64,12 +65,6 @@ class VllmSampler(ProcessSampler):
         """Take weights and adapters back to the device. See `Sampler.wake`."""
         self.may_start.set()
         await self.call("wake", {})
-
-
-def gpus_of_replica(args: tuple[str, ...]) -> int:
-    """Number of GPUs that one vLLM with these options takes. Raises as `parallel_sizes`."""
-    parts, copies = parallel_sizes(args)
-    return parts * copies
 
 
 def parallel_sizes(args: tuple[str, ...]) -> tuple[int, int]:
