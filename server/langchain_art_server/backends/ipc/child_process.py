@@ -24,11 +24,7 @@ from typing import Any, NamedTuple
 import langchain_art
 import langchain_art_server
 from langchain_art.errors import ConfigError, EngineUnavailable
-from langchain_art_server.backends.ipc.fork_server import (
-    ForkedProcess,
-    ForkServer,
-    can_fork,
-)
+from langchain_art_server.backends.ipc.fork_server import ForkedProcess, ForkServer, can_fork
 
 log = logging.getLogger(__name__)
 SECRET_BYTES = 32  # bytes of what a connection must begin with

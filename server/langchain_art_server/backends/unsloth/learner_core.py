@@ -41,12 +41,7 @@ from langchain_art_server.backends.peft.logprob_scoring import (
     PaddedRows,
     Scorer,
 )
-from langchain_art_server.backends.peft.packer import (
-    Packer,
-    excluded_by_config,
-    first_gap,
-    gap_of,
-)
+from langchain_art_server.backends.peft.packer import Packer, excluded_by_config, first_gap, gap_of
 
 MAX_MODEL_LEN = 32768  # context of a model whose config does not say
 

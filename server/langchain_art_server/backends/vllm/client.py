@@ -114,8 +114,7 @@ class VllmClient:
         self._http = httpx.AsyncClient(
             base_url="http://vllm",
             transport=httpx.AsyncHTTPTransport(
-                uds=str(socket),
-                limits=httpx.Limits(max_connections=None, keepalive_expiry=30),
+                uds=str(socket), limits=httpx.Limits(max_connections=None, keepalive_expiry=30)
             ),
             timeout=httpx.Timeout(None, connect=30),  # a long reply takes long
         )

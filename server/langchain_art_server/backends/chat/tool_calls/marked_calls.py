@@ -76,8 +76,7 @@ def _call(name: str, pairs: Iterable[tuple[str, str]], schemas: Schemas) -> Func
     known = cast(dict[str, Any], properties) if isinstance(properties, dict) else {}
     written = {key: _value(text, types_of(known.get(key), schema)) for key, text in pairs}
     return FunctionCall(
-        name,
-        "{" + ", ".join(f"{_dumps(key)}: {value}" for key, value in written.items()) + "}",
+        name, "{" + ", ".join(f"{_dumps(key)}: {value}" for key, value in written.items()) + "}"
     )
 
 

@@ -306,11 +306,7 @@ def rank_devices(first: torch.device, ranks: int) -> list[str]:
 
 
 def make_core(
-    threads: int | None,
-    ranks: int,
-    shard: bool,
-    beside: Sequence[socket.socket] = (),
-    **base: Any,
+    threads: int | None, ranks: int, shard: bool, beside: Sequence[socket.socket] = (), **base: Any
 ) -> LearnerCore:
     """The core of a process that does nothing else, on one rank or several (`RankZero`).
 
