@@ -243,9 +243,14 @@ class LearnerCore(HeldAdapter):
         """See `Watched.moved`."""
         return watched.moved(self._scorer, progress)
 
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        """Work that one of several ranks may fail at, or be cancelled in; see `Ranks.together`."""
+        return contextlib.nullcontext()
+
     def _say(self, progress: Progress, said: str) -> None:
         """Report between two sweeps that one is made again. Raises what `progress` does."""
-        progress(0.0, said)
+        with self._together():
+            progress(0.0, said)
 
     @contextlib.contextmanager
     def _seeing(self, rows: Sequence[Row]) -> Generator[None]:
@@ -280,8 +285,9 @@ class LearnerCore(HeldAdapter):
         adapter_io.write_adapter(out, self._config, self.parameters, self._optimizer, scale)
 
     def _update(self) -> None:
-        self._optimizer.step()
-        self.rounded()
+        with self._together():
+            self._optimizer.step()
+            self.rounded()
 
     def _overflowed(self) -> bool:
         """Take the loss scale off the gradient; true if that was too large, and is halved now.
@@ -324,15 +330,11 @@ class LearnerCore(HeldAdapter):
         def score(rows: Sequence[Row], base: bool) -> Tensor:
             return self._logprobs(rows, CountedTokens.of(rows), progress, base=base)
 
-        return probe(batch, self.base, score)
+        with self._together():
+            return probe(batch, self.base, score)
 
     def _logprobs(
-        self,
-        rows: Sequence[Row],
-        counted: CountedTokens,
-        progress: Progress | None,
-        *,
-        base: bool,
+        self, rows: Sequence[Row], counted: CountedTokens, progress: Progress | None, *, base: bool
     ) -> Tensor:
         with self._base_only() if base else contextlib.nullcontext():
             packing = self.packer.pack(rows, counted, LOGPROB_TOKENS)
@@ -352,7 +354,8 @@ class LearnerCore(HeldAdapter):
         tried: list[tuple[int, bool]] = []
         while True:
             try:
-                self._begin(request)
+                with self._together():
+                    self._begin(request)
                 return self._learn(request, progress)
             except torch.OutOfMemoryError as error:
                 why = str(error)

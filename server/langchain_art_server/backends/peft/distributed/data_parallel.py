@@ -36,7 +36,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import StepConfig
-from langchain_art_server.algorithms.loss.logprob_gap import Suspect
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.sequences.training_rows import Row, forest_groups, shares
 from langchain_art_server.backends.base import LearnerStep
@@ -131,9 +130,8 @@ class DataParallelCore(LearnerCore):
             own = super().moved(watched, progress)
         return self._ranks.add(own)
 
-    def _say(self, progress: Progress, said: str) -> None:
-        with self._ranks.together():  # a cancelled step raises on rank 0 alone
-            super()._say(progress, said)
+    def _together(self) -> contextlib.AbstractContextManager[None]:
+        return self._ranks.together()
 
     def _image_reader(self) -> str:
         return "several ranks learn from none yet; ranks = 1 in [learner] does"
@@ -153,22 +151,10 @@ class DataParallelCore(LearnerCore):
         scorer.checked = True
         return scorer, packer
 
-    def _begin(self, request: LearnerStep) -> None:
-        with self._ranks.together():
-            super()._begin(request)
-
-    def _update(self) -> None:
-        with self._ranks.together():
-            super()._update()
-
     def _write(self, out: Path) -> None:
         with self._ranks.together():
             if self._ranks.rank == 0:
                 super()._write(out)
-
-    def _suspects(self, batch: TrainingBatch, progress: Progress) -> list[Suspect]:
-        with self._ranks.together():
-            return super()._suspects(batch, progress)
 
 
 #: What a rank without rows left puts through the model.
