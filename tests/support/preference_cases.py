@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from langchain_art.wire import PreferenceConfig, TrainRequest, Trajectory, Turn
-from langchain_art_server.backends.base import Learner, LearnerStep
+from langchain_art_server.backends.base import LearnerStep
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.sft_records import weigh_pairs
@@ -87,7 +88,7 @@ async def _ignore(_fraction: float, _message: str) -> None: ...
 
 
 async def prefer(
-    learner: Learner | OfCore,
+    learner: PeftLearner | OfCore,
     parent: Path,
     out: Path,
     step: int,

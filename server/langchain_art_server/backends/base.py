@@ -1,4 +1,4 @@
-"""The protocols of a backend: a `Sampler` samples replies, a `Learner` trains adapters.
+"""What a backend does: a `Sampler` samples replies, a learner (`peft.learner`) trains adapters.
 
 An adapter is an immutable directory in PEFT's format (``adapter_config.json``,
 ``adapter_model.safetensors``) with a name that is used once (``email-agent@17``); samplers cache by
@@ -7,12 +7,12 @@ name, learners read one directory and write another.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from langchain_art.wire import LoraConfig, ReplicaStatus, StepConfig
+from langchain_art.wire import ReplicaStatus, StepConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 
 #: Most characters of the schemas that a reply must follow, and most levels of one: about twice what
@@ -65,14 +65,25 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class EarlierCall:
-    """A call that another server has answered: OpenAI's values, and the tokens of both."""
+class Demonstration:
+    """A given reply for supervised fine-tuning, in OpenAI's shape."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     reply: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenTurn:
+    """The tokens of a demonstration's prompt, and of its reply with the end-of-turn token."""
+
     prompt_token_ids: list[int]
     token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class EarlierCall(TokenTurn, Demonstration):
+    """A call that another server has answered: OpenAI's values, and the tokens of both."""
 
 
 @dataclass(frozen=True)
@@ -229,23 +240,6 @@ class Sampler(Engine, ChatEngine, Protocol):
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """A given reply for supervised fine-tuning, in OpenAI's shape."""
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    reply: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TokenTurn:
-    """The tokens of a demonstration's prompt, and of its reply with the end-of-turn token."""
-
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-
-
-@dataclass(frozen=True)
 class LearnerStep:
     """One optimizer step (or `config.optimizer_steps` of them) from `parent` to `out`.
 
@@ -267,41 +261,3 @@ class LearnerStep:
     fresh_optimizer: bool = False
     reference: Path | None = None
     attempt: int = 1
-
-
-class Learner(Engine, Protocol):
-    """Trains adapters on rows.
-
-    `weights` and `no_images`, once it has started, are as of `ModelInfo`: what it holds and reads.
-    """
-
-    weights: str
-    no_images: str
-
-    async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
-        """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""
-
-    async def step(
-        self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
-    ) -> dict[str, float]:
-        """Train. Returns metrics; raises ArtError if loss or gradient is not finite.
-
-        Deterministic: the same request gives the same bytes on a CPU in float32.
-        """
-        ...
-
-    async def settle(self) -> None:
-        """Return when a step that was cancelled has stopped and uses the device no more."""
-
-    async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
-        """Logprobs of the learner, of each token given those before it, per row; 0.0 at index 0."""
-        ...
-
-    async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
-        """Tokenise replies with the model's chat template, in the order given.
-
-        A turn that continues an earlier one begins with its tokens, as far as the template renders
-        it again. A turn that cannot be rendered gives the reason instead. Deterministic. Raises
-        ConfigError if the model has no chat template.
-        """
-        ...

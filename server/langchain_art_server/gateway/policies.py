@@ -23,7 +23,8 @@ from langchain_art.errors import (
     QuotaExceeded,
     RequestRefused,
 )
-from langchain_art_server.backends.base import Learner, Sampler
+from langchain_art_server.backends.base import Sampler
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.jobs.eligibility import steps_since
@@ -48,7 +49,7 @@ class Policies:
         router: Router,
         jobs: JobRunner,
         sampler: Sampler,
-        learner: Learner,
+        learner: PeftLearner,
         health: Health,
         others: Callable[[], int] = lambda: 0,
     ) -> None:

@@ -14,8 +14,9 @@ from langchain_art._version import __version__
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
 from langchain_art.wire.api_keys import DEFAULT_TENANT
 from langchain_art.wire.choices import BUILT_IN_LOSSES
-from langchain_art_server.backends.base import EarlierCall, Learner, Sampler
+from langchain_art_server.backends.base import EarlierCall, Sampler
 from langchain_art_server.backends.ipc.heartbeat import LoopLag, watch_event_loop
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.fleet import Fleet
 from langchain_art_server.gateway.health import Health
@@ -47,7 +48,7 @@ class Service:
         self,
         settings: Settings,
         sampler: Sampler,
-        learner: Learner,
+        learner: PeftLearner,
         tenant: str = DEFAULT_TENANT,
         main: Service | None = None,
     ) -> None:

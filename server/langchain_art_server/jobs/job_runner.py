@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from langchain_art.errors import ArtError, InvalidRequest, NotFound
 from langchain_art.wire import PreferenceConfig, TrainConfig, TrainJob, TrainRequest, TrainResult
-from langchain_art_server.backends.base import Learner, LearnerStep, Sampler
+from langchain_art_server.backends.base import LearnerStep, Sampler
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.config import Settings
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.eligibility import steps_since
@@ -54,7 +55,7 @@ class JobRunner(JobQueue):
         adapters: AdapterStore,
         router: Router,
         sampler: Sampler,
-        learner: Learner,
+        learner: PeftLearner,
         beside: JobRunner | None = None,
         watch: JobWatch | None = None,
     ) -> None:

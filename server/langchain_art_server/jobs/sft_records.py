@@ -30,7 +30,8 @@ from typing import TypeAlias
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags, Trajectory
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import Demonstration, Learner
+from langchain_art_server.backends.base import Demonstration
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord
 
@@ -91,7 +92,10 @@ def _sigmoid(x: float) -> float:
 
 
 async def demonstrations(
-    runs: Sequence[Trajectory], records: Mapping[str, CallRecord], learner: Learner, max_len: int
+    runs: Sequence[Trajectory],
+    records: Mapping[str, CallRecord],
+    learner: PeftLearner,
+    max_len: int,
 ) -> tuple[list[Trajectory], dict[str, CallRecord]]:
     """The runs with a record for every turn that has a reply.
 
@@ -205,12 +209,12 @@ class WeighedPairs:
     """Logprobs of both sides, by pair, in nats."""
     beta: float
 
-    async def metrics_after(self, learner: Learner, adapter: Path) -> dict[str, float]:
+    async def metrics_after(self, learner: PeftLearner, adapter: Path) -> dict[str, float]:
         """`PreferenceWeights.metrics` under the version that the step made, as ``…_after``."""
         made = await self.weights(learner, adapter)
         return {f"{name}_after": value for name, value in made.metrics.items()}
 
-    async def weights(self, learner: Learner, adapter: Path) -> PreferenceWeights:
+    async def weights(self, learner: PeftLearner, adapter: Path) -> PreferenceWeights:
         """Loss, weights and metrics under an adapter."""
         now = await _logprobs(self.pairs, learner, adapter)
         both = zip(now, self.base, strict=True)
@@ -218,7 +222,7 @@ class WeighedPairs:
 
 
 async def weigh_pairs(
-    batch: Batch, learner: Learner, parent: Path, beta: float
+    batch: Batch, learner: PeftLearner, parent: Path, beta: float
 ) -> WeighedPairs | None:
     """Give the tokens of the batch's rows their weights: those of pairs, which are all whole.
 
@@ -244,7 +248,7 @@ async def weigh_pairs(
 
 
 async def _logprobs(
-    pairs: Sequence[_Pair], learner: Learner, adapter: Path | None
+    pairs: Sequence[_Pair], learner: PeftLearner, adapter: Path | None
 ) -> list[tuple[float, float]]:
     """Logprobs of the chosen and of the rejected replies of each pair."""
     found: list[tuple[float, float]] = []

@@ -24,15 +24,9 @@ from safetensors import SafetensorError, safe_open
 from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import (
-    ChatEngine,
-    ChatReply,
-    ChatRequest,
-    Learner,
-    Sampler,
-    Sampling,
-)
+from langchain_art_server.backends.base import ChatEngine, ChatReply, ChatRequest, Sampler, Sampling
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
+from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.storage.tables import CallRecord
 
 log = logging.getLogger(__name__)
@@ -60,7 +54,7 @@ async def ask_each(
 
 async def check_each(
     sampler: Sampler,
-    learner: Learner,
+    learner: PeftLearner,
     call: CallRecord,
     parent: NamedAdapter,
     before: Mapping[ChatEngine, ChatReply],
@@ -102,7 +96,7 @@ async def _of_each(
 
 async def check_swap(
     engine: ChatEngine,
-    learner: Learner,
+    learner: PeftLearner,
     call: CallRecord,
     parent: NamedAdapter,
     before: ChatReply,
@@ -227,7 +221,7 @@ def _same_weights(parent: NamedAdapter, child: NamedAdapter) -> bool:
 
 
 async def _moved(
-    learner: Learner,
+    learner: PeftLearner,
     old: NamedAdapter | None,
     new: NamedAdapter,
     call: CallRecord,

@@ -37,7 +37,7 @@ LOGPROBS_FILE = "logprobs.npy"
 
 
 class PeftLearner(Worker):
-    """A `base.Learner`: LoRA through PEFT and AdamW on any torch device, in one child process.
+    """Trains adapters: LoRA through PEFT and AdamW on any torch device, in one child process.
 
     Reads of the settings `model`, `chat_template`, `device`, `dtype`, `losses` and `learner`.
     Nothing else reaches the child, API keys for example do not. It runs at `place`; None: on this
@@ -64,7 +64,7 @@ class PeftLearner(Worker):
             place=place,
         )
         self._vocab_size, self._template = 0, settings.chat_template
-        self.weights = self.no_images = ""  # see `base.Learner`
+        self.weights = self.no_images = ""  # as of `ModelInfo`, once it has started
 
     @staticmethod
     def options(settings: Settings) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class PeftLearner(Worker):
         return {}
 
     async def init_adapter(self, out: Path, lora: LoraConfig) -> None:
-        """See `Learner.init_adapter`."""
+        """Write a fresh adapter, equal to the base. Raises ConfigError on unknown targets."""
         given = lora.model_dump(mode="json")
 
         async def init(files: AsyncExitStack, _attempt: int) -> None:
@@ -94,6 +94,8 @@ class PeftLearner(Worker):
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
     ) -> dict[str, float]:
         """See `LearnerCore.step`. If the child dies in it, the step starts again.
+
+        Deterministic: the same request gives the same bytes on a CPU in float32.
 
         Raises:
             InvalidRequest: a row is malformed, or no token is trained.
@@ -123,7 +125,10 @@ class PeftLearner(Worker):
             rows_file.unlink(missing_ok=True)
 
     async def settle(self) -> None:
-        """See `Learner.settle`. A step stops at its next micro-batch; if not, its process ends."""
+        """Return when a step that was cancelled has stopped and uses the device no more.
+
+        It stops at its next micro-batch; if not, its process is ended.
+        """
         with contextlib.suppress(EngineUnavailable):  # it has ended already
             try:
                 async with asyncio.timeout(SETTLE_SECONDS):
@@ -133,7 +138,7 @@ class PeftLearner(Worker):
                 self.end()
 
     async def logprobs(self, adapter: Path | None, rows: list[Row]) -> list[list[float]]:
-        """See `Learner.logprobs`; `rows` need no trained token."""
+        """Logprobs of the learner, of each token given those before it, per row; 0.0 at index 0."""
         await asyncio.to_thread(check_rows, rows, self._vocab_size, trained=False)
         with tempfile.TemporaryDirectory(prefix="art-logprobs-") as folder:
             rows_file, out = Path(folder, ROWS_FILE), Path(folder, LOGPROBS_FILE)
@@ -153,7 +158,12 @@ class PeftLearner(Worker):
         return [[next(rest) for _ in row.token_ids] for row in rows]
 
     async def tokenize(self, turns: Sequence[Demonstration]) -> list[TokenTurn | str]:
-        """See `Learner.tokenize`."""
+        """Tokenise replies with the model's chat template, in the order given.
+
+        A turn that continues an earlier one begins with its tokens, as far as the template renders
+        it again. A turn that cannot be rendered gives the reason instead. Deterministic. Raises
+        ConfigError if the model has no chat template.
+        """
         asked = {"turns": [vars(turn) for turn in turns], "template": self._template}
         found = await self.call("tokenize", asked)
         return [one if isinstance(one, str) else TokenTurn(**one) for one in found]

@@ -9,7 +9,7 @@ from langchain_art_server.config import Settings
 
 
 class UnslothLearner(PeftLearner):
-    """A `base.Learner` on a model that Unsloth loads, in one child process.
+    """A learner on a model that Unsloth loads, in one child process.
 
     Reads of the settings what `PeftLearner` does, `max_model_len` and `data_dir`.
     """
