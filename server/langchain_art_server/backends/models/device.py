@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from langchain_art.errors import ConfigError
@@ -52,8 +52,4 @@ def free_bytes(device: torch.device) -> float:
     if device.type == "cuda":
         free: Any = torch.cuda.mem_get_info(device)[0]
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    path = Path("/proc/meminfo")
-    if device.type != "cpu" or not path.exists():
-        return float("inf")
-    lines = dict(line.split(":") for line in path.read_text().splitlines())
-    return float(lines["MemAvailable"].split()[0]) * 1024
+    return float(psutil.virtual_memory().available if device.type == "cpu" else "inf")
