@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import struct
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from langchain_art.training import fit_state
 from langchain_art.training.records import FitResult, StepRecord, best_of_evals
 from langchain_art.training.report import summary_view
 from langchain_art.wire import Trajectory, Turn
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -99,13 +102,18 @@ def stored_view(fit: Fit) -> Group:
 
 
 def read_fits(root: Path) -> list[Fit]:
-    """The fits below a folder, the latest last; without those that a fresh one moved aside."""
-    found = [
-        path.parent
-        for path in root.rglob(fit_state.FIT)
-        if "earlier" not in path.relative_to(root).parts
-    ]
-    fits = [fit for folder in found if (fit := _read(folder, root)) is not None]
+    """The fits below a folder, the latest last; without those that a fresh one moved aside.
+
+    One that cannot be read is left out, with a warning.
+    """
+    fits: list[Fit] = []
+    for path in root.rglob(fit_state.FIT):
+        if "earlier" in path.relative_to(root).parts:
+            continue
+        try:
+            fits += filter(None, [_read(path.parent, root)])
+        except ConfigError as error:
+            log.warning("A fit is left out. %s", error)
     return sorted(fits, key=lambda fit: fit.at)
 
 

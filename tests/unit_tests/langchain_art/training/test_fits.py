@@ -96,6 +96,21 @@ def test_fits_of_other_numbers_of_policies_differ_in_them(tmp_path: Path) -> Non
     assert found.first == "step 1, policies trained: 1 and 2"
 
 
+def test_a_fit_that_cannot_be_read_leaves_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "another program's", "torn"):
+        write_fit(tmp_path / name, [0.1])
+    (tmp_path / "another program's" / FIT).write_text('{"loss": 0.1}')
+    (tmp_path / "torn" / HISTORY).write_text('{"kind": "later"}\n')
+    assert [fit.name for fit in read_fits(tmp_path)] == ["a"]
+    assert all(f"{tmp_path / name}" in caplog.text for name in ("another program's", "torn"))
+    found = latest_of(tmp_path, "p")
+    assert found is not None and found.name == "a"
+    with pytest.raises(ConfigError, match="line 1 is not a record of a fit"):
+        chosen_fits(tmp_path, ["torn"])
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no fit below"):
         chosen_fits(tmp_path, [])
