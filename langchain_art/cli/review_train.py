@@ -124,7 +124,7 @@ def train(
         say(f"{policy}@{results[-1].version} serves")
         if evaluate is not None and before is not None:
             _say_change(before, evaluate())
-        _show_answers(client, plan, policy)
+        show_answers(client, plan, policy)
 
 
 def plan_lines(plan: ReviewPlan) -> Iterator[str]:
@@ -198,19 +198,26 @@ def _say_moved(steps: Sequence[TrainResult]) -> None:
         say(f"{what}: {moved}, before the first step and after the last")
 
 
-def _show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
-    from langchain_art.chat_models import ChatART
-    from langchain_art.tracing.message_log import wire_message
+def show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
+    """Print how corrected calls are answered now; their messages are sent as they were."""
+    from openai import OpenAIError
 
-    model = ChatART(model=policy, base_url=client.base_url, temperature=0)
+    from langchain_art.chat_models import ChatART
+
+    model: Any = ChatART(model=policy, base_url=client.base_url)
     for chosen, rejected in plan.pairs[:5]:
         [better], [was] = client.trajectory(chosen).turns, client.trajectory(rejected).turns
-        asked = model.bind_tools(list(was.tools)) if was.tools else model
-        now = asked.invoke(list(was.messages))
+        asked = {"messages": list(was.messages), "temperature": 0}
+        asked |= {"tools": list(was.tools)} if was.tools else {}
+        try:
+            found = model.root_client.chat.completions.create(model=policy, **asked)
+            now = _text(found.choices[0].message.model_dump())
+        except OpenAIError as error:  # what is trained stays trained
+            now = f"not answered: {error}"
         say(f"call {was.call_id}:")
         say(f"  was:       {_text(was.reply or {})}")
         say(f"  should be: {_text(better.reply or {})}")
-        say(f"  is now:    {_text(wire_message(now))}")
+        say(f"  is now:    {now}")
 
 
 def _text(reply: Message) -> str:

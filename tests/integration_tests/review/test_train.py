@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from langchain_art.cli.main import app
+from langchain_art.cli.review_train import show_answers
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, Conflict, InvalidRequest
-from langchain_art.wire import Review, ReviewTraining, TrainConfig, Trajectory
+from langchain_art.wire import Review, ReviewPlan, ReviewTraining, TrainConfig, Trajectory
 from langchain_art.wire.trajectories import EVALUATION
+from tests.support.json_server import JsonServer, Refusal, completion
 from tests.support.live_server import LiveServer
 from tests.support.reviewed_runs import MakeRuns
 
@@ -168,6 +170,35 @@ def test_a_correction_is_preferred_from_then_on(
     assert metrics[-1]["chosen_logprob"] > metrics[0]["chosen_logprob"]
     assert metrics[-1]["preference_margin"] > 0
     assert metrics[0]["rejected_logprob"] == pytest.approx(sum(sampled) / count, abs=1e-3)
+
+
+class Answers(JsonServer):
+    """Has a corrected call whose messages LangChain does not read; refuses the second question."""
+
+    def answer(self, path: str, body: Any) -> Any:
+        if path.endswith("/chat/completions"):
+            if len(self.requests) > 1:
+                raise Refusal(400)
+            return completion("p", {"role": "assistant", "content": "On 14 March."}, 9, 4)
+        turn = {"messages": NO_IDS, "reply": {"role": "assistant", "content": path[-1]}}
+        return {"id": path[-1], "turns": [turn]}
+
+
+NO_IDS: list[dict[str, Any]] = [
+    {"role": "user", "content": "When?"},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]},
+    {"role": "tool", "content": "14 March"},
+]
+
+
+def test_a_corrected_call_is_asked_again_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = (("a", "b"), ("a", "b"))
+    plan = ReviewPlan(verdicts=(), groups=(), rewards={}, turns={}, compared=(), pairs=pairs)
+    with Answers() as server, ArtClient(server.url) as client:
+        show_answers(client, plan, "p")
+    told = capsys.readouterr().out
+    assert [body["messages"] for _, body in server.requests] == [NO_IDS] * 2
+    assert "is now:    On 14 March." in told and "is now:    not answered: Error code: 400" in told
 
 
 ROLLOUT = """
