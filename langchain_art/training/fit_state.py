@@ -320,8 +320,3 @@ class History(FitRecords):
     def end(self) -> None:
         """Delete the step in progress."""
         self._pending.unlink(missing_ok=True)
-
-    @property
-    def drawn(self) -> int:
-        """The place of the shuffled epochs that follows the finished steps."""
-        return self.steps[-1].drawn if self.steps else 0

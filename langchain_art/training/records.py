@@ -104,6 +104,9 @@ class BatchFacts(Frozen):
     """Groups rolled out by dynamic sampling, in place of groups with zero variance."""
     drawn: int = 0
     """Scenarios of the shuffled epochs that the fit has drawn by the end of this step."""
+    left: tuple[int, ...] = ()
+    """Places in these epochs whose groups were begun and not taken by a step: with
+    `max_steps_ahead`, it takes those that end first. A resumed fit begins them again."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """``rollout``, ``judge``, and of a trained step ``train`` and ``total``."""
     judge_cost: float | None = None

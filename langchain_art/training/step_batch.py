@@ -55,26 +55,30 @@ class StepBatchBuilder:
         self._first = True
         self._replacements = 0
         self._retried = 0
-        pending = self.history.pending()
-        self._done = pending.step if pending else self.history.done
-        #: Place in the shuffled epochs of the first group.
-        self._begun = pending.drawn if pending else self.history.drawn
-        self._taken = 0
+        last = self.history.pending() or next(reversed(self.history.steps), None)
+        self._done = last.step if last else 0
+        self._drawn = last.drawn if last else 0
+        self._left = last.left if last else ()
+        self._taken: set[int] = set()  # places of groups, as in `_left`
         self._advance: Callable[[str], None] | None = None
         self._note = MeanReward()
         batch, size = f"{self.history.state.fit_id}:train", self.plan.group_size
         self._worker = self.setup.source(batch, self._on_done)
         self.stream = GroupStream(self._worker, self._scenario, self._name, size, self._seed)
 
+    def _place(self, n: int) -> int:
+        """The place in the shuffled epochs of the n-th group: those that were left come first."""
+        return self._left[n] if n < len(self._left) else self._drawn + n
+
     def _scenario(self, n: int) -> Any:
-        return draw(self.scenarios, self._begun + n, self.plan.seed)
+        return draw(self.scenarios, self._place(n), self.plan.seed)
 
     def _name(self, n: int, scenario: str) -> str:
-        prefix = f"{self.history.state.fit_id}:{self._begun + n}"
+        prefix = f"{self.history.state.fit_id}:{self._place(n)}"
         return next(group_ids(prefix, [scenario]))
 
     def _seed(self, n: int, member: int) -> RunSeed:
-        return RunSeed(self.plan.seed, "train", self._begun + n, member)
+        return RunSeed(self.plan.seed, "train", self._place(n), member)
 
     def _on_done(self, run: Trajectory) -> None:
         if self._advance is not None:
@@ -126,6 +130,7 @@ class StepBatchBuilder:
                     )
                 self.history.save(trainable=plan.trainable)
         self._first = False
+        begun = map(self._place, range(max(self.stream.allowed, len(self._left))))
         pending = PendingStep(
             step=step,
             groups=tuple(groups if plan.export is None else map(plan.export.mark, groups)),
@@ -136,7 +141,8 @@ class StepBatchBuilder:
             unjudged=unjudged,
             retried=self._worker.retried - self._retried,
             resampled=resampled,
-            drawn=self._begun + self._taken,
+            drawn=self._drawn + len(self._taken),
+            left=tuple(place for place in begun if place not in self._taken),
             seconds=seconds,
             judge_cost=cost_of(plan.evaluator, paid),
         )
@@ -188,7 +194,7 @@ class StepBatchBuilder:
                 for run in groups[-1].trajectories:
                     advance(self._note(run))
             self._advance = None
-        self._taken += count
+        self._taken |= {int(group.id.split(":")[1]) for group in groups}
         seconds = {"rollout": time.monotonic() - started}
         if self._is_remote:
             groups = await fetch_remote(self.setup.client, groups)
