@@ -21,6 +21,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.graph_rollout import is_remote
 from langchain_art.wire import ID
+from langchain_art.wire.identifiers import comparable
 
 S = TypeVar("S")
 
@@ -74,11 +75,13 @@ def check_count(value: Any, name: str, least: int | None = None) -> int:
 def portable(scenario: Any) -> dict[str, Any]:
     """``{"scenario": ...}`` for a group's metadata, where an evaluator finds it.
 
-    Models and data classes become mappings. A scenario that is not JSON, or 64 kB or more of it, is
-    left out, and ``{"scenario_left_out": …}`` says why.
+    Models and data classes become mappings, arrays lists, and sets sorted lists, the same in every
+    process. A scenario that is not JSON, or 64 kB or more of it, is left out, and
+    ``{"scenario_left_out": …}`` says why.
     """
     try:
-        text = json.dumps(to_jsonable_python(scenario), allow_nan=False, ensure_ascii=False)
+        plain = to_jsonable_python(comparable(scenario))
+        text = json.dumps(plain, allow_nan=False, ensure_ascii=False)
         size = len(text.encode())
     except (PydanticSerializationError, TypeError, ValueError, RecursionError):
         return {"scenario_left_out": "it is not JSON throughout"}

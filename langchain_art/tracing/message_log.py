@@ -109,23 +109,32 @@ def _are_fields(fields: _Fields, message: BaseMessage) -> bool:
         return False
 
 
-def jsonable(value: Any, depth: int = _DEPTH) -> Any:
-    """A graph's input or output as JSON values; values without a JSON form become text."""
+def jsonable(value: Any, within: tuple[int, ...] = ()) -> Any:
+    """A graph's input or output as JSON values; values without a JSON form become text.
+
+    The members of a set are sorted. A value within itself, such as a tree's node as the parent of
+    its children, is ``"…"``; `within` are the ids of those around this one.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, BaseMessage):
         return wire_message(value)
-    if depth > 0:
+    if id(value) in within:
+        return "…"
+    if len(within) < _DEPTH:
+        within = (*within, id(value))
         if isinstance(value, BaseModel):
             value = dict(value)
         elif is_dataclass(value) and not isinstance(value, type):
             value = {field.name: getattr(value, field.name, None) for field in fields(value)}
         if isinstance(value, Mapping):
-            return {_text(key): jsonable(item, depth - 1) for key, item in value.items()}
-        if isinstance(value, list | tuple | set | frozenset):
-            return [jsonable(item, depth - 1) for item in value]
+            return {_text(key): jsonable(item, within) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [jsonable(item, within) for item in value]
+        if isinstance(value, set | frozenset):
+            return sorted((jsonable(item, within) for item in value), key=_canonical)
     return _text(value)
 
 

@@ -152,12 +152,12 @@ def scenario_name(text: str) -> str:
 
 
 def comparable(value: Any) -> Any:
-    """The value, with its sets as sorted texts and its arrays as lists; without any, as it is.
+    """The value, with its sets as sorted lists and its arrays as lists; without any, as it is.
 
     A process has a set in an order of its own, and an array's repr is rounded and abbreviated.
     """
     if isinstance(value, set | frozenset):
-        return sorted(repr(comparable(one)) for one in cast("set[Any]", value))
+        return sorted(map(comparable, cast("set[Any]", value)), key=repr)
     if getattr(value, "shape", ()) and callable(getattr(value, "tolist", None)):
         return comparable(value.tolist())
     if isinstance(value, list | tuple):

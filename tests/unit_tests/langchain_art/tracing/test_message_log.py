@@ -1,6 +1,7 @@
 """Messages in the log are those that were sent: what ChatART sends is the measure."""
 
 import tracemalloc
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -9,7 +10,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from langchain_art import ChatART, capture
-from langchain_art.tracing.message_log import MessageLog, SampledReply, wire_message
+from langchain_art.tracing.message_log import MessageLog, SampledReply, jsonable, wire_message
 
 CALL: Any = {"name": "look", "args": {"what": "Tür"}, "id": "c1", "type": "tool_call"}
 
@@ -255,3 +256,24 @@ def test_arguments_that_are_no_json_are_no_edit() -> None:
     reply.tool_calls = [dict(call) for call in reply.tool_calls]  # type: ignore[misc]
     reply.content = "so ".strip()
     assert sampled.edited() is None
+
+
+@dataclass
+class Node:
+    name: str
+    parent: "Node | None" = None
+    children: list["Node"] = field(default_factory=list["Node"])
+
+
+def test_a_value_within_itself_is_not_written_again() -> None:
+    """All ways through a tree whose nodes know their parent were written: 2^16 of this one."""
+    root = Node("root")
+    root.children = [Node(name, root) for name in "ab"]
+    a, b = ({"name": name, "parent": "…", "children": []} for name in "ab")
+    tree = {"name": "root", "parent": None, "children": [a, b]}
+    best = a | {"parent": tree | {"children": ["…", b]}}
+    assert jsonable({"tree": root, "best": root.children[0]}) == {"tree": tree, "best": best}
+
+
+def test_a_set_is_a_sorted_list() -> None:
+    assert jsonable([{8, 0}, {0, 8}, frozenset({"b", "a"})]) == [[0, 8], [0, 8], ["a", "b"]]
