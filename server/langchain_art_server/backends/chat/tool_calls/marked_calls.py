@@ -11,12 +11,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
+from urllib.parse import unquote
 
 from langchain_art_server.backends.chat.tool_calls.call_format import FunctionCall, Schemas
 from langchain_art_server.backends.chat.tool_calls.json_calls import checked_name, decode
 
 _XML_CALL = re.compile(r"\s*<function=([^>\n]+)>\s*(.*?)\s*</function>\s*", re.DOTALL)
-_XML_ARGUMENT = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_XML_ARGUMENT = re.compile(  # a value may have the end mark, but not before another argument
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL
+)
 _GLM_CALL = re.compile(r"\s*([^<]+?)\s*((?:<arg_key>.*)?)", re.DOTALL)
 _GLM_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _GEMMA_CALL = re.compile(r"call:([^{\s]+)(\{.*\})", re.DOTALL)
@@ -124,10 +127,13 @@ def types_of(
 
 
 def referred(ref: str, root: Mapping[str, Any]) -> Any:
-    """Schema to which ``#/$defs/Name`` refers; None if there is none."""
-    place: Any = root
-    for step in ref.removeprefix("#/").split("/"):
-        place = cast(dict[str, Any], place).get(step) if isinstance(place, dict) else None
+    """Schema to which ``#/$defs/Name`` (JSON pointer, RFC 6901) refers; None if there is none."""
+    place: Any = root if ref.startswith("#") else None
+    for step in unquote(ref).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list):
+            place = {str(n): one for n, one in enumerate(cast(list[Any], place))}
+        place = cast(dict[str, Any], place).get(key) if isinstance(place, dict) else None
     return place
 
 
