@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -15,7 +15,7 @@ from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import MAX_REWARD, RewardValue, escaped
 from langchain_art.wire.trajectories import storable
 
-Scores: TypeAlias = "TrajectoryGroup | Sequence[float]"
+Scores: TypeAlias = "TrajectoryGroup | Iterable[float | None]"
 Evaluator: TypeAlias = "Callable[[TrajectoryGroup], Scores | Awaitable[Scores]]"
 """Takes a group (without its failed runs) and returns it with rewards, or one reward per run.
 
@@ -111,6 +111,8 @@ async def score_group(group: TrajectoryGroup, evaluator: Evaluator) -> Trajector
     shown = group.model_copy(update={"trajectories": tuple(runs)})
     scores = cast("Scores", await call(getattr(evaluator, "ainvoke", evaluator), shown))
     if not isinstance(scores, TrajectoryGroup):
+        if isinstance(scores, Iterator):  # a generator scores while it is read, and may raise
+            scores = await call(list, scores)
         scores = shown.model_copy(update={"trajectories": _rescored(runs, scores)})
     _check_numbers(scores)
     scored = {t.id: t for t in scores.trajectories}

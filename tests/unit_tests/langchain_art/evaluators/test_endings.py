@@ -1,7 +1,8 @@
 """StopIteration, SystemExit and KeyboardInterrupt end with an error, and never hang."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -51,6 +52,18 @@ def test_a_reward(kind: Kind, asynchronous: bool) -> None:
     else:
         with pytest.raises(ArtError, match=rf"(?s)raised for all 1 groups.*{kind.__name__}"):
             asyncio.run(score_groups([RUNS], judge))
+
+
+def test_what_a_generator_raises_is_of_its_group() -> None:
+    def rate(shown: TrajectoryGroup) -> Iterator[float]:
+        for one in shown.trajectories:
+            assert current_thread() is not main_thread()
+            yield {"a": 1.0}[one.id]
+
+    groups = [RUNS, group(run("a", says("GOOD")))]
+    found = asyncio.run(score_groups(groups, rate))
+    assert [one.rewards for one in found.groups] == [[1.0]]
+    assert (found.unjudged, found.first_error) == (1, "KeyError: 'b'")
 
 
 @ENDINGS
