@@ -61,7 +61,7 @@ def from_langsmith(
             ``{"output": …}`` around what is no mapping, as LangSmith does.
 
     Returns:
-        An evaluator. True is 1.0; a run without a value is not scored.
+        An evaluator. True is 1.0; a run without a value, or without any result, is not scored.
 
     Raises:
         ConfigError: it is not callable, or, when it is used: a value is no number, or `key` names
@@ -120,7 +120,7 @@ def from_langfuse(
     async def ask(inputs: Any, output: Any, reference: Any) -> _Results:
         given = {"input": inputs, "output": output, "expected_output": reference, "metadata": {}}
         found: Any = await call(partial(judge, **given))
-        results = found if isinstance(found, list | tuple) else [found]
+        results = found if isinstance(found, list | tuple) else [found] if found else []
         return [(one.name, one.value, one.comment or "") for one in results]
 
     return _EachRun(ask, _name_of(evaluator, key), key, outputs)
@@ -173,7 +173,8 @@ class _EachRun(GroupEvaluator):
 
     async def _score(self, inputs: Any, run: Trajectory, reference: Any) -> Score | None:
         output = run.output if self._outputs is None else self._outputs(run)
-        results = await self._ask(inputs, output, reference)
+        if not (results := await self._ask(inputs, output, reference)):
+            return None
         names = [name for name, _, _ in results]
         wanted = self._wanted if self._wanted is not None or len(names) != 1 else names[0]
         if wanted not in names:

@@ -124,6 +124,17 @@ def test_an_evaluator_of_langfuse_gives_its_value(asynchronous: bool) -> None:
     ]
 
 
+@pytest.mark.parametrize("nothing", [None, []])
+def test_a_run_without_a_result_is_not_scored_and_the_others_are(nothing: Any) -> None:
+    def correct(*, output: Any, **_: Any) -> Any:
+        return nothing if output == "?" else Evaluation(name="correct", value=1.0)
+
+    scores = from_langfuse(correct).score(group("?", RIGHT))
+    assert [score and score.value for score in scores] == [None, 1.0]
+    judge = from_langsmith(lambda outputs: {"results": []})
+    assert judge.score(group(RIGHT)) == [None]
+
+
 def test_the_rest_of_a_scenario_is_the_reference() -> None:
     shown: list[Any] = []
 
