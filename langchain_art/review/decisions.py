@@ -57,14 +57,14 @@ def decision_reviews(
             'expected state["__interrupt__"] of a graph with HumanInTheLoopMiddleware'
         )
     decided: dict[int, dict[int, Mapping[str, Any]]] = {}
-    for interrupt, actions in asked:
+    for interrupt, actions in reversed(asked):  # of equal calls, the later one is the later task's
         decisions = _decisions(interrupt, resume, len(asked), len(actions))
-        at, places = _place(run.turns, actions)
+        at, places = _place(run.turns, actions, decided)
         decided.setdefault(at, {}).update(zip(places, decisions, strict=True))
     return [
         review
-        for at, by_place in decided.items()
-        for review in _reviews(run.id, run.turns[at], by_place, reviewer)
+        for at, by_place in sorted(decided.items())
+        for review in _reviews(run.id, run.turns[at], dict(sorted(by_place.items())), reviewer)
     ]
 
 
@@ -89,10 +89,17 @@ def _decisions(
     return found
 
 
-def _place(turns: Sequence[Turn], actions: Sequence[Mapping[str, Any]]) -> tuple[int, list[int]]:
-    """The latest turn that asked for these tools, and which of its tool calls they are."""
+def _place(
+    turns: Sequence[Turn],
+    actions: Sequence[Mapping[str, Any]],
+    decided: Mapping[int, Mapping[int, Any]],
+) -> tuple[int, list[int]]:
+    """The latest turn that asked for these tools, and which of its tool calls not `decided` yet."""
     for at in reversed(range(len(turns))):
-        left, places = iter(enumerate(_tool_calls(turns[at]))), list[int]()
+        calls = [
+            one for one in enumerate(_tool_calls(turns[at])) if one[0] not in decided.get(at, ())
+        ]
+        left, places = iter(calls), list[int]()
         for action in actions:  # in the order of the reply
             places += next(([k] for k, one in left if _is(one, action)), [])
         kept = turns[at].call_id and turns[at].excluded_because is None

@@ -100,6 +100,14 @@ def test_each_interrupt_may_ask_about_one_tool_call() -> None:
     assert first[0].id != second[0].id, "decisions one after the other are not one's revision"
 
 
+def test_equal_calls_of_parallel_branches_keep_a_decision_each() -> None:
+    run = Trajectory(id="run-1", turns=(turn("c-0", SEND), turn("c-1", SEND)))
+    asked = [Interrupt(value=batched(SEND).value, id=name) for name in ("i-0", "i-1")]
+    decided = {"i-0": decide(REJECT), "i-1": decide(APPROVE)}
+    found = decision_reviews(run, asked, decided)
+    assert [(one.call_id, one.value) for one in found] == [("c-0", 0.0), ("c-1", 1.0)]
+
+
 @pytest.mark.parametrize(
     ("interrupts", "resume", "words"),
     [
