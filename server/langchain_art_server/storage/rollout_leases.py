@@ -6,6 +6,7 @@ gateways never lease one rollout; SQLite has one writer.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import uuid
 from collections.abc import Sequence
@@ -61,7 +62,12 @@ def fail_attempt(
     if fatal or failures >= most:
         set_rollout(connection, row, **ended, state="finished", fatal=fatal)
     else:
-        set_rollout(connection, row, **ended, state="queued", trajectory_id=None, worker=None)
+        set_rollout(connection, row, **ended, state="queued", worker=None)
+
+
+def attempt_after(trajectory_id: str) -> str:
+    """The id of the attempt after one that failed; by it, the same error sent again is known."""
+    return hashlib.sha256(trajectory_id.encode()).hexdigest()[:32]
 
 
 def sweep(connection: sa.Connection, now: float) -> int:
@@ -125,7 +131,7 @@ class RolloutLeases(Tables):
         found: list[RolloutLease] = []
         for row in locked(connection, waits, share) if share else ():
             leased: dict[str, Any] = {"attempt": row.attempt + 1}
-            leased["trajectory_id"] = uuid.uuid4().hex
+            leased["trajectory_id"] = attempt_after(row.trajectory_id or uuid.uuid4().hex)
             held = {"state": "leased", "worker": asked.worker, "expires_at": now + asked.seconds}
             set_rollout(connection, row, **held, **leased)
             known = {name: getattr(row, name) for name in ("id", "batch", "name", "seed")}

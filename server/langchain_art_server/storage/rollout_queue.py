@@ -108,7 +108,11 @@ class RolloutQueue(leases.RolloutLeases):
             mine = row.trajectory_id == outcome.trajectory_id
             if mine and row.state == "finished" and (row.trajectory is None) == (sent is None):
                 return None  # the same again
-            if not mine or row.state == "finished":
+            failed = row.trajectory_id == leases.attempt_after(outcome.trajectory_id)
+            failed |= mine and row.state == "queued"
+            if failed and sent is None and row.error == outcome.error:
+                return None  # the same again; another attempt may have begun
+            if not mine or row.state != "leased":
                 leases.count(connection, BATCHES, row.batch, "late")
                 return Conflict(
                     f"got the end of attempt {outcome.trajectory_id!r} of rollout {rollout_id!r}, "
@@ -116,8 +120,7 @@ class RolloutQueue(leases.RolloutLeases):
                     "Discard the run; it is not trained.",
                     param="trajectory_id",
                 )
-            failed = outcome.error is not None or (sent is not None and sent.status == "failed")
-            if failed:
+            if outcome.error is not None or (sent is not None and sent.status == "failed"):
                 leases.count(connection, WORKERS, row.worker, "failed")
             if sent is not None:
                 leases.count(connection, WORKERS, row.worker, "finished")

@@ -151,6 +151,22 @@ async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
         await queue.complete(third)  # its run is not the one that was taken
 
 
+async def test_an_error_that_is_sent_again_changes_nothing(queue: Queue) -> None:
+    await queue.put(1)
+    [first] = await queue.lease("a", free=1)
+    await queue.complete(first, error="ValueError: no such tool")
+    await queue.complete(first, error="ValueError: no such tool")  # the answer was lost
+    with pytest.raises(Conflict, match="the rollout is queued, at attempt 1"):
+        await queue.complete(first)
+    [second] = await queue.lease("b", free=1)
+    await queue.complete(first, error="ValueError: no such tool")  # and found another attempt
+    with pytest.raises(Conflict, match="the rollout is leased, at attempt 2"):
+        await queue.complete(first, error="another")
+    await queue.complete(second)
+    status, workers = await queue.queue.status("b"), (await queue.queue.counts())[1]
+    assert status.late == 2 and [(one.id, one.failed) for one in workers] == [("a", 1), ("b", 0)]
+
+
 async def test_a_fatal_error_has_no_further_attempt(queue: Queue) -> None:
     await queue.put(1)
     [lease] = await queue.lease("a", free=1)
