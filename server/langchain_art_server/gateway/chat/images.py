@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import Any, cast
+
+from pybase64 import b64encode_as_string
 
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire.images import decoded, image_data, image_reference
@@ -42,6 +45,16 @@ def take_images(messages: list[dict[str, Any]], no_images: str = "") -> dict[str
             if len(found) > MAX_IMAGES:
                 raise _refused(where, f"more than {MAX_IMAGES} images in one request", "fewer")
     return found
+
+
+def give_back_images(messages: list[dict[str, Any]], images: Mapping[str, bytes]) -> None:
+    """Undo what `take_images` did to the messages of an earlier call."""
+    for message in messages:
+        content: Any = message.get("content")
+        for at, part in enumerate(cast(list[Any], content) if isinstance(content, list) else ()):
+            if isinstance(part, dict) and part.get("sha256") in images:
+                body = images[part["sha256"]]
+                content[at] = {"type": "image", "base64": b64encode_as_string(body)}
 
 
 def _checked(url: str, where: str) -> bytes:

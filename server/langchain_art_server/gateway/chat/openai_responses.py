@@ -28,6 +28,7 @@ from langchain_art_server.gateway.chat.dialect import (
     split,
     tool_call,
 )
+from langchain_art_server.gateway.chat.images import give_back_images
 from langchain_art_server.gateway.chat.request import MAX_COUNT, CheckedChatRequest, read_body
 from langchain_art_server.storage.tables import CallRecord
 
@@ -186,6 +187,7 @@ class ResponsesDialect(Dialect):
             return
         previous = await call_of(self._asked.previous_response_id)
         before = previous.request["messages"][bool(previous.request.get("instructions")) :]
+        give_back_images(before, previous.images)
         given = self._asked.instructions is not None
         own = self.body["messages"]
         self.body["messages"] = [*own[:given], *before, previous.reply, *own[given:]]
