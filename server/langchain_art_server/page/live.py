@@ -37,8 +37,8 @@ class Happened(BaseModel):
     """One event: what changed, and what runs now."""
 
     changed: list[str]
-    """Some of ``runs``, ``calls``, ``reviews``, ``jobs``, ``event`` (a job's log), ``workers`` and
-    ``health``."""
+    """Some of ``runs``, ``calls``, ``rewards`` (a stored run was changed or deleted), ``reviews``,
+    ``jobs``, ``event`` (a job's log), ``workers`` and ``health``."""
     running_calls: int
     job: str | None
     message: str
@@ -122,7 +122,8 @@ class Live:
         rollouts, workers = await service.store.rollouts.counts()
         done = [one.model_dump(exclude={"heard_seconds"}) for one in workers]
         found, job = await service.store.read(read_activity)
-        return found | {"health": health, "workers": (rollouts, done)}, job
+        kept = {"health": health, "workers": (rollouts, done), "rewards": service.store.changes}
+        return found | kept, job
 
     def _note(self, changed: list[str], job: dict[str, Any]) -> None:
         happened = Happened(

@@ -73,6 +73,8 @@ class Store(Versions):
         self.keys = KeyStore(self)
         self.rollouts = RolloutQueue(self)
         self._calls, self._runs = RowCount(CALLS, shared), RowCount(TRAJECTORIES, shared)
+        #: How often a stored run was changed or deleted by this server.
+        self.changes = 0
 
     async def call(self, call_id: str) -> CallRecord:
         """Raises NotFound."""
@@ -237,6 +239,7 @@ class Store(Versions):
         kept = trajectory_row(new, row.group_id)
         values = {name: kept[name] for name in ("body", "reward", "scenario")}
         update(connection, TRAJECTORIES, mine, values)
+        self.changes += 1
         if turns is not None:
             delete_among(connection, RUN_CALLS.c.trajectory_id, [trajectory_id])
             _link(connection, [new])
@@ -246,6 +249,7 @@ class Store(Versions):
     async def delete_trajectory(self, trajectory_id: str) -> None:
         """See `deletions.delete_run`."""
         await self.write(lambda c: delete_run(c, trajectory_id))
+        self.changes += 1
         self._calls.recount()
         self._runs.recount()
 

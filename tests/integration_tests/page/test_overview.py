@@ -80,6 +80,19 @@ def test_a_stream_says_what_changes(art_server: LiveServer) -> None:
         assert {"runs", "calls"} & set(changed)
 
 
+def test_a_stream_says_that_a_reward_came_late_and_that_a_run_went(art_server: LiveServer) -> None:
+    with art_server.http() as http, art_server.http() as other:
+        run = run_of(other, art_server.policy, 1.0, 1)
+        run_of(other, art_server.policy, 1.0, 1)  # the newest stays
+        with http.stream("GET", "/page/events") as answer:
+            lines = (one for one in answer.iter_lines() if one.startswith("data: "))
+            assert next(lines) == "data: {}"
+            ok(other.put(f"/v1/trajectories/{run}/reward", json={"reward": 0.5}))
+            assert "rewards" in json.loads(next(lines).removeprefix("data: "))["changed"]
+            ok(other.delete(f"/v1/trajectories/{run}"))
+            assert "rewards" in json.loads(next(lines).removeprefix("data: "))["changed"]
+
+
 def test_what_happens_before_the_stream_begins_is_shown(
     watched: Watched, art_server: LiveServer
 ) -> None:

@@ -69,8 +69,8 @@ function listen(listener) {
 }
 
 /**
- * A number that grows when something of these kinds changed: "runs", "calls", "reviews", "jobs",
- * "event" (the log of the job that runs) or "health".
+ * A number that grows when something of these kinds changed: "runs", "calls", "rewards", "reviews",
+ * "jobs", "event" (the log of the job that runs) or "health".
  *
  * @param {...string} kinds
  */

@@ -18,7 +18,7 @@ export default function Overview() {
   const { data, error } = useAnswer("/page/overview", useLive("jobs", "event", "health", "runs", "workers"));
   const happened = useLatest();
   /** @type {any[]} */
-  const evaluations = useAnswer("/page/evaluations", useLive("runs")).data?.evaluations ?? NONE;
+  const evaluations = useAnswer("/page/evaluations", useLive("runs", "rewards")).data?.evaluations ?? NONE;
   const [chosen, setChosen] = useState(/** @type {string[] | null} */ (null));
   if (error && !data) return html`<${Failed} error=${error} />`;
   if (!data) return html`<${Waiting} />`;

@@ -21,7 +21,7 @@ export default function Run({ id, query }) {
   const open = query.get("call");
   const reviewer = query.get("reviewer") ?? "";
   useEffect(() => {
-    if (data) setKinds(data.stored ? ["reviews", "jobs"] : ["calls", "runs"]);
+    if (data) setKinds(data.stored ? ["rewards", "reviews", "jobs"] : ["calls", "runs"]);
   }, [data?.stored]);
   useEffect(() => {
     if (data && open !== null) document.getElementById(`call-${open}`)?.scrollIntoView();

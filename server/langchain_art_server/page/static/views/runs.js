@@ -55,7 +55,7 @@ function List({ query }) {
   const [sort, up] = (asked.order ?? "").split(" ");
   const { order: _, ...which } = asked;
   const path = withQuery("/page/runs", { ...which, sort, descending: up ? "false" : "" });
-  const live = useLive("runs", "reviews", "jobs");
+  const live = useLive("runs", "rewards", "reviews", "jobs");
   const [more, setMore] = useState({ path, live, runs: [], next: null, error: null });
   const further = more.path === path ? more : { live, runs: [], next: null, error: null };
   // Once further pages are shown the first one stays, or runs between the two would be missed.

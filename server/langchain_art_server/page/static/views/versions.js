@@ -41,7 +41,7 @@ function OfPolicy({ policy, live, query }) {
   const [refused, setRefused] = useState(/** @type {Error | null} */ (null));
   const { data, error } = useAnswer(`${place}/checkpoints`, `${live} ${done}`);
   /** @type {any[] | undefined} */
-  const evaluations = useAnswer("/page/evaluations", useLive("runs")).data?.evaluations;
+  const evaluations = useAnswer("/page/evaluations", useLive("runs", "rewards")).data?.evaluations;
   if (error && !data) return html`<${Failed} error=${error} />`;
   if (!data) return html`<${Waiting} />`;
   /** @param {string} where @param {string} method @param {unknown} [body] */
