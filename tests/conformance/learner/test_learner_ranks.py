@@ -234,6 +234,32 @@ async def test_no_rows_are_left_by_a_step_and_no_folder_by_ranks_that_end(
     assert [*temporary.glob("art-ranks-*")] == []
 
 
+@pytest.mark.slow
+async def test_a_rank_that_cannot_read_its_rows_fails_the_step_and_no_other_waits_for_it(
+    tiny: str, tmp_path: Path
+) -> None:
+    learner, temporary = ranked(tiny), folder(tmp_path, "temporary")
+    learner._program._env["TMPDIR"] = str(temporary)
+    learner._program._imports = ()
+    config = TrainConfig(learning_rate=1e-2, **LENIENT)
+    step = LearnerStep(folder(tmp_path, "start"), folder(tmp_path, "out"), 1, make_rows(8), config)
+    await learner.start()
+    try:
+        await learner.init_adapter(step.parent, LORA)
+        [other] = others(learner.pid)
+        os.kill(other, signal.SIGSTOP)
+        task = asyncio.create_task(learner.step(step, ignore))
+        while not (files := [*temporary.glob("art-ranks-*/**/rows.npz")]):
+            await asyncio.sleep(0.01)
+        files[0].unlink()
+        os.kill(other, signal.SIGCONT)
+        with pytest.raises(ArtError, match=r"Rank 1 .* the rows in rows.npz cannot be read"):
+            await task
+        assert (await learner.step(step, ignore))["rows"] == 8 and learner.restarts == 0
+    finally:
+        await learner.close()
+
+
 def test_a_rank_that_is_stopped_is_killed_and_rank_0_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, over = threading.Event(), threading.Event()
 

@@ -88,11 +88,13 @@ def run(connection: socket.socket, folder: Path | None) -> None:
     while True:
         method, params = messages.get()
         try:
-            if method == "step":
-                core.step(unpack_step(params), lambda _fraction, _message: None)
+            is_step = method == "step"
+            with ranks.together():  # one that cannot read is waited for by none
+                asked = unpack_step(params) if is_step else read_rows(Path(params["rows"]))
+            if isinstance(asked, LearnerStep):
+                core.step(asked, lambda _fraction, _message: None)
             else:
-                adapter = params["adapter"] and Path(params["adapter"])
-                core.logprobs(adapter, read_rows(Path(params["rows"])))
+                core.logprobs(params["adapter"] and Path(params["adapter"]), asked)
         except ArtError as error:
             log.debug("Rank %d: %s", ranks.rank, error)  # rank 0 reports the same
         free_cache()
@@ -289,6 +291,8 @@ class RankZero(DataParallelCore):
                 other.send(method, params(file), (*paths, "rows"))
             if self._shared is None:
                 files.close()  # they have been sent it
+            with self._ranks.together():
+                pass  # all have read it
             yield
 
 
