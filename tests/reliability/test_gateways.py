@@ -61,9 +61,12 @@ def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
         second.delete(f"/v1/policies/{policy}/checkpoints/2").raise_for_status()
         time.sleep(SOON)
         assert said(one, f"{policy}@2").status_code == 404
+        assert f'="{policy}"' in first.get("/metrics").text
         second.delete(f"/v1/policies/{policy}").raise_for_status()
         time.sleep(SOON)
         assert said(one, policy).status_code == 404
+        for each in (first, second):
+            assert f'="{policy}"' not in each.get("/metrics").text
 
 
 def test_a_server_with_another_base_model_is_refused(fleet: Gateways) -> None:

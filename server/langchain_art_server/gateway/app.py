@@ -159,7 +159,6 @@ def _policy_routes(app: FastAPI, service: Service) -> None:
     async def delete_policy(name: str, request: Request) -> dict[str, str]:
         """Delete a policy that no job and no call uses, with all its versions."""
         await service.policies.delete(name)
-        service.metrics.forget(service.tenant, name)
         await service.note(access_of(request.scope), "deleted_policy", name)
         return {"deleted": name}
 

@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from langchain_art import wire
 from langchain_art._version import __version__
@@ -70,6 +71,7 @@ class Service:
         self.router = Router(settings.base_name, self.adapters, sampler)
         self._main, beside = main or self, main.jobs if main else None
         self.metrics = main.metrics if main else Metrics()
+        self.router.on_remove = partial(self.metrics.forget, tenant)
         watch = JobWatch(self.metrics, tenant)
         parts = (settings, self.store, self.adapters, self.router)
         self.jobs = JobRunner(*parts, sampler, learner, beside, watch)

@@ -51,6 +51,8 @@ class Router:
         #: Awaited before a call's name is routed, as others may have published; whether there is
         #: such a name. None: there are no other servers.
         self.before_use: Callable[[str], Awaitable[bool]] | None = None
+        #: Called with a policy that was removed, whichever server deleted it.
+        self.on_remove: Callable[[str], None] = lambda _policy: None
 
     async def serve(self, policy: str, version: int) -> None:
         """`load` a version, then route the bare name to it. Unloads nothing; see `trim`."""
@@ -89,6 +91,7 @@ class Router:
         self.serving.pop(policy, None)
         names = {*self._loaded, *self._loading}
         await self._unload([one for one in names if one.partition("@")[0] == policy])
+        self.on_remove(policy)
 
     async def _unload(self, names: Sequence[str]) -> None:
         for name in names:
