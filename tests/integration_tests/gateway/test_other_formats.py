@@ -236,19 +236,22 @@ def test_a_response_continues_an_earlier_call_of_any_format(
     art_server: LiveServer, http: httpx.Client
 ) -> None:
     client = openai.OpenAI(base_url=art_server.base_url, api_key="none")
+    asking: Any = {"model": "tiny", "input": "Go on.", "max_output_tokens": 4}
     for ask in FORMATS:
         before = ask(art_server, [QUESTION], False, max_tokens=8, seed=1)
-        reply = client.responses.create(
-            model="tiny", input="Go on.", previous_response_id=before.call, max_output_tokens=4
-        )
+        reply = client.responses.create(**asking, previous_response_id=before.call)
         asked = http.get(f"/v1/calls/{reply.id}").json()["request"]["messages"]
         roles = [one["role"] for one in asked]
         # Of a response, the instructions are not continued (OpenAI's reference).
         own = [] if ask is responses else ["system"]
         assert roles == [*own, "user", "assistant", "user"]
         assert asked[-2]["content"] == before.text
+    before = client.responses.create(**asking, instructions="")  # nor are empty ones
+    reply = client.responses.create(**asking, instructions=SYSTEM, previous_response_id=before.id)
+    asked = http.get(f"/v1/calls/{reply.id}").json()["request"]["messages"]
+    assert [one["role"] for one in asked] == ["system", "user", "assistant", "user"]
     with pytest.raises(openai.NotFoundError, match="resp_none"):
-        client.responses.create(model="tiny", input="x", previous_response_id="resp_none")
+        client.responses.create(**asking, previous_response_id="resp_none")
 
 
 def test_the_tokens_of_a_prompt_are_counted_and_nothing_is_recorded(

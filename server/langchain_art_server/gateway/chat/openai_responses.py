@@ -186,7 +186,7 @@ class ResponsesDialect(Dialect):
         if self._asked.previous_response_id is None:
             return
         previous = await call_of(self._asked.previous_response_id)
-        before = previous.request["messages"][bool(previous.request.get("instructions")) :]
+        before = previous.request["messages"]["instructions" in previous.request :]
         give_back_images(before, previous.images)
         given = self._asked.instructions is not None
         own = self.body["messages"]
