@@ -281,6 +281,19 @@ def test_a_message_says_which_stop_sequence_ended_it(rule_server: RuleServer, st
         assert [one.text for one in message.content if one.type == "text"] == ["A"]
 
 
+def test_a_reply_without_a_block_comes_back_as_it_was_sampled(rule_server: RuleServer) -> None:
+    client = anthropic.Anthropic(base_url=rule_server.root, api_key="none")
+    said: list[Any] = [{"role": "user", "content": script("", "Yes.")}]
+    empty = client.messages.create(model="tiny", max_tokens=50, messages=said)
+    assert empty.content == []
+    said += [{"role": "assistant", "content": empty.content}, {"role": "user", "content": "And?"}]
+    reply = client.messages.create(model="tiny", max_tokens=50, messages=said)
+    assert [one.text for one in reply.content if one.type == "text"] == ["Yes."]
+    before, after = calls_of(rule_server, Said(empty.id), Said(reply.id))
+    sampled = before["prompt_token_ids"] + before["token_ids"]
+    assert after["prompt_token_ids"][: len(sampled)] == sampled
+
+
 def test_replies_follow_a_schema_and_a_forced_tool(art_server: LiveServer) -> None:
     class Look(BaseModel):
         what: str

@@ -71,7 +71,7 @@ _Block = Annotated[_Text | _Thinking | _ToolUse | _ToolResult, Field(discriminat
 
 class _Message(Part):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[_Block], Field(min_length=1)]
+    content: str | list[_Block]
 
 
 class _Tool(Part):
@@ -276,6 +276,10 @@ def _messages(index: int, message: _Message) -> list[dict[str, Any]]:
     """The messages of chat completions: each tool's result is one of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
+    if not message.content and message.role != "assistant":  # whose reply may have no block
+        raise InvalidRequest(
+            f"messages.{index}.content: got no block, expected one at least", param="messages"
+        )
     made: list[dict[str, Any]] = []
     said, calls = list[str](), list[dict[str, Any]]()
     for place, block in enumerate(message.content):
