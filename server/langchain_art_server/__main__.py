@@ -7,6 +7,7 @@ The only module that chooses the backends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -37,7 +38,7 @@ from langchain_art_server.gateway.request_watch import (
 )
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.routes import page_routes
-from langchain_art_server.start_checks import check_start, with_base_folder
+from langchain_art_server.start_checks import check_model, with_base_folder
 from langchain_art_server.telemetry.log_context import TextLines, log_as_json
 
 log = logging.getLogger("langchain_art_server")
@@ -90,17 +91,18 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
 
 async def run(settings: Settings) -> set[int]:
     """Serve until SIGINT, SIGTERM or SIGHUP; returns which of them have come."""
-    service = build(settings)
-    _say(settings, f"Loading {settings.model} …")
-    server: DrainingServer | None = None
-    try:
-        DeadlineHttp.limit, DeadlineHttp.metrics = max_connections(), service.metrics
+    async with contextlib.AsyncExitStack() as stack:
+        DeadlineHttp.limit = max_connections()
         async with answer_while_loading(_config(settings, is_loading)) as sockets:
+            settings = await asyncio.to_thread(with_base_folder, settings, partial(_say, settings))
+            service = build(settings)
+            stack.push_async_callback(service.close)
+            DeadlineHttp.metrics = service.metrics
+            _say(settings, f"Loading {settings.model} …")
             await service.start()
         app = create_app(service, page_routes)
-        config = _config(settings, app)
-        server = serving = DrainingServer(config, service, app)
-        service.is_stopping = lambda: serving.should_exit
+        server = DrainingServer(_config(settings, app), service, app)
+        service.is_stopping = lambda: server.should_exit
         # The collector of cycles passes over what is there by now, and runs seldom: a call makes
         # hundreds of objects and no cycles, and a fifth of the time went into looking for them.
         gc.collect()
@@ -121,8 +123,6 @@ async def run(settings: Settings) -> set[int]:
                 "Ready: ",
             )
         await task
-    finally:
-        await service.close()
     if summary := server.summary():
         log.info("%s", summary)
     return server.signals
@@ -233,8 +233,7 @@ def main(
         options["ray"] = {"address": ray} if ray else None
         settings = load_settings(config, **options)
         _log(settings, log_level)
-        check_start(settings)
-        settings = with_base_folder(settings, partial(_say, settings))
+        check_model(settings.model)
         os.environ.pop("ART_API_KEY", None)  # the engines need none
         with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:  # uvloop, where it is
             signals = runner.run(run(settings))

@@ -1,11 +1,9 @@
-"""Checks before a model is loaded: that its files can be read, and the port is free."""
+"""Checks before a model is loaded: that its files can be read."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,13 +46,6 @@ PACKAGED = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
-
-
-def check_start(settings: Settings) -> None:
-    """Raises ConfigError where the start would fail, or a model load in vain."""
-    check_model(settings.model)
-    if settings.port:
-        check_port(settings.host, settings.port)
 
 
 def with_base_folder(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -188,43 +179,3 @@ def _unreadable(file: Path, why: object) -> ConfigError:
                 f"{file} is a pointer of Git LFS, expected the file: run `git lfs pull` there"
             )
     return ConfigError(f"{file} cannot be read: {' '.join(str(why).split())}")
-
-
-def check_port(host: str, port: int) -> None:
-    """Raises ConfigError if no socket can listen there now."""
-    if (problem := _port_problem(host, port)) is None:
-        return
-    if isinstance(problem, socket.gaierror):
-        words = (
-            f"got the host {host!r}, which is no address of this machine ({problem.strerror}); "
-            "expected 127.0.0.1, 0.0.0.0 or another address of it"
-        )
-    elif problem.errno == errno.EADDRINUSE:
-        words = (
-            f"cannot listen at {host}:{port}: another process listens there. Take another --port, "
-            "or end that process; `langchain-art status` says whether it is a server of yours"
-        )
-    else:
-        words = f"cannot listen at {host}:{port}: {problem.strerror}. Take another --host or --port"
-    raise ConfigError(words) from problem
-
-
-def _port_problem(host: str, port: int) -> OSError | None:
-    """Reason why no socket can listen there; None if one address of several (IPv4, IPv6) is free.
-
-    One that is in use is a problem whatever the others are.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        return error
-    problems: list[OSError] = []
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(address)
-            except OSError as error:
-                problems.append(error)
-    in_use = [one for one in problems if one.errno == errno.EADDRINUSE]
-    return next(iter(in_use or (problems if len(problems) == len(found) else [])), None)

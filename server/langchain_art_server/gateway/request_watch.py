@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import signal
 import socket
 import time
@@ -270,8 +272,19 @@ async def answer_while_loading(config: uvicorn.Config) -> AsyncGenerator[list[so
     host, port = config.host, config.port
     try:
         server = await loop.create_server(connection, host, port, backlog=config.backlog)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"got the host {host!r}, which is no address of this machine ({error.strerror}); "
+            "expected 127.0.0.1, 0.0.0.0 or another address of it"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"cannot listen at {host}:{port}: {error}") from error
+        words = f"{os.strerror(error.errno or 0)}. Take another --host or --port"
+        if error.errno == errno.EADDRINUSE:
+            words = (
+                "another process listens there. Take another --port, or end that process; "
+                "`langchain-art status` says whether it is a server of yours"
+            )
+        raise ConfigError(f"cannot listen at {host}:{port}: {words}") from error
     sockets = [one.dup() for one in server.sockets]
     try:
         yield sockets

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvicorn
 from typer.testing import CliRunner
 
 from langchain_art.cli.export import export_adapter
@@ -15,7 +16,9 @@ from langchain_art.errors import ConfigError
 from langchain_art_server.__main__ import cli
 from langchain_art_server.backends.models.base_weights import read_config
 from langchain_art_server.config import load_settings
-from langchain_art_server.start_checks import check_model, check_port
+from langchain_art_server.gateway.http_protocol import DeadlineHttp
+from langchain_art_server.gateway.request_watch import answer_while_loading, is_loading
+from langchain_art_server.start_checks import check_model
 from langchain_art_server.storage.schema import connect
 from tests.support.hot_swap import train_once
 from tests.support.live_server import BASE_MODEL, REPO, ForkedServer, LiveServer, free_port
@@ -40,15 +43,21 @@ def test_a_server_says_so_at_once(tmp_path: Path, taken: int) -> None:
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
-def test_a_port_in_use_is_named(taken: int) -> None:
+async def test_a_port_in_use_is_named(taken: int) -> None:
+    async def listen(host: str, port: int) -> None:
+        config = uvicorn.Config(is_loading, host, port, http=DeadlineHttp, ws="none")
+        async with answer_while_loading(config) as sockets:
+            for one in sockets:
+                one.close()
+
     for host in ("127.0.0.1", "localhost"):
         with pytest.raises(ConfigError, match=f":{taken}: another process .*Take another --port"):
-            check_port(host, taken)
-    check_port("127.0.0.1", free_port())
+            await listen(host, taken)
+    await listen("127.0.0.1", free_port())
     with pytest.raises(ConfigError, match=r"'no\.such\.host\.invalid', which is no address"):
-        check_port("no.such.host.invalid", 8000)
+        await listen("no.such.host.invalid", 8000)
     with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1:8000: "):
-        check_port("192.0.2.1", 8000)
+        await listen("192.0.2.1", 8000)
 
 
 @pytest.mark.parametrize("model", ["./no/such/model", "/no/such", "~/model", "a/b/c", "../no/x"])
