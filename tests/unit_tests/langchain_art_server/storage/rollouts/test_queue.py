@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from langchain_art import wire
 from langchain_art.errors import Conflict, NotFound
-from langchain_art_server.storage import rollout_leases as leases
+from langchain_art_server.storage import rollout_queue as leases
 from langchain_art_server.storage.rollout_queue import RolloutQueue
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import ROLLOUTS

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from langchain_art import wire
 from langchain_art.errors import Conflict
-from langchain_art_server.storage import rollout_leases as leases
+from langchain_art_server.storage import rollout_queue as leases
 from langchain_art_server.storage.store import Store
 from tests.support.soak import count
 
