@@ -34,7 +34,7 @@ from langchain_art_server.jobs.sft_records import (
     share_prompts,
     weigh_pairs,
 )
-from langchain_art_server.jobs.swap_check import NamedAdapter, ask_each, check_each, check_weights
+from langchain_art_server.jobs.swap_check import NamedAdapter, SwapCheck, check_weights
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore, VersionTaken
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
@@ -175,9 +175,9 @@ class JobRunner(JobQueue):
 
         parent = NamedAdapter(f"{policy}@{base}", step.parent)
         child = NamedAdapter(f"{policy}@{target}", staged)
-        call = batch.calls[0]
+        swap = SwapCheck(self._sampler, self._learner, batch.calls[0], parent, child)
         await self._router.load(policy, base)
-        before = await ask_each(self._sampler, call, parent)
+        before = await swap.before()
         self.watch.enter("learn")
         try:
             async with self._device():
@@ -196,9 +196,7 @@ class JobRunner(JobQueue):
                 await self._sampler.load_adapter(child.name, staged, probe=False)
                 # Of a step that is too long however much it is shortened, nothing is kept.
                 applied = metrics["grad_norm"] if metrics.get("step_kept", 1.0) else 0.0
-                metrics["probe_change"] = await check_each(
-                    self._sampler, self._learner, call, parent, before, child, applied
-                )
+                metrics["probe_change"] = await swap.after(before, applied)
             finally:
                 files = await sealing
             if metrics["probe_change"] == 0.0:

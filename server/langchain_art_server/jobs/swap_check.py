@@ -45,147 +45,144 @@ class NamedAdapter:
     path: Path
 
 
-async def ask_each(
-    sampler: Sampler, call: CallRecord, version: NamedAdapter
-) -> dict[ChatEngine, ChatReply]:
-    """`ask` of each engine of a sampler; one of several that dies meanwhile is left out."""
-    return await _of_each(sampler, lambda engine: ask(engine, call, version))
+@dataclass(frozen=True)
+class SwapCheck:
+    """Asks the engines of a sampler what a step did to its version's answers.
 
-
-async def check_each(
-    sampler: Sampler,
-    learner: PeftLearner,
-    call: CallRecord,
-    parent: NamedAdapter,
-    before: Mapping[ChatEngine, ChatReply],
-    child: NamedAdapter,
-    grad_norm: float,
-) -> float:
-    """`check_swap` of each engine of a sampler; returns the least change.
-
-    One of several that dies meanwhile is left out: what it loads when it is back is probed then.
-    `before` is the result of `ask_each`, which may lack an engine that was not there then.
+    `call` is one that the step learned from, `parent` the version that the step started from, and
+    `child` the new one.
     """
 
-    async def check(engine: ChatEngine) -> float:
-        asked = before.get(engine) or await ask(engine, call, parent)
-        return await check_swap(engine, learner, call, parent, asked, child, grad_norm)
+    sampler: Sampler
+    learner: PeftLearner
+    call: CallRecord
+    parent: NamedAdapter
+    child: NamedAdapter
 
-    return min((await _of_each(sampler, check)).values())
+    async def before(self) -> dict[ChatEngine, ChatReply]:
+        """The parent's answer by each engine; one of several that dies meanwhile is left out."""
+        return await self._of_each(lambda engine: self._ask(engine, self.parent))
 
+    async def after(self, before: Mapping[ChatEngine, ChatReply], grad_norm: float) -> float:
+        """Measure how much the new version's answers differ from its parent's.
 
-async def _of_each(
-    sampler: Sampler, do: Callable[[ChatEngine], Awaitable[T]]
-) -> dict[ChatEngine, T]:
-    if not sampler.engines:
-        await sampler.ready()
-    engines = sampler.engines
-    results = await asyncio.gather(*map(do, engines), return_exceptions=True)
-    found: dict[ChatEngine, T] = {}
-    for engine, result in zip(engines, results, strict=True):
-        if not isinstance(result, BaseException):
-            found[engine] = result
-        elif not isinstance(result, EngineUnavailable):
-            raise result
-        else:
-            log.warning("An engine was not asked about the new version: %s", result)
-    if not found:
-        raise EngineUnavailable("No engine of the sampler answers.", retry_after=2)
-    return found
+        Clients wait for the new version, so only one token is sampled first, which is enough as a
+        rule. If the difference is within rounding, more tokens are sampled, and the learner
+        computes the difference that there should be, from the parent and from the base model: in
+        half precision a small step can be less than the rounding. An engine that dies meanwhile,
+        one of several, is left out: what it loads when it is back is probed then.
 
+        Args:
+            before: the result of `before`, without the engines that were not there then. Those that
+                are there now have loaded both versions.
+            grad_norm: norm of the step's gradient; 0 where `TrainConfig.max_kl` left nothing of the
+                step.
 
-async def check_swap(
-    engine: ChatEngine,
-    learner: PeftLearner,
-    call: CallRecord,
-    parent: NamedAdapter,
-    before: ChatReply,
-    child: NamedAdapter,
-    grad_norm: float,
-) -> float:
-    """Measure how much the new version's answer differs from its parent's.
+        Returns:
+            Largest change of a logprob at the first tokens of an answer to the call's prompt, in
+            nats, in the engine where it is least; 0.0 if the weights equal the parent's and the
+            gradient was below `LEAST_NORM`.
 
-    Clients wait for the new version, so only one token is sampled first, which is enough as a
-    rule. If the difference is within rounding, more tokens are sampled, and the learner computes
-    the difference that there should be, from the parent and from the base model: in half precision
-    a small step can be less than the rounding.
+        Raises:
+            ArtError: the answer's logprobs are not finite, the weights are the parent's though
+                there was a gradient, or the sampler does not apply them.
+        """
 
-    Args:
-        engine: has loaded both versions.
-        learner: has written `child`.
-        call: one that the step learned from.
-        parent: the version that the step started from.
-        before: the result of `ask` for it before the step.
-        child: the new version.
-        grad_norm: norm of the step's gradient; 0 where `TrainConfig.max_kl` left nothing of the
-            step.
+        async def check(engine: ChatEngine) -> float:
+            asked = before.get(engine) or await self._ask(engine, self.parent)
+            return await self._change(engine, asked, grad_norm)
 
-    Returns:
-        Largest change of a logprob at the first tokens of an answer to the call's prompt, in nats;
-        0.0 if the weights equal the parent's and the gradient was below `LEAST_NORM`.
+        return min((await self._of_each(check)).values())
 
-    Raises:
-        ArtError: the answer's logprobs are not finite, the weights are the parent's though there
-            was a gradient, or the sampler does not apply them.
-    """
-    hidden = logprob_tolerance(engine.info.dtype)
-    old, new = before, await ask(engine, call, child, len(before.token_ids))
-    _check_finite(new)
-    change, _ = _compare(old, new)
-    if change > hidden:
+    async def _of_each(self, do: Callable[[ChatEngine], Awaitable[T]]) -> dict[ChatEngine, T]:
+        if not self.sampler.engines:
+            await self.sampler.ready()
+        engines = self.sampler.engines
+        results = await asyncio.gather(*map(do, engines), return_exceptions=True)
+        found: dict[ChatEngine, T] = {}
+        for engine, result in zip(engines, results, strict=True):
+            if not isinstance(result, BaseException):
+                found[engine] = result
+            elif not isinstance(result, EngineUnavailable):
+                raise result
+            else:
+                log.warning("An engine was not asked about the new version: %s", result)
+        if not found:
+            raise EngineUnavailable("No engine of the sampler answers.", retry_after=2)
+        return found
+
+    async def _change(self, engine: ChatEngine, before: ChatReply, grad_norm: float) -> float:
+        hidden, parent, child = logprob_tolerance(engine.info.dtype), self.parent, self.child
+        old, new = before, await self._ask(engine, child, len(before.token_ids))
+        _check_finite(new)
+        change, _ = _compare(old, new)
+        if change > hidden:
+            return change
+        if await asyncio.to_thread(_same_weights, parent, child):
+            if grad_norm > LEAST_NORM:
+                raise ArtError(
+                    "The learner's step left the adapter as it was: its weights equal the parent's "
+                    f"byte for byte, though the gradient's norm was {grad_norm:.3g}. Either the "
+                    "learner does not save what it trains, or learning_rate is too small for the "
+                    "precision of the weights. Nothing was published."
+                )
+            return 0.0
+        old, new = [await self._ask(engine, version, TOKENS) for version in (parent, child)]
+        _check_finite(new)
+        change, _ = _compare(old, new)
+        if change > hidden:
+            return change
+        for name, other, reply in (
+            (f"its parent {parent.name}", parent, old),
+            ("the base model", None, await self._ask(engine, None, TOKENS)),
+        ):
+            seen, tokens = _compare(reply, new)
+            if seen > hidden:
+                continue
+            moved = await self._moved(other, new, tokens)
+            if moved > seen + 2 * hidden:  # each engine may round once
+                raise ArtError(
+                    f"The sampler does not apply the new adapter: it answers as {name} does (at "
+                    f"most {seen:.2g} nats from it on any token), while the learner's logprobs of "
+                    f"that answer moved by {moved:.3g} nats on average. See that the sampler loads "
+                    "LoRA adapters for this model and is asked for them by name. Nothing was "
+                    "published."
+                )
         return change
-    if await asyncio.to_thread(_same_weights, parent, child):
-        if grad_norm > LEAST_NORM:
-            raise ArtError(
-                "The learner's step left the adapter as it was: its weights equal the parent's "
-                f"byte for byte, though the gradient's norm was {grad_norm:.3g}. Either the "
-                "learner does not save what it trains, or learning_rate is too small for the "
-                "precision of the weights. Nothing was published."
-            )
-        return 0.0
-    old, new = [await ask(engine, call, version, TOKENS) for version in (parent, child)]
-    _check_finite(new)
-    change, _ = _compare(old, new)
-    if change > hidden:
-        return change
-    for name, other, reply in (
-        (f"its parent {parent.name}", parent, old),
-        ("the base model", None, await ask(engine, call, None, TOKENS)),
-    ):
-        seen, tokens = _compare(reply, new)
-        if seen > hidden:
-            continue
-        moved = await _moved(learner, other, child, call, new, tokens)
-        if moved > seen + 2 * hidden:  # each engine may round once
-            raise ArtError(
-                f"The sampler does not apply the new adapter: it answers as {name} does (at most "
-                f"{seen:.2g} nats from it on any token), while the learner's logprobs of that "
-                f"answer moved by {moved:.3g} nats on average. See that the sampler loads LoRA "
-                "adapters for this model and is asked for them by name. Nothing was published."
-            )
-    return change
 
+    async def _ask(
+        self, engine: ChatEngine, version: NamedAdapter | None, tokens: int = 1
+    ) -> ChatReply:
+        """The first tokens of a version's answer (None: the base model's) to the call's prompt.
 
-async def ask(
-    engine: ChatEngine, call: CallRecord, version: NamedAdapter | None, tokens: int = 1
-) -> ChatReply:
-    """The first tokens of a version's answer (None: the base model's) to a call's prompt.
+        Asked a second time if the engine dies meanwhile: another call may have been the reason.
+        """
+        call = self.call
+        request = ChatRequest(
+            id="probe",
+            messages=call.request["messages"],
+            tools=call.shown_tools,
+            tool_choice="none",  # what is called does not matter, and the format may not be known
+            adapter=version.name if version else None,
+            sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
+            images={name: b64encode_as_string(body) for name, body in call.images.items()},
+        )
+        try:
+            return await _reply(engine, request)
+        except EngineUnavailable:
+            return await _reply(engine, request)
 
-    Asked a second time if the engine dies meanwhile: another call may have been the reason.
-    """
-    request = ChatRequest(
-        id="probe",
-        messages=call.request["messages"],
-        tools=call.shown_tools,
-        tool_choice="none",  # what is called does not matter, and the format may not be known
-        adapter=version.name if version else None,
-        sampling=Sampling(max_tokens=tokens, seed=0, top_logprobs=TOP),
-        images={name: b64encode_as_string(body) for name, body in call.images.items()},
-    )
-    try:
-        return await _reply(engine, request)
-    except EngineUnavailable:
-        return await _reply(engine, request)
+    async def _moved(self, old: NamedAdapter | None, reply: ChatReply, tokens: int) -> float:
+        """Mean change of the learner's logprobs of the first tokens of a reply, in nats."""
+        ids = [*reply.prompt_token_ids, *reply.token_ids]
+        start, empty = len(reply.prompt_token_ids), [0.0] * len(ids)
+        mask = [0] * start + [1] * len(reply.token_ids)
+        row = Row(ids, mask, empty, empty, images=dict(self.call.images))
+        # The new version first: the learner has it in memory.
+        [after] = await self.learner.logprobs(self.child.path, [row])
+        [before] = await self.learner.logprobs(old.path if old else None, [row])
+        places = range(start, start + tokens)
+        return statistics.fmean(abs(after[i] - before[i]) for i in places)
 
 
 async def _reply(engine: ChatEngine, request: ChatRequest) -> ChatReply:
@@ -218,26 +215,6 @@ def _compare(old: ChatReply, new: ChatReply) -> tuple[float, int]:
 def _same_weights(parent: NamedAdapter, child: NamedAdapter) -> bool:
     one, other = parent.path / WEIGHTS_FILE, child.path / WEIGHTS_FILE
     return one.read_bytes() == other.read_bytes()
-
-
-async def _moved(
-    learner: PeftLearner,
-    old: NamedAdapter | None,
-    new: NamedAdapter,
-    call: CallRecord,
-    reply: ChatReply,
-    tokens: int,
-) -> float:
-    """Mean change of the learner's logprobs of the first tokens of a reply to a call, in nats."""
-    ids = [*reply.prompt_token_ids, *reply.token_ids]
-    start, empty = len(reply.prompt_token_ids), [0.0] * len(ids)
-    mask = [0] * start + [1] * len(reply.token_ids)
-    row = Row(ids, mask, empty, empty, images=dict(call.images))
-    # The new version first: the learner has it in memory.
-    [after] = await learner.logprobs(new.path, [row])
-    [before] = await learner.logprobs(old.path if old else None, [row])
-    places = range(start, start + tokens)
-    return statistics.fmean(abs(after[i] - before[i]) for i in places)
 
 
 #: Learning rates by which an update may move the weights. Above 3.17: the moments of 8-bit Adam are

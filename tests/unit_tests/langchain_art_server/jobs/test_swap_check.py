@@ -12,14 +12,7 @@ from langchain_art.errors import ArtError, EngineUnavailable
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
-from langchain_art_server.jobs.swap_check import (
-    TOKENS,
-    NamedAdapter,
-    ask,
-    ask_each,
-    check_each,
-    check_swap,
-)
+from langchain_art_server.jobs.swap_check import TOKENS, NamedAdapter, SwapCheck
 from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
 
@@ -41,7 +34,7 @@ def reply(*logprobs: float, last: int = 3) -> ChatReply:
 
 
 class Sampler:
-    """Says of each reply as many tokens as are asked for, and keeps the requests."""
+    """Says of each reply as many tokens as are asked for, and keeps the requests; one engine."""
 
     def __init__(self, dtype: str, **said: ChatReply) -> None:
         self.said: dict[Any, ChatReply] = {
@@ -49,6 +42,7 @@ class Sampler:
         }
         self.info = ModelInfo("m", "m", 1, "cpu", dtype, 64, 16, 8)
         self.asked: list[ChatRequest] = []
+        self.engines = (self,)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[ChatReply, None]:
         self.asked.append(request)
@@ -79,16 +73,20 @@ async def effect(
     norm: float = 1.0,
     call: CallRecord | None = None,
 ) -> float:
+    check = swap(folder, sampler, learner, same=same, call=call)
+    return await check.after(await check.before(), norm)
+
+
+def swap(
+    folder: Path, sampler: Any, learner: Any, *, same: bool = False, call: CallRecord | None = None
+) -> SwapCheck:
     versions: list[NamedAdapter] = []
     for name, folder_name in ((PARENT, "3"), (CHILD, "new")):
         path = folder / folder_name
         path.mkdir()
         (path / WEIGHTS_FILE).write_text("same" if same else folder_name)
         versions.append(NamedAdapter(name, path))
-    parent, child = versions
-    call = call or record("c")
-    before = await ask(sampler, call, parent)  # type: ignore[arg-type]
-    return await check_swap(sampler, learner, call, parent, before, child, norm)  # type: ignore[arg-type]
+    return SwapCheck(sampler, learner, call or record("c"), *versions)
 
 
 SAME = reply(-0.1, -0.2, -0.3)
@@ -107,15 +105,15 @@ async def test_a_change_anywhere_in_the_answer_is_enough(tmp_path: Path) -> None
     assert {one.sampling.seed for one in sampler.asked} == {0}
 
 
-async def test_a_version_is_asked_what_the_call_was_whatever_it_may_answer() -> None:
+async def test_a_version_is_asked_what_the_call_was_whatever_it_may_answer(tmp_path: Path) -> None:
     """With its images, the tools that it was shown, and no need of a known format of calls."""
     tools = [{"type": "function", "function": {"name": name}} for name in ("read", "write")]
     named = {"type": "function", "function": {"name": "read"}}
     only = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
     request = {"messages": [], "tools": tools, "tool_choice": only, "images": ["abc"]}
     call = record("c", request=request, images={"abc": b"pixels"})
-    sampler: Any = Sampler("float32", base=SAME)
-    await ask(sampler, call, None)
+    sampler = Sampler("float32", parent=SAME)
+    await swap(tmp_path, sampler, Learner(), call=call).before()
     [asked] = sampler.asked
     assert (asked.tools, asked.tool_choice) == (tools[:1], "none")
     assert asked.images == {"abc": "cGl4ZWxz"}
@@ -204,19 +202,12 @@ class Replicas:
 
 
 async def effects(folder: Path, *engines: Sampler, late: Sampler | None = None) -> float:
-    """`check_each`; `late` was not there before the step."""
-    versions: list[NamedAdapter] = []
-    for name, folder_name in ((PARENT, "3"), (CHILD, "new")):
-        (folder / folder_name).mkdir()
-        (folder / folder_name / WEIGHTS_FILE).write_text(folder_name)
-        versions.append(NamedAdapter(name, folder / folder_name))
-    parent, child = versions
-    call: Any = record("c")
-    before = await ask_each(Replicas(*engines), call, parent)  # type: ignore[arg-type]
+    """The check by several engines; `late` was not there before the step."""
+    check = swap(folder, Replicas(*engines), Learner(child=0.5))
+    before: Any = await check.before()
     assert set(before) == set(engines)
-    learner: Any = Learner(child=0.5)
     now: Any = Replicas(*engines, late) if late else Replicas(*engines)
-    return await check_each(now, learner, call, parent, before, child, 1.0)
+    return await replace(check, sampler=now).after(before, 1.0)
 
 
 async def test_each_replica_must_serve_the_new_version(tmp_path: Path) -> None:
