@@ -6,6 +6,7 @@ Format: OpenAI's API reference, "The chat completion object" and "The chat compl
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from pydantic_core import to_json
@@ -36,27 +37,48 @@ class ChatDialect(Dialect):
         """See `Dialect`."""
         options = call.body.stream_options
         self._usage = options is not None and options.include_usage
-        self._frame = frame | ({"usage": None} if self._usage else {})
+        frame = frame | ({"usage": None} if self._usage else {})
+        self._frame = frame | {"object": "chat.completion.chunk"}
         self._logprobs = bool(call.body.logprobs)
         # `ChatOpenAI` asks no server but OpenAI's for usage: a single choice's last chunk has it.
-        counts = call.count == 1 and not self._usage
-        self._choices = [Chunks(self._frame, index, counts) for index in range(call.count)]
-        return b"".join(chunks.begin() for chunks in self._choices)
+        self._counts = call.count == 1 and not self._usage
+        self._calls = Counter[int]()  # tool calls so far, by choice
+        first = {"role": "assistant", "content": ""}
+        return b"".join(self._event(index, first) for index in range(call.count))
 
     def delta(self, index: int, piece: ChatDelta) -> bytes:
         """See `Dialect`."""
-        return self._choices[index].delta(piece)
+        delta: dict[str, Any] = {}
+        if piece.content:
+            delta["content"] = piece.content
+        if piece.tool_calls:
+            numbered = enumerate(piece.tool_calls, self._calls[index])
+            delta["tool_calls"] = [{"index": number, **call} for number, call in numbered]
+            self._calls[index] += len(piece.tool_calls)
+        return self._event(index, delta)
 
     async def end(self, index: int, reply: ChatReply) -> bytes:
-        """See `Dialect`."""
-        return await self._choices[index].end(reply, self._logprobs)
+        """See `Dialect`. The last chunk: why it ended, usage if unasked for, tokens' logprobs."""
+        if self._counts:
+            self._frame["usage"] = usage([reply])
+        event = self._event(index, {}, reply.finish_reason)
+        if not self._logprobs:
+            return event
+        said = one_line(await logprobs(reply))
+        return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
 
     def close(self, replies: list[ChatReply]) -> bytes:
         """See `Dialect`."""
         if not self._usage:
             return _DONE
-        about = self._frame | {"object": "chat.completion.chunk"}
-        return sse(about | {"choices": [], "usage": usage(replies)}) + _DONE
+        return sse(self._frame | {"choices": [], "usage": usage(replies)}) + _DONE
+
+    def _event(self, index: int, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        # The id of the call, in each delta: LangChain's `ChatOpenAI` keeps none but this one.
+        name = self._frame["id"]
+        delta = delta | {"id": f"{name}:{index}" if index else name}
+        choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": None}
+        return sse(self._frame | {"choices": [choice]})
 
     def refusal(self, error: RequestRefused) -> bytes:
         """See `Dialect`."""
@@ -122,47 +144,6 @@ def usage(replies: list[ChatReply]) -> dict[str, int]:
     prompt = len(replies[0].prompt_token_ids)
     sampled = sum(len(reply.token_ids) for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-class Chunks:
-    """One choice's chunks, as server-sent events."""
-
-    def __init__(self, frame: dict[str, Any], index: int, counts: bool) -> None:
-        self._counts = counts
-        self._frame = frame | {"object": "chat.completion.chunk"}
-        self._index, self._calls = index, 0
-        #: The id of the call, in each delta: LangChain's `ChatOpenAI` keeps none but this one.
-        self._id = {"id": f"{frame['id']}:{index}" if index else frame["id"]}
-
-    def begin(self) -> bytes:
-        """The first chunk, with the role."""
-        return self._event({"role": "assistant", "content": ""})
-
-    def delta(self, piece: ChatDelta) -> bytes:
-        """A part of the reply."""
-        delta: dict[str, Any] = {}
-        if piece.content:
-            delta["content"] = piece.content
-        if piece.tool_calls:
-            numbered = enumerate(piece.tool_calls, self._calls)
-            delta["tool_calls"] = [{"index": number, **call} for number, call in numbered]
-            self._calls += len(piece.tool_calls)
-        return self._event(delta)
-
-    async def end(self, reply: ChatReply, with_logprobs: bool) -> bytes:
-        """The last chunk: the reason to stop, usage that nobody asked for, all tokens' logprobs."""
-        if self._counts:
-            self._frame["usage"] = usage([reply])
-        event = self._event({}, reply.finish_reason)
-        if not with_logprobs:
-            return event
-        said = one_line(await logprobs(reply))
-        return event.removesuffix(b"null}]}\n\n") + said + b"}]}\n\n"
-
-    def _event(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": self._index, "delta": delta | self._id}
-        choice |= {"finish_reason": finish, "logprobs": None}
-        return sse(self._frame | {"choices": [choice]})
 
 
 def sse(value: Any) -> bytes:

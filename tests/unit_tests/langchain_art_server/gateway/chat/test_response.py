@@ -6,7 +6,8 @@ import sys
 import httpx
 
 from langchain_art_server.backends.base import ChatDelta, ChatReply
-from langchain_art_server.gateway.chat.completion_format import Chunks, logprobs
+from langchain_art_server.gateway.chat.completion_format import ChatDialect, logprobs
+from langchain_art_server.gateway.chat.request import CheckedChatRequest
 
 #: All characters at which `str.splitlines` ends a line.
 ENDS = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1)
@@ -17,8 +18,10 @@ async def test_an_event_is_one_line_whatever_the_model_says() -> None:
     function = {"name": said, "arguments": json.dumps({"a": said}, ensure_ascii=False)}
     call = {"id": "c", "type": "function", "function": function}
     reply = ChatReply([1], [2], [-0.5], said, [call], "stop", token_texts=[said])
-    chunks = Chunks({"id": "i", "created": 1, "model": "m"}, 0)
-    written = [chunks.delta(ChatDelta(said, [call])), await chunks.end(reply, with_logprobs=True)]
+    messages = [{"role": "user", "content": "a"}]
+    chat = ChatDialect({"model": "m", "messages": messages, "logprobs": True, "stream": True})
+    chat.begin({"id": "i", "created": 1, "model": "m"}, CheckedChatRequest(chat.body))
+    written = [chat.delta(0, ChatDelta(said, [call])), await chat.end(0, reply)]
     lines = [line for line in httpx.Response(200, content=b"".join(written)).iter_lines() if line]
     first, last = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines)
     assert first["delta"] == {"content": said, "tool_calls": [{"index": 0, **call}], "id": "i"}
