@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from langchain_art import wire
 from langchain_art.errors import NotFound
@@ -30,11 +30,10 @@ from langchain_art_server.page.siblings import Siblings, compare, explanations
 from langchain_art_server.storage.queries import MAX_PAGE
 from langchain_art_server.storage.run_list import (
     MAX_RUNS,
-    RunFilter,
     RunNames,
     RunsPage,
+    RunsQuery,
     RunSummary,
-    Sort,
 )
 from langchain_art_server.storage.tables import CALLS, TRAJECTORIES, StoredRun
 
@@ -45,15 +44,6 @@ AMONG, QUEUED = 1000, 50
 OPEN_SECONDS, _AMONG, _LISTED = 600.0, 2000, 50
 #: Bytes of a token's number.
 _TOKEN = 4
-
-
-class RunsQuery(RunFilter):
-    """A page of a list of runs: which, in which order, how many, and behind which."""
-
-    sort: Sort = "number"
-    descending: bool = True
-    limit: int = Field(default=50, ge=1, le=MAX_RUNS)
-    after: str | None = Field(default=None, max_length=200)
 
 
 class RunView(BaseModel):
@@ -121,15 +111,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
     @router.get("/runs", response_model=RunsPage)
     async def find_runs(asked: Annotated[RunsQuery, Query()]) -> Response:
         """List runs that all given fields choose, sorted; `next` is the cursor of the next page."""
-        read = partial(
-            store.runs.page,
-            asked,
-            sort=asked.sort,
-            descending=asked.descending,
-            limit=asked.limit,
-            after=asked.after,
-        )
-        return await shared.get(f"runs {asked!r}", read)
+        return await shared.get(f"runs {asked!r}", partial(store.runs.page, asked))
 
     @router.get("/open-runs", response_model=OpenRuns)
     async def find_open_runs() -> Response:
@@ -209,15 +191,14 @@ def _review_routes(router: APIRouter, service: Service) -> None:
         Without a reviewer, those without a review. For one, those that he has not, and
         fewer than two others, or two who disagree: these come first.
         """
-        which = RunFilter(reviewed=None if reviewer else False, policy=policy)
+        which = RunsQuery(reviewed=None if reviewer else False, policy=policy, limit=MAX_RUNS)
         found: list[RunSummary] = []
-        after: str | None = None
         while len(found) < AMONG:
-            page = await store.runs.page(which, limit=MAX_RUNS, after=after)
+            page = await store.runs.page(which)
             found += page.runs
-            after = page.next
-            if after is None:
+            if page.next is None:
                 break
+            which.after = page.next
         reviews = await store.reviews.of_runs(run.id for run in found if run.reviews)
         said = verdicts(reviews, wire.HUMAN_REWARD)
         of_runs = [one for one in said.all if one.call_id is None]

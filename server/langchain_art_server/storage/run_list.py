@@ -40,8 +40,8 @@ _Step = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _CURSOR = TypeAdapter(tuple[float | None, Annotated[int, Field(ge=0, le=2**63 - 1)]])
 
 
-class RunFilter(BaseModel):
-    """Filter of a list of runs: those that all given fields choose."""
+class RunsQuery(BaseModel):
+    """A page of the runs that all given fields choose: in which order, how many, behind which."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,8 +67,16 @@ class RunFilter(BaseModel):
     stands for every word that begins so."""
     reviewed: bool | None = None
 
+    sort: Sort = "number"
+    """``number``: in the order in which they came; ``score``: by that of `score`."""
+    descending: bool = True
+    """The highest (newest) first."""
+    limit: int = Field(default=50, ge=1, le=MAX_RUNS)
+    after: str | None = Field(default=None, max_length=200)
+    """`RunsPage.next` of the page before."""
+
     @model_validator(mode="after")
-    def _names_the_score(self) -> RunFilter:
+    def _names_the_score(self) -> RunsQuery:
         if self.score is None and (self.score_min, self.score_max) != (None, None):
             raise ValueError("got bounds of a score and no `score`, expected its name")
         return self
@@ -132,29 +140,17 @@ class RunList(Tables):
     """Finds runs; see `Store.runs`."""
 
     @reads
-    def page(
-        self,
-        connection: sa.Connection,
-        asked: RunFilter,
-        *,
-        sort: Sort = "number",
-        descending: bool = True,
-        limit: int = 50,
-        after: str | None = None,
-    ) -> RunsPage:
+    def page(self, connection: sa.Connection, asked: RunsQuery) -> RunsPage:
         """Some runs. Those that have no value to sort by come last, the newest first.
-
-        To `sort` by ``number`` is the order in which they came, ``score`` that of `asked.score`;
-        `descending`: the highest (newest) first. `limit` is at most `MAX_RUNS`, `after` the `next`
-        of the page before.
 
         Raises:
             InvalidRequest: the cursor is none, or ``score`` without a score's name.
         """
+        sort, descending, limit = asked.sort, asked.descending, asked.limit
         if sort == "score" and asked.score is None:
             raise InvalidRequest("got sort=score, expected the name of a score too", param="score")
-        place = _place(after)
-        query, by = _chosen(connection, asked, sort)
+        place = _place(asked.after)
+        query, by = _chosen(connection, asked)
         number = RUN_FACTS.c.number
         found: list[sa.Row[Any]] = []
         if sort == "number" or place is None or place[0] is not None:
@@ -220,20 +216,20 @@ def _names(connection: sa.Connection, kind: str) -> list[str]:
 
 
 def _chosen(
-    connection: sa.Connection, asked: RunFilter, sort: Sort
+    connection: sa.Connection, asked: RunsQuery
 ) -> tuple[sa.Select[*tuple[Any, ...]], sa.ColumnElement[Any]]:
     """The query of the runs that a filter chooses, and what they are sorted by."""
     facts = RUN_FACTS.c
     query = sa.select(RUN_FACTS)
     by: sa.ColumnElement[Any] = facts.number
-    if sort == "score":
+    if asked.sort == "score":
         mark = RUN_MARKS.alias()
         mine = (mark.c.kind == "score") & (mark.c.name == asked.score)
         query = query.add_columns(mark.c.value.label("sorted_by"))
         query = query.join(mark, mine & (mark.c.number == facts.number))
         by = mark.c.value
-    elif sort != "number":
-        by = facts[sort]
+    elif asked.sort != "number":
+        by = facts[asked.sort]
         query = query.add_columns(by.label("sorted_by"))
     equal = {"scenario": asked.scenario, "group_id": asked.group, "status": asked.status}
     for name, value in equal.items():

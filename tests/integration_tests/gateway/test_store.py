@@ -38,7 +38,7 @@ from langchain_art_server.storage.job_store import ReviewStep
 from langchain_art_server.storage.queries import Page
 from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.run_index import RUN_MARKS
-from langchain_art_server.storage.run_list import RunFilter
+from langchain_art_server.storage.run_list import RunsQuery
 from langchain_art_server.storage.seals import insert, intact, sealed
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import (
@@ -145,7 +145,7 @@ async def filled(store: Store) -> dict[str, list[object]]:
         "checkpoints": [lambda: store.checkpoints("p"), lambda: store.set_pinned("p", 0, True)],
         "rollbacks": [lambda: store.checkpoints("p")],
         "jobs": [lambda: store.jobs.get("job-1"), lambda: store.jobs.payload("job-1")],
-        "run_facts": [lambda: store.runs.page(RunFilter()), lambda: store.runs.siblings("t-1")],
+        "run_facts": [lambda: store.runs.page(RunsQuery()), lambda: store.runs.siblings("t-1")],
         "reviews": [lambda: store.reviews.page(9)],
         "trained_verdicts": [lambda: store.reviews.marks("p")],
         "held_out_scenarios": [lambda: store.reviews.held_out(["s"])],

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from benchmarks.browsing.fill import fill, run_of
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.storage.run_index import RUN_FACTS, RUN_MARKS
-from langchain_art_server.storage.run_list import RunFilter
+from langchain_art_server.storage.run_list import RunsQuery
 from langchain_art_server.storage.seals import intact, values_of
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CALLS, RUN_CALLS, TRAJECTORIES
@@ -41,7 +41,7 @@ async def test_a_bulk_fill_writes_what_the_gateway_writes(tmp_path: Path) -> Non
         assert rows(bulk, table) == rows(gateway, table), table.name
         assert rows(bulk, table)
     for text in ("needle", "word7*", "answer question"):
-        found = [(await one.runs.page(RunFilter(text=text))).runs for one in stores]
+        found = [(await one.runs.page(RunsQuery(text=text))).runs for one in stores]
         assert [run.id for run in found[0]] == [run.id for run in found[1]] != []
     assert len(await bulk.jobs.latest(RUNS)) == RUNS // 8
     for store in stores:

@@ -11,7 +11,7 @@ from langchain_art.errors import InvalidRequest, NotFound
 from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
 from langchain_art_server.storage import run_list
 from langchain_art_server.storage.run_index import words_of
-from langchain_art_server.storage.run_list import RunFilter, Sort
+from langchain_art_server.storage.run_list import RunsQuery, Sort
 from langchain_art_server.storage.store import Store
 
 WORDS = ("refund", "Übung", "invoice", "日本語", "re-fund", "'; DROP", '"quoted', "a*b")
@@ -133,7 +133,7 @@ async def listed(store: Store, asked: dict[str, Any], sort: Sort, down: bool) ->
     after: str | None = None
     while True:
         page = await store.runs.page(
-            RunFilter(**asked), sort=sort, descending=down, limit=17, after=after
+            RunsQuery(**asked, sort=sort, descending=down, limit=17, after=after)
         )
         assert len(page.runs) <= 17
         found += [run.id for run in page.runs]
@@ -174,14 +174,14 @@ async def test_what_is_listed_is_what_the_run_says_now(store: Store) -> None:
     await fill(store)
     run = next(run for run in RUNS if run.turns and run.reward is None and run.id > "run-2")
     await store.set_reward(run.id, Reward(reward=0.25, scores={"late": 0.5}, scenario="moved"))
-    [found] = (await store.runs.page(RunFilter(scenario="moved", score="late"))).runs
+    [found] = (await store.runs.page(RunsQuery(scenario="moved", score="late"))).runs
     assert (found.id, found.reward, found.scores) == (run.id, 0.25, run.scores | {"late": 0.5})
     assert found.asked == run.turns[0].messages[0]["content"]
-    [seven] = (await store.runs.page(RunFilter(reviewed=True))).runs
+    [seven] = (await store.runs.page(RunsQuery(reviewed=True))).runs
     assert (seven.reviews, seven.trained_by) == (1, {"tiny": "job-1"})
     assert sorted((await store.runs.names()).scores) == ["h", "late", "ruler"]
     await store.delete_trajectory(run.id)
-    assert not (await store.runs.page(RunFilter(score="late"))).runs
+    assert not (await store.runs.page(RunsQuery(score="late"))).runs
     names = await store.runs.names()
     assert (names.runs, sorted(names.scores)) == (59, ["h", "ruler"])
     with store.engine.connect() as connection:
@@ -205,8 +205,8 @@ async def test_siblings_are_of_one_group_or_else_of_one_scenario(store: Store) -
 async def test_what_is_no_cursor_and_no_sort_is_refused(store: Store) -> None:
     for after in ("", "x", "[1]", "[null, -1]", '["a", 1]', "[null, 1e99]"):
         with pytest.raises(InvalidRequest, match="next"):
-            await store.runs.page(RunFilter(), after=after)
+            await store.runs.page(RunsQuery(after=after))
     with pytest.raises(InvalidRequest, match="name of a score"):
-        await store.runs.page(RunFilter(), sort="score")
+        await store.runs.page(RunsQuery(sort="score"))
     with pytest.raises(ValueError, match="expected its name"):
-        RunFilter(score_min=1.0)
+        RunsQuery(score_min=1.0)
