@@ -22,6 +22,7 @@ from starlette.responses import StreamingResponse
 from langchain_art.errors import ArtError, Overloaded
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.storage.queries import counts_by
+from langchain_art_server.storage.rollout_queue import ChangeSignal, wait_for
 from langchain_art_server.storage.tables import CALLS, EVENTS, JOBS, REVIEWS, TRAJECTORIES
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Live:
         self._task: asyncio.Task[None] | None = None
         #: Set when there was a first look: what comes after it is an event.
         self._ready = asyncio.Event()
-        self._news = asyncio.Condition()
+        self._news = ChangeSignal()
         self._number = 0
         self._events: deque[tuple[int, str]] = deque(maxlen=_KEPT)
 
@@ -74,23 +75,15 @@ class Live:
             at = self._number
             yield "retry: 1000\nevent: hello\ndata: {}\n\n"
             while not (self._service.is_stopping() or self._task.done()):
+                change = self._news.next()
                 found = list(takewhile(lambda one, at=at: one[0] > at, reversed(self._events)))
                 for number, text in reversed(found):
                     yield f"data: {text}\n\n"
                     at = number
-                if not found and not await self._wait(at):
+                if not found and not await wait_for(change, ALIVE_SECONDS):
                     yield ": alive\n\n"
         finally:
             self.viewers -= 1
-
-    async def _wait(self, at: int) -> bool:
-        """True if there is something after event `at`, or the server ends, before it is time."""
-        try:
-            async with asyncio.timeout(ALIVE_SECONDS), self._news:
-                await self._news.wait_for(lambda: self._number > at or self._service.is_stopping())
-        except TimeoutError:
-            return False
-        return True
 
     async def _watch(self, ready: asyncio.Event) -> None:
         before: dict[str, object] | None = None
@@ -105,14 +98,11 @@ class Live:
                 before = now
             finally:
                 ready.set()
-            async with self._news:
-                self._news.notify_all()
             pause = self.viewers * EACH_SECONDS
             await asyncio.sleep(pause)
             await self._service.jobs.wait(max(0.0, LOOK_SECONDS - pause))
         ready.set()
-        async with self._news:
-            self._news.notify_all()
+        self._news.notify()
 
     async def _look(self) -> _Activity:
         service = self._service
@@ -134,6 +124,7 @@ class Live:
         )
         self._number += 1
         self._events.append((self._number, happened.model_dump_json()))
+        self._news.notify()
 
 
 def read_activity(connection: sa.Connection) -> _Activity:
