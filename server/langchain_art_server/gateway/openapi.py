@@ -69,39 +69,36 @@ def body_docs(kind: type[BaseModel]) -> dict[str, Any]:
 
 def document_route(app: FastAPI) -> None:
     """Add the route of the document, which is made once: it takes some 20 ms of the event loop."""
-    app.openapi = lambda: _document(app)
     made = list[bytes]()
 
     @app.get("/openapi.json", include_in_schema=False)
     async def get_document() -> Response:
         """Get the OpenAPI document of these routes."""
         if not made:
-            made.append(bytes(JSONResponse(app.openapi()).body))
+            made.append(bytes(JSONResponse(_document(app)).body))
         return Response(made[0], media_type="application/json")
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
-    if not app.openapi_schema:
-        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        for path, (body, summary, description, answered) in _CALL_DOCS.items():
-            about = {
-                "summary": summary,
-                "description": description,
-                "operationId": summary.lower().replace(" ", "_"),
-                "responses": {"200": {"description": answered}},
-            }
-            schema["paths"][path] = {"post": about | body_docs(body)}
-        for path, methods in schema["paths"].items():
-            for method, operation in methods.items():
-                _add_refusals(path, method, operation)
-        error = ErrorBody.model_json_schema(ref_template=_REF)
-        definitions = _DEFINITIONS | error.pop("$defs") | {ErrorBody.__name__: error}
-        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(definitions)
-        for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never answered
-            schemas.pop(unused, None)
-        app.openapi_schema = schema
-    return app.openapi_schema
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    for path, (body, summary, description, answered) in _CALL_DOCS.items():
+        about = {
+            "summary": summary,
+            "description": description,
+            "operationId": summary.lower().replace(" ", "_"),
+            "responses": {"200": {"description": answered}},
+        }
+        schema["paths"][path] = {"post": about | body_docs(body)}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            _add_refusals(path, method, operation)
+    error = ErrorBody.model_json_schema(ref_template=_REF)
+    definitions = _DEFINITIONS | error.pop("$defs") | {ErrorBody.__name__: error}
+    schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions)
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never answered
+        schemas.pop(unused, None)
+    return schema
 
 
 def _add_refusals(path: str, method: str, operation: dict[str, Any]) -> None:
