@@ -117,8 +117,6 @@ class CallCredit(BaseModel):
     """Advantage of each sampled token, or their mean if they have several; 0 if it is excluded."""
     token_advantages: list[float] | None
     """Advantages of the sampled tokens, where they were given one by one; else None."""
-    weight: float
-    """Weight of each sampled token in the loss."""
     excluded_because: str | None
     """Reason as in `TrainResult.excluded`; None: it was trained."""
 
@@ -132,8 +130,6 @@ class RunCredit(BaseModel):
     """The version that the job made."""
     reward: float | None
     """The run's reward with which the job trained."""
-    given: bool
-    """True if its advantages came with the job (`TrainRequest.advantages`)."""
     teacher: str | None
     """Teacher that scored its tokens as well (`TrainConfig.distillation`); the advantages are those
     by rewards."""
@@ -180,13 +176,11 @@ class CreditReader:
             policy=job.policy,
             step=step,
             reward=scored[trajectory_id].reward,
-            given=request.advantages is not None,
             teacher=teacher.teacher if (teacher := request.config.distillation) else None,
             turns=[
                 CallCredit(
                     advantage=one.mean,
                     token_advantages=list(given) if isinstance(given, Sequence) else None,
-                    weight=one.weight,
                     excluded_because=one.excluded_because,
                 )
                 for one in found

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
@@ -70,21 +70,11 @@ class RunView(BaseModel):
 class CallTokens(BaseModel):
     """The sampled tokens of one call."""
 
-    call_id: str
-    model: str
-    temperature: float
-    finish_reason: str
-    latency: float
-    """Seconds, by the server's clock."""
     token_ids: list[int]
     texts: list[str] | None
     """Text that each token adds; None: the server has no tokenizer file that it can read."""
     logprobs: list[float]
     """Nats, of the distribution that was sampled."""
-    restricted: bool
-    """True if a grammar, `top_k` or `top_p` left only a part of the vocabulary."""
-    excluded_because: str | None
-    """Reason why no step can learn from it, by how it was sampled."""
 
 
 class ReviewQueue(BaseModel):
@@ -153,12 +143,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
         call = await store.call(call_id)
         path = service.sampler.info.path
         texts = await asyncio.to_thread(token_texts, path, call.token_ids)
-        more: dict[str, Any] = {
-            "call_id": call.id,
-            "texts": texts,
-            "restricted": bool(call.drawn_from),
-        }
-        return await as_json(CallTokens(**vars(call) | more))
+        return await as_json(CallTokens(**vars(call), texts=texts))
 
     @router.get("/images/{sha256}")
     async def view_image(sha256: str) -> Response:
