@@ -20,6 +20,7 @@ from langchain_art_server.backends.base import EarlierCall
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.router import Router
 from langchain_art_server.storage.fleet import begin_call
+from langchain_art_server.storage.rollout_queue import ChangeSignal, wait_for
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import CallRecord
 
@@ -36,7 +37,7 @@ class Fleet:
 
     def __init__(self, store: Store, router: Router, jobs: JobRunner) -> None:
         self._store, self._router, self._jobs = store, router, jobs
-        self._news, self._looked = asyncio.Event(), asyncio.Condition()
+        self._news, self._looked = asyncio.Event(), ChangeSignal()
         #: Policy -> when the database said that the version serves which it is routed to here.
         self._as_of: dict[str, float] = {}
         self._seen = -math.inf  # when the last look began
@@ -75,11 +76,7 @@ class Fleet:
 
     async def _look_for_ever(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
+            await wait_for(self._news, LOOK_SECONDS)
             self._news.clear()
             try:
                 await self._look()
@@ -103,8 +100,7 @@ class Fleet:
         await self._router.keep(self._kept, lambda name: self._store.leases.here(name).locked())
         self._seen = begun
         await self._jobs.look()
-        async with self._looked:
-            self._looked.notify_all()
+        self._looked.notify()
 
     async def _load(self, policy: str) -> None:
         """Load the version that serves, and route to it; what changes it here does that itself."""
@@ -123,8 +119,7 @@ class Fleet:
         except ArtError as error:  # the next look tries again
             log.error("Policy %s is not routed to the version that serves: %s", policy, error)
             await asyncio.sleep(LOOK_SECONDS)
-        async with self._looked:
-            self._looked.notify_all()
+        self._looked.notify()
 
     async def _before_use(self, model: str) -> bool:
         """Wait until a name is routed as the database says; whether there is one.
@@ -135,22 +130,20 @@ class Fleet:
         begun = time.monotonic()
         if self._is_fresh(policy, at, number, begun):
             return True
+        self._news.set()
         try:
-            async with asyncio.timeout(WAIT_SECONDS), self._looked:
-                self._news.set()
-                await self._looked.wait_for(
-                    lambda: (
-                        self._is_fresh(policy, at, number, time.monotonic())
-                        or (self._seen >= begun and not self._is_known(policy, at, number))
-                    )
-                )
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not self._is_fresh(policy, at, number, time.monotonic()):
+                    if self._seen >= begun and not self._is_known(policy, at, number):
+                        return False
+                    await self._looked.next().wait()
         except TimeoutError:
             raise EngineUnavailable(
                 f"For {WAIT_SECONDS:g} s this server could not read which version of {policy!r} "
                 "serves, or not load it. Send the request again.",
                 retry_after=5,
             ) from None
-        return self._is_known(policy, at, number)
+        return True
 
     def _is_known(self, policy: str, at: str, number: str) -> bool:
         if at:

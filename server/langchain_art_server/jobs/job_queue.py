@@ -246,7 +246,7 @@ class AdmissionGate:
         self._waiting = 0
         self._shut_since: float | None = None
         self._usual: float | None = None  # seconds that it was shut the last time
-        self._changed = asyncio.Condition()
+        self._changed = ChangeSignal()
 
     @asynccontextmanager
     async def through(self, calls: int = 1) -> AsyncGenerator[None]:
@@ -262,8 +262,7 @@ class AdmissionGate:
         finally:
             self._inside -= calls
             if self._shut_since is not None:
-                async with self._changed:
-                    self._changed.notify_all()
+                self._changed.notify()
 
     async def _wait(self, calls: int, since: float) -> None:
         if self._waiting + calls > self._most:
@@ -276,8 +275,8 @@ class AdmissionGate:
             )
         self._waiting += calls
         try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._shut_since is None)
+            while self._shut_since is not None:
+                await self._changed.next().wait()
         finally:
             self._waiting -= calls
 
@@ -286,11 +285,10 @@ class AdmissionGate:
         """A context in which no calls are admitted; entering it waits for those that run."""
         begun = self._shut_since = time.monotonic()
         try:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._inside == 0)
+            while self._inside:
+                await self._changed.next().wait()
             yield
         finally:
             self._shut_since = None
             self._usual = time.monotonic() - begun
-            async with self._changed:
-                self._changed.notify_all()
+            self._changed.notify()
