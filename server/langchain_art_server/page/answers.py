@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.responses import Response
 
 
-async def as_json(value: BaseModel) -> Response:
+async def as_json(value: object) -> Response:
     """A value as JSON, which the event loop does not wait for: it may have megabytes."""
-    return _response(await asyncio.to_thread(value.model_dump_json))
+    return _response(await asyncio.to_thread(_written, value))
 
 
 class SharedAnswers:
@@ -21,7 +21,7 @@ class SharedAnswers:
     def __init__(self) -> None:
         self._asked: dict[str, _Answer] = {}
 
-    async def get(self, what: str, read: Callable[[], Awaitable[BaseModel]]) -> Response:
+    async def get(self, what: str, read: Callable[[], Awaitable[object]]) -> Response:
         """The answer to `what`, of a `read` that began after this was asked."""
         asked = time.monotonic()
         answer = self._asked.setdefault(what, _Answer())
@@ -30,7 +30,7 @@ class SharedAnswers:
             async with answer.lock:
                 if answer.begun < asked:
                     begun = time.monotonic()
-                    answer.body = await asyncio.to_thread((await read()).model_dump_json)
+                    answer.body = await asyncio.to_thread(_written, await read())
                     answer.begun = begun
                 return _response(answer.body)
         finally:
@@ -42,8 +42,12 @@ class SharedAnswers:
 class _Answer:
     def __init__(self) -> None:
         self.lock, self.users = asyncio.Lock(), 0
-        self.begun, self.body = float("-inf"), ""
+        self.begun, self.body = float("-inf"), b""
 
 
-def _response(body: str) -> Response:
+def _written(value: object) -> bytes:
+    return to_json(value, inf_nan_mode="null")
+
+
+def _response(body: bytes) -> Response:
     return Response(body, media_type="application/json")

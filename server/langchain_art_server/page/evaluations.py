@@ -195,13 +195,6 @@ MOST_SCENARIOS, MOST_RUNS = 200, 256
 _Versions = Annotated[str, Query(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
 
 
-class AllEvaluations(BaseModel):
-    """The answer of ``GET /page/evaluations``."""
-
-    evaluations: list[Evaluation]
-    """The versions that were evaluated first come first."""
-
-
 class Side(BaseModel):
     """One of two versions that are compared."""
 
@@ -263,12 +256,12 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
     """Add the facts of evaluations."""
     evaluations, shared = Evaluations(service.store), SharedAnswers()
 
-    async def read() -> AllEvaluations:
-        return AllEvaluations(evaluations=await evaluations.all())
+    async def read() -> dict[str, list[Evaluation]]:
+        return {"evaluations": await evaluations.all()}
 
-    @router.get("/evaluations", response_model=AllEvaluations)
+    @router.get("/evaluations")
     async def all_evaluations() -> Response:
-        """Get each version's mean reward on held-out scenarios."""
+        """Get each version's mean reward on held-out scenarios, that evaluated first first."""
         return await shared.get("evaluations", read)
 
     async def evaluated(*both: str) -> list[list[EvaluatedRun]]:
@@ -278,7 +271,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
                 raise NotFound(f"No run of an evaluation of {versions!r} is stored here.")
         return found
 
-    @router.get("/blind", response_model=BlindView)
+    @router.get("/blind")
     async def compare_blind(
         before: _Versions,
         after: _Versions,
@@ -307,7 +300,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
             )
         )
 
-    @router.get("/comparison", response_model=VersionComparison)
+    @router.get("/comparison")
     async def compare_versions(
         before: _Versions,
         after: _Versions,

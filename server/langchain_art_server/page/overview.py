@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel
@@ -149,54 +149,39 @@ class OverviewFacts:
         )
 
 
-class LatestJobs(BaseModel):
-    """The answer of ``GET /page/jobs``."""
-
-    jobs: list[wire.TrainJob]
-    """Newest first."""
-    more: bool
-    """True if there are older ones."""
-
-
-class OneJob(BaseModel):
-    """The answer of ``GET /page/jobs/{job_id}``."""
-
-    job: wire.TrainJob
-    log: list[wire.JobEvent]
-    """Last 200 lines."""
-    reasons: dict[str, str]
-    """Meaning of each reason of what was excluded, by ``calls.…`` or the node's own name of it."""
-
-
 def overview_routes(router: APIRouter, service: Service) -> None:
     """Add the overview's facts, and the jobs'."""
     facts, shared = OverviewFacts(service), SharedAnswers()
 
-    @router.get("/overview", response_model=Overview)
+    @router.get("/overview")
     async def overview() -> Response:
         """Return the overview."""
         return await shared.get("overview", facts.read)
 
-    @router.get("/jobs", response_model=LatestJobs)
+    @router.get("/jobs")
     async def latest(limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 200) -> Response:
-        """The last jobs."""
+        """Get the last jobs, newest first, and whether there are older ones."""
 
-        async def read() -> LatestJobs:
+        async def read() -> dict[str, Any]:
             jobs = (await service.store.jobs.latest(limit + 1))[::-1]
-            return LatestJobs(jobs=jobs[:limit], more=len(jobs) > limit)
+            return {"jobs": jobs[:limit], "more": len(jobs) > limit}
 
         return await shared.get(f"latest {limit}", read)
 
-    @router.get("/jobs/{job_id}", response_model=OneJob)
+    @router.get("/jobs/{job_id}")
     async def one(job_id: str) -> Response:
-        """One job, its log, and what its reasons mean."""
+        """Get one job, the last 200 lines of its log, and what its reasons mean.
 
-        async def read() -> OneJob:
+        They are those of what was excluded, by ``calls.…`` or the node's own name of it.
+        """
+
+        async def read() -> dict[str, Any]:
             job = await service.store.jobs.get(job_id)
             names = set(job.result.excluded if job.result else ())
             for node in job.result.nodes.values() if job.result else ():
                 names |= set(node.excluded)
             log = await service.store.jobs.last_events(job_id, 200)
-            return OneJob(job=job, log=log, reasons={name: meaning(name) for name in sorted(names)})
+            reasons = {name: meaning(name) for name in sorted(names)}
+            return {"job": job, "log": log, "reasons": reasons}
 
         return await shared.get(f"job {job_id}", read)

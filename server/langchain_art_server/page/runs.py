@@ -26,12 +26,10 @@ from langchain_art_server.gateway.service import Service
 from langchain_art_server.jobs.audit import CreditReader, RunCredit, audit
 from langchain_art_server.jobs.trajectory_assembly import assemble
 from langchain_art_server.page.answers import SharedAnswers, as_json
-from langchain_art_server.page.siblings import Siblings, compare, explanations
+from langchain_art_server.page.siblings import compare, explanations
 from langchain_art_server.storage.queries import MAX_PAGE
 from langchain_art_server.storage.run_list import (
     MAX_RUNS,
-    RunNames,
-    RunsPage,
     RunsQuery,
     RunSummary,
 )
@@ -98,22 +96,22 @@ def run_routes(router: APIRouter, service: Service) -> None:
     credits, store = CreditReader(service.store), service.store
     shared = SharedAnswers()
 
-    @router.get("/runs", response_model=RunsPage)
+    @router.get("/runs")
     async def find_runs(asked: Annotated[RunsQuery, Query()]) -> Response:
         """List runs that all given fields choose, sorted; `next` is the cursor of the next page."""
         return await shared.get(f"runs {asked!r}", partial(store.runs.page, asked))
 
-    @router.get("/open-runs", response_model=OpenRuns)
+    @router.get("/open-runs")
     async def find_open_runs() -> Response:
         """List the runs that have calls and are not stored."""
         return await shared.get("open", partial(store.read, read_open_runs))
 
-    @router.get("/run-names", response_model=RunNames)
+    @router.get("/run-names")
     async def name_runs() -> Response:
         """Get the names by which runs can be filtered, and how many runs there are."""
         return await shared.get("names", store.runs.names)
 
-    @router.get("/runs/{trajectory_id}", response_model=RunView | None)
+    @router.get("/runs/{trajectory_id}")
     async def view_run(trajectory_id: str) -> Response:
         """Get a run with its audit, its reviews and the judges' explanations.
 
@@ -122,7 +120,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
         view = await _view(service, trajectory_id)
         return await as_json(view) if view else Response("null", media_type="application/json")
 
-    @router.get("/runs/{trajectory_id}/siblings", response_model=Siblings)
+    @router.get("/runs/{trajectory_id}/siblings")
     async def view_siblings(trajectory_id: str) -> Response:
         """Get the runs of a run's group (or scenario) side by side, and where they part from it."""
         summaries = await store.runs.siblings(trajectory_id)
@@ -137,7 +135,7 @@ def run_routes(router: APIRouter, service: Service) -> None:
         """Get the advantage that a job gave to each call of a run, or why it excluded the call."""
         return await credits.of_run(trajectory_id, job_id)
 
-    @router.get("/calls/{call_id}/tokens", response_model=CallTokens)
+    @router.get("/calls/{call_id}/tokens")
     async def view_tokens(call_id: str) -> Response:
         """Get the sampled tokens of a call: text, logprob."""
         call = await store.call(call_id)
