@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
+import numpy as np
+
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import CallTags, Trajectory
 from langchain_art_server.algorithms.sequences.training_rows import Row
@@ -65,10 +67,10 @@ class PreferenceWeights:
 def preference_weights(pairs: Sequence[PairLogprobs], beta: float) -> PreferenceWeights:
     """See the module. `pairs` has at least one."""
     margins = [pair.margin(beta) for pair in pairs]
-    loss = fmean(_softplus(-margin) for margin in margins)
+    loss = fmean(float(np.logaddexp(0, -margin)) for margin in margins)
     return PreferenceWeights(
         loss=loss,
-        weights=[beta * _sigmoid(-margin) / len(pairs) for margin in margins],
+        weights=[beta * math.exp(-np.logaddexp(0, margin)) / len(pairs) for margin in margins],
         metrics={
             "preference_loss": loss,
             "preference_margin": fmean(margins),
@@ -78,17 +80,6 @@ def preference_weights(pairs: Sequence[PairLogprobs], beta: float) -> Preference
             "rejected_logprob": fmean(pair.rejected for pair in pairs),
         },
     )
-
-
-def _softplus(x: float) -> float:
-    """``log(1 + exp(x))``, which does not overflow."""
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def _sigmoid(x: float) -> float:
-    if x >= 0:
-        return 1.0 / (1.0 + math.exp(-x))
-    return math.exp(x) / (1.0 + math.exp(x))
 
 
 async def demonstrations(
