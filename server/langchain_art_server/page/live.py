@@ -1,6 +1,8 @@
 """Server-sent events of what happens on the server: one reader of the store for all viewers.
 
-An event names the kinds of facts that changed; the page asks for those again. A stream begins with
+An event names the kinds of facts that changed (``runs``, ``calls``, ``reviews``, ``jobs``,
+``event``: a job's log, ``workers`` or ``health``), and what runs now. The page asks for those
+again. A stream begins with
 ``hello``: a page that has reconnected asks for everything.
 Format: HTML, section 9.2 (html.spec.whatwg.org/multipage/server-sent-events.html).
 """
@@ -16,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter
-from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 
 from langchain_art.errors import ArtError, Overloaded
@@ -32,20 +34,6 @@ LOOK_SECONDS, ALIVE_SECONDS = 0.5, 10.0
 EACH_SECONDS = 0.04
 MAX_VIEWERS = 256
 _KEPT = 512
-
-
-class Happened(BaseModel):
-    """One event: what changed, and what runs now."""
-
-    changed: list[str]
-    """Some of ``runs``, ``calls``, ``rewards`` (a stored run was changed or deleted), ``reviews``,
-    ``jobs``, ``event`` (a job's log), ``workers`` and ``health``."""
-    running_calls: int
-    job: str | None
-    message: str
-    progress: float | None
-    ready: bool
-
 
 #: What there is of each kind, two equal ones if nothing happened; the end of the running job's log.
 _Activity = tuple[dict[str, object], dict[str, Any]]
@@ -116,14 +104,13 @@ class Live:
         return found | kept, job
 
     def _note(self, changed: list[str], job: dict[str, Any]) -> None:
-        happened = Happened(
-            changed=changed,
-            running_calls=self._service.running_calls,
-            ready=not self._service.health.reasons,
-            **job,
-        )
+        happened = job | {
+            "changed": changed,
+            "running_calls": self._service.running_calls,
+            "ready": not self._service.health.reasons,
+        }
         self._number += 1
-        self._events.append((self._number, happened.model_dump_json()))
+        self._events.append((self._number, to_json(happened).decode()))
         self._news.notify()
 
 
@@ -157,7 +144,7 @@ def live_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/events")
     async def events() -> StreamingResponse:
-        """Server-sent events (`Happened`)."""
+        """Server-sent events."""
         if live.viewers >= MAX_VIEWERS:
             raise Overloaded(f"{MAX_VIEWERS} pages watch this server already.", retry_after=5)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -48,31 +48,18 @@ class Series(BaseModel):
     steps: list[Step]
 
 
-class OpenJob(BaseModel):
-    """A job that waits or runs, with the end of its log."""
-
-    job: wire.TrainJob
-    progress: float | None
-    log: list[wire.JobEvent]
-
-
-class Caller(BaseModel):
-    """Caller: a key; with the server's own, the address (of IPv6, the /64)."""
-
-    address: str
-    running: int
-    idle_seconds: float
-
-
 class Overview(BaseModel):
     """The answer of ``GET /page/overview``."""
 
     status: wire.ServerStatus
     series: list[Series]
-    open_jobs: list[OpenJob]
+    open_jobs: list[dict[str, Any]]
+    """Each ``job`` that waits or runs, with its ``progress`` and the end of its ``log``."""
     failed: wire.TrainJob | None
     """The last job, if it failed."""
-    clients: list[Caller]
+    clients: list[dict[str, Any]]
+    """Callers: each one's ``address`` (a key; with the server's own, the address, of IPv6 the /64),
+    calls that are ``running``, and ``idle_seconds``."""
     reasons: dict[str, str]
     """Meaning of each reason in `excluded`."""
 
@@ -127,13 +114,13 @@ class OverviewFacts:
             jobs = await store.latest(_JOBS)
             series = await asyncio.to_thread(series_of, jobs)
             self._jobs = changes, jobs, series
-        open_jobs: list[OpenJob] = []
+        open_jobs: list[dict[str, Any]] = []
         for job in jobs:
             if not job.ended:
                 log = await store.last_events(job.id, _LINES)
                 known = [one.progress for one in log if one.progress is not None]
                 progress = known[-1] if known else None
-                open_jobs.append(OpenJob(job=job, progress=progress, log=log))
+                open_jobs.append({"job": job, "progress": progress, "log": log})
         reasons = {name for one in series for step in one.steps for name in step.excluded}
         return Overview(
             status=await service.status(),
@@ -141,7 +128,7 @@ class OverviewFacts:
             open_jobs=open_jobs,
             failed=jobs[-1] if jobs and jobs[-1].state == "failed" else None,
             clients=[
-                Caller(address=address, running=running, idle_seconds=idle)
+                {"address": address, "running": running, "idle_seconds": idle}
                 for address, running, idle in service.slots.clients()
                 if tenant_of(address) == service.tenant
             ],

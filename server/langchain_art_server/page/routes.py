@@ -83,28 +83,20 @@ class Login(BaseModel):
     key: str = Field(min_length=1, max_length=1000)
 
 
-class Session(BaseModel):
-    """A browser's session."""
-
-    locked: bool
-    """True if the server has a key."""
-    open: bool
-    """True if this browser may see the rest of the page."""
-    token: str
-    """Token for the header X-ART-Token of requests that change something; empty if not needed."""
-
-
 def login_routes(router: APIRouter, service: Service) -> None:
     """Add the routes of a session."""
     sessions, keys, wrong = service.sessions, service.keys, WrongKeys()
 
     @router.get("/session")
-    async def session(request: Request) -> Session:
-        """True if this browser is logged in."""
+    async def session(request: Request) -> dict[str, bool | str]:
+        """Whether the server has a key, whether this browser may see the rest of the page.
+
+        And the token for the header X-ART-Token of requests that change something.
+        """
         if sessions is None:
-            return Session(locked=False, open=True, token="")
+            return {"locked": False, "open": True, "token": ""}
         token = sessions.token(dict(request.headers.raw))
-        return Session(locked=True, open=token is not None, token=token or "")
+        return {"locked": True, "open": token is not None, "token": token or ""}
 
     @router.post("/login")
     async def login(request: Request, response: Response) -> dict[str, bool]:
