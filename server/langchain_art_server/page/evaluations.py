@@ -32,7 +32,6 @@ from langchain_art_server.page.answers import SharedAnswers, as_json
 from langchain_art_server.storage.run_list import (
     EvaluatedRun,
     Evaluation,
-    Evaluations,
     rewards_by_scenario,
 )
 
@@ -254,10 +253,10 @@ class VersionComparison(BaseModel):
 
 def evaluation_routes(router: APIRouter, service: Service) -> None:
     """Add the facts of evaluations."""
-    evaluations, shared = Evaluations(service.store), SharedAnswers()
+    shared, store = SharedAnswers(), service.store
 
     async def read() -> dict[str, list[Evaluation]]:
-        return {"evaluations": await evaluations.all()}
+        return {"evaluations": await store.runs.evaluations()}
 
     @router.get("/evaluations")
     async def all_evaluations() -> Response:
@@ -265,7 +264,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
         return await shared.get("evaluations", read)
 
     async def evaluated(*both: str) -> list[list[EvaluatedRun]]:
-        found = [await evaluations.runs(versions) for versions in both]
+        found = [await store.runs.evaluated(versions) for versions in both]
         for versions, runs in zip(both, found, strict=True):
             if not runs:
                 raise NotFound(f"No run of an evaluation of {versions!r} is stored here.")
@@ -278,7 +277,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
         reviewer: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     ) -> Response:
         """Get the next pair of runs for a reviewer, or what people prefer."""
-        store, pairs = service.store, pairs_of(*await evaluated(before, after))
+        pairs = pairs_of(*await evaluated(before, after))
         reviews = await store.reviews.of_runs(run for pair in pairs for run in pair[1:])
         pair, compared = next_pair(pairs, reviews, reviewer) if reviewer else (None, 0)
         runs: list[BlindRun] = []
@@ -308,9 +307,7 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
     ) -> Response:
         """Compare two versions; `gpu_rate` is what an hour of the server costs, in US dollars."""
         runs = await evaluated(before, after)
-        stored = await service.store.trajectories(
-            [one.id for some in runs for one in some[-MOST_RUNS:]]
-        )
+        stored = await store.trajectories([one.id for some in runs for one in some[-MOST_RUNS:]])
         bodies = [
             [stored[one.id].trajectory for one in some[-MOST_RUNS:] if one.id in stored]
             for some in runs

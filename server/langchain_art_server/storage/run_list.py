@@ -137,7 +137,11 @@ class RunNames(BaseModel):
 
 
 class RunList(Tables):
-    """Finds runs; see `Store.runs`."""
+    """Finds runs, and reads evaluations; see `Store.runs`."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._evaluated: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
 
     @reads
     def page(self, connection: sa.Connection, asked: RunsQuery) -> RunsPage:
@@ -200,6 +204,29 @@ class RunList(Tables):
         kinds = {"policies": "policy", "versions": "version", "nodes": "node", "scores": "score"}
         found = {name: _names(connection, kind) for name, kind in kinds.items()}
         return RunNames(runs=count_of(connection, RUN_FACTS), **found)
+
+    @reads
+    def evaluations(self, connection: sa.Connection) -> list[Evaluation]:
+        """All evaluations, oldest first. One is read again only if it has changed."""
+        marks = RUN_MARKS.c
+        sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
+        sums += (sa.func.sum(marks.value * marks.number),)  # differs if two runs change places
+        query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)
+        query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None)).order_by(sums[0])
+        found: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
+        for row in connection.execute(query):
+            name, stamp = str(row.name), tuple[Any, ...](row)
+            last = self._evaluated.get(name)
+            if last is None or last[0] != stamp:
+                mean = mean_of_scenarios(rewards_by_scenario(_runs(connection, name)).values())
+                last = stamp, Evaluation(name, mean.mean, mean.ci95, mean.rewards, mean.scenarios)
+            found[name] = last
+        self._evaluated = found
+        return [one for _, one in found.values()]
+
+    async def evaluated(self, versions: str) -> list[EvaluatedRun]:
+        """The runs of these versions' evaluations, oldest first."""
+        return await self.read(lambda c: _runs(c, versions))
 
 
 def _names(connection: sa.Connection, kind: str) -> list[str]:
@@ -336,37 +363,6 @@ class EvaluatedRun:
     reward: float | None
     """`Trajectory.total_return`."""
     failed: bool
-
-
-class Evaluations(Tables):
-    """Reads them."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self._known: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
-
-    @reads
-    def all(self, connection: sa.Connection) -> list[Evaluation]:
-        """All evaluations, oldest first. One is read again only if it has changed."""
-        marks = RUN_MARKS.c
-        sums = (sa.func.min(marks.number), sa.func.max(marks.number), sa.func.sum(marks.value))
-        sums += (sa.func.sum(marks.value * marks.number),)  # differs if two runs change places
-        query = sa.select(marks.name, sa.func.count(), *sums).group_by(marks.name)
-        query = query.where(marks.kind == HELD_OUT, marks.value.is_not(None)).order_by(sums[0])
-        found: dict[str, tuple[tuple[Any, ...], Evaluation]] = {}
-        for row in connection.execute(query):
-            name, stamp = str(row.name), tuple[Any, ...](row)
-            last = self._known.get(name)
-            if last is None or last[0] != stamp:
-                mean = mean_of_scenarios(rewards_by_scenario(_runs(connection, name)).values())
-                last = stamp, Evaluation(name, mean.mean, mean.ci95, mean.rewards, mean.scenarios)
-            found[name] = last
-        self._known = found
-        return [one for _, one in found.values()]
-
-    async def runs(self, versions: str) -> list[EvaluatedRun]:
-        """The runs of these versions' evaluations, oldest first."""
-        return await self.read(lambda c: _runs(c, versions))
 
 
 def rewards_by_scenario(runs: Iterable[EvaluatedRun]) -> dict[str, list[float]]:

@@ -4,7 +4,7 @@ import pytest
 
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Reward, Trajectory
-from langchain_art_server.storage.run_list import EvaluatedRun, Evaluations
+from langchain_art_server.storage.run_list import EvaluatedRun
 from langchain_art_server.storage.store import Store
 
 
@@ -24,37 +24,35 @@ RUNS = [
 
 
 async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
-    found = Evaluations(store)
-    assert await found.all() == []
+    assert await store.runs.evaluations() == []
     await store.add_trajectories(RUNS)
-    first, second = await found.all()
+    first, second = await store.runs.evaluations()
     expected = mean_of_scenarios([[0.0, 1.0], [0.25]])
     assert (first.versions, first.mean, first.ci95) == ("p@0", expected.mean, expected.ci95)
     assert (first.runs, first.scenarios) == (3, 2)
     assert (second.versions, second.mean, second.ci95) == ("p@1 + q@1", 1.0, None)
-    assert await found.runs("p@0") == [
+    assert await store.runs.evaluated("p@0") == [
         EvaluatedRun("a", "s", 0.0, False),
         EvaluatedRun("b", "s", 1.0, False),
         EvaluatedRun("c", "t", 0.25, False),
         EvaluatedRun("d", "run d", None, False),
     ]
-    assert await found.runs("p@") == []
+    assert await store.runs.evaluated("p@") == []
     await store.set_reward("c", Reward(reward=0.75))  # no run came, none went
-    assert (await found.all())[0].mean == pytest.approx(1.75 / 3)
+    assert (await store.runs.evaluations())[0].mean == pytest.approx(1.75 / 3)
     await store.delete_trajectory("e")
-    assert [one.versions for one in await found.all()] == ["p@0"]
+    assert [one.versions for one in await store.runs.evaluations()] == ["p@0"]
     # A run that an evaluation has scored afterwards: of a graph on another server.
     await store.set_reward("f", Reward(reward=1.0, metadata={"evaluation": "p@2"}))
-    assert [one.versions for one in await found.all()] == ["p@0", "p@2"]
+    assert [one.versions for one in await store.runs.evaluations()] == ["p@0", "p@2"]
 
 
 async def test_rewards_that_change_places_change_the_interval(store: Store) -> None:
-    found = Evaluations(store)
     await store.add_trajectories([run(name, name[0], float(name == "s1"), "p") for name in NAMES])
-    before = (await found.all())[0].ci95
+    before = (await store.runs.evaluations())[0].ci95
     await store.set_reward("s1", Reward(reward=0.0))
     await store.set_reward("t1", Reward(reward=1.0))
-    [now] = await found.all()
+    [now] = await store.runs.evaluations()
     assert now.ci95 == mean_of_scenarios([[0.0, 0.0], [1.0]]).ci95 != before
 
 
