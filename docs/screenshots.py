@@ -18,7 +18,7 @@ from tests.support.drawn_runs import drawn_run
 from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import evaluate, step
 
-COMPARED = "versions/tiny?before=tiny%400&after=tiny%408&rate=2.5"
+COMPARED = "versions/tiny?before=tiny%400&after=tiny%408"
 IMAGES = Path(__file__).parent / "images"
 #: Name, place of the page, what is visible when it is loaded, width, colour scheme.
 SHOTS: list[tuple[str, str, str, int, Any]] = [

@@ -300,19 +300,15 @@ def evaluation_routes(router: APIRouter, service: Service) -> None:
         )
 
     @router.get("/comparison")
-    async def compare_versions(
-        before: _Versions,
-        after: _Versions,
-        gpu_rate: Annotated[float | None, Query(ge=0, le=1e6)] = None,
-    ) -> Response:
-        """Compare two versions; `gpu_rate` is what an hour of the server costs, in US dollars."""
+    async def compare_versions(before: _Versions, after: _Versions) -> Response:
+        """Compare two versions."""
         runs = await evaluated(before, after)
         stored = await store.trajectories([one.id for some in runs for one in some[-MOST_RUNS:]])
         bodies = [
             [stored[one.id].trajectory for one in some[-MOST_RUNS:] if one.id in stored]
             for some in runs
         ]
-        names = (before, after)
+        names, gpu_rate = (before, after), service.settings.page.gpu_rate
         return await as_json(await asyncio.to_thread(compare, names, runs, bodies, gpu_rate))
 
 

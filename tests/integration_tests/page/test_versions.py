@@ -64,11 +64,12 @@ def test_two_versions_are_compared_on_the_same_held_out_scenarios(
         table = page.get_by_role("table").first
         expect(table.get_by_role("row").nth(1)).to_contain_text("0.833 ± ")  # 7.5 of 9, by itself
 
-        rate = page.get_by_label("Price of a GPU hour, US dollars")
-        rate.fill("3")
-        run_of(http, policy, 1.0, 1)  # what is typed stays when something happens
+        chosen = page.get_by_label("Before", exact=True)
+        chosen.select_option(f"{policy}@1")
+        run_of(http, policy, 1.0, 1)  # what is chosen stays when something happens
         page.wait_for_timeout(1500)
-        expect(rate).to_have_value("3")
+        expect(chosen).to_have_value(f"{policy}@1")
+        chosen.select_option(f"{policy}@0")
         page.get_by_role("button", name="Compare", exact=True).click()
         found = page.get_by_role("region", name="Difference")
         expect(found).to_contain_text(f"{policy}@1 against {policy}@0 on the same 8 held-out")
@@ -88,7 +89,7 @@ def test_two_versions_are_compared_on_the_same_held_out_scenarios(
         assert page.evaluate("window.pwned") is None
         page.reload()  # the address holds the comparison
         expect(found).to_contain_text("+0.625 ± ")
-        expect(rate).to_have_value("3")
+        expect(chosen).to_have_value(f"{policy}@0")
         rows.nth(2).get_by_role("link").last.click()
         expect(page.get_by_text("same", exact=True)).to_be_visible()  # its run
 

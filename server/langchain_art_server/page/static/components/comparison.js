@@ -20,7 +20,7 @@ export function Compare({ policy, evaluations, query }) {
   const mine = evaluations.filter((one) =>
     partsOf(one).some((/** @type {string} */ part) => part.split("@")[0] === policy),
   );
-  const [before, after, rate] = ["before", "after", "rate"].map((name) => query.get(name));
+  const [before, after] = ["before", "after"].map((name) => query.get(name));
   return html`<section class="compare" aria-labelledby="compare">
     <h2 id="compare">Compare two versions</h2>
     ${evaluations.length < 2 || !mine.length
@@ -32,14 +32,13 @@ export function Compare({ policy, evaluations, query }) {
           that is given some runs them before its first step and after its last:
         <//>`
       : html`<${Choose} key=${query.toString()} policy=${policy} mine=${mine} all=${evaluations} query=${query} />`}
-    ${before && after && html`<${Compared} before=${before} after=${after} rate=${rate} />`}
+    ${before && after && html`<${Compared} before=${before} after=${after} />`}
   </section>`;
 }
 
 /** @param {{policy: string, mine: any[], all: any[], query: URLSearchParams}} props */
 function Choose({ policy, mine, all, query }) {
   const [chosen, setChosen] = useState(/** @type {Record<string, string>} */ ({}));
-  const [wrong, setWrong] = useState("");
   const others = all.filter((one) => !mine.includes(one));
   // What was chosen stays; until then, it is the first and the last that were evaluated.
   const last = mine[mine.length - 1];
@@ -49,14 +48,7 @@ function Choose({ policy, mine, all, query }) {
   /** @param {Event} event */
   const apply = (event) => {
     event.preventDefault();
-    const form = new FormData(/** @type {HTMLFormElement} */ (event.currentTarget));
-    const rate = String(form.get("rate") ?? "").trim();
-    if (rate && !(Number(rate) >= 0)) {
-      setWrong(`got “${rate}”, expected US dollars an hour`);
-      return;
-    }
-    setWrong("");
-    location.hash = link("versions", [policy], { before, after, ...(rate && { rate }) });
+    location.hash = link("versions", [policy], { before, after });
   };
   /** @param {string} name @param {string} title @param {string} value */
   const choice = (name, title, value) =>
@@ -74,35 +66,21 @@ function Choose({ policy, mine, all, query }) {
     </div>`;
   return html`<form class="card row compare-form" onSubmit=${apply} aria-label="Compare two versions">
     ${choice("before", "Before", before)} ${choice("after", "After", after)}
-    <div>
-      <label for="compare-rate">Price of a GPU hour, US dollars</label>
-      <input
-        id="compare-rate"
-        name="rate"
-        defaultValue=${query.get("rate") ?? ""}
-        inputmode="decimal"
-        size="8"
-        placeholder="optional"
-      />
-    </div>
     <button type="submit" disabled=${before === after}>Compare</button>
-    ${wrong && html`<p class="notice bad" role="alert">${wrong}</p>`}
   </form>`;
 }
 
-/** @param {{before: string, after: string, rate: string | null}} props */
-function Compared({ before, after, rate }) {
+/** @param {{before: string, after: string}} props */
+function Compared({ before, after }) {
   // Asked once for an address: the test of the difference takes the server up to seconds.
-  const { data, error } = useAnswer(
-    withQuery("/page/comparison", { before, after, gpu_rate: rate }),
-  );
+  const { data, error } = useAnswer(withQuery("/page/comparison", { before, after }));
   if (error) return html`<${Failed} error=${error} />`;
   if (!data || data.before.versions !== before || data.after.versions !== after) {
     return html`<${Waiting} />`;
   }
   return html`<${Verdict} data=${data} />
     <p><a class="button quiet" href=${link("review", ["blind"], { before, after })}>Compare their runs blind</a></p>
-    <${Scenarios} data=${data} /> <${Nodes} data=${data} rate=${rate} />`;
+    <${Scenarios} data=${data} /> <${Nodes} data=${data} />`;
 }
 
 /** @param {{data: any}} props */
@@ -188,8 +166,8 @@ function Scenarios({ data }) {
   </div>`;
 }
 
-/** @param {{data: any, rate: string | null}} props */
-function Nodes({ data, rate }) {
+/** @param {{data: any}} props */
+function Nodes({ data }) {
   if (!data.nodes.length) return null;
   const { before, after } = data;
   /**
@@ -222,13 +200,13 @@ function Nodes({ data, rate }) {
         { title: "Median latency", help: "Half of the calls took less, by the client's clock.", number: true, cell: both((one) => one.latency_p50, duration) },
         { title: "95 % latency", help: "95 of 100 calls took less.", number: true, cell: both((one) => one.latency_p95, duration) },
         ...(priced
-          ? [{ title: "Cost a run", help: "US dollars: list prices of hosted models, and this server's time at the price that was given.", number: true, cell: both((one, runs) => (one.cost_usd === null ? null : one.cost_usd / runs), dollars) }]
+          ? [{ title: "Cost a run", help: "US dollars: list prices of hosted models, and this server's time at its gpu_rate.", number: true, cell: both((one, runs) => (one.cost_usd === null ? null : one.cost_usd / runs), dollars) }]
           : []),
       ]}
     />
     <p class="hint">
       Of the newest ${before.counted} and ${after.counted} runs.
-      ${!rate && "Give the price of a GPU hour above to see what this server's calls cost."}
+      ${!priced && "No cost is known: set gpu_rate below [page] in the server's settings (US dollars an hour)."}
     </p>
     ${data.notes.map((/** @type {string} */ one) => html`<p class="hint" key=${one}>${one}</p>`)}
   </div>`;
