@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
 from langchain_art import wire
@@ -14,10 +14,9 @@ from langchain_art.wire.training import meaning
 from langchain_art_server.gateway.keys.tenants import tenant_of
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.page.answers import SharedAnswers
-from langchain_art_server.storage.queries import MAX_PAGE
 
-#: Jobs whose steps are shown, and lines of a log.
-_JOBS, _LINES = 600, 30
+#: Jobs whose steps are shown, jobs that are listed, and lines of a log.
+_JOBS, _LISTED, _LINES = 600, 200, 30
 #: The key that a fit gives its jobs (`langchain_art.training.fit_state`).
 _OF_FIT = re.compile(r"(?P<fit>.+):(?P<policy>[^:]+):step:(?P<step>\d+)(:\d+)?")
 _ID = re.compile(r"(?<=.)-[0-9a-f]{12}$")
@@ -146,14 +145,14 @@ def overview_routes(router: APIRouter, service: Service) -> None:
         return await shared.get("overview", facts.read)
 
     @router.get("/jobs")
-    async def latest(limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 200) -> Response:
+    async def latest() -> Response:
         """Get the last jobs, newest first, and whether there are older ones."""
 
         async def read() -> dict[str, Any]:
-            jobs = (await service.store.jobs.latest(limit + 1))[::-1]
-            return {"jobs": jobs[:limit], "more": len(jobs) > limit}
+            jobs = (await service.store.jobs.latest(_LISTED + 1))[::-1]
+            return {"jobs": jobs[:_LISTED], "more": len(jobs) > _LISTED}
 
-        return await shared.get(f"latest {limit}", read)
+        return await shared.get("latest", read)
 
     @router.get("/jobs/{job_id}")
     async def one(job_id: str) -> Response:
