@@ -40,11 +40,10 @@ def floors() -> dict[str, str]:
 
 
 def corners() -> dict[str, list[str]]:
-    floor = floors()
-    oldest = ["langchain-core", "langchain-openai", "langgraph", "openai", "httptools"]
+    oldest = {name: floor for name, floor in floors().items() if name != "httpx"}  # the suites' own
     newest = ["langchain-core>=1.7", "langchain-openai>=1.7", "langgraph>=1.2.20"]
     return {
-        "oldest": [f"{name}=={floor[name]}" for name in oldest],
+        "oldest": [f"{name}=={floor}" for name, floor in oldest.items()],
         "newest-openai-2": [*newest, "openai>=2.45,<3"],
         "newest-openai-3.0": [*newest, "openai==3.0.0"],
     }
@@ -74,3 +73,7 @@ def test_the_standard_suites_pass(corner: str, rule_server: RuleServer, tmp_path
     strange = [why for why in skipped if not any(word in why for word in SKIPS)]
     assert not strange
     assert "65 passed, 5 skipped, 1 xfailed" in done.stdout, done.stdout[-2000:]
+    # The options of every command are read.
+    words = [str(python), "-c", "from langchain_art.cli.main import app; app()", "--help"]
+    shown = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr[-2000:]
