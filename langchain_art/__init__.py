@@ -55,7 +55,6 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.tracing.handler import CaptureHandler as CaptureHandler
     from langchain_art.tracing.run import Run as Run
     from langchain_art.tracing.scope import capture as capture
-    from langchain_art.training.report import reward_plot as reward_plot
     from langchain_art.training.records import FitResult as FitResult
     from langchain_art.training.records import (
         EvalResult as EvalResult,

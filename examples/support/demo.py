@@ -38,7 +38,6 @@ from langchain_art import (
     Run,
     TrainConfig,
     Trainer,
-    reward_plot,
 )
 from langchain_art.packages import made_once
 
@@ -336,14 +335,8 @@ def run(
             console.print(f"Of the demo: --out is another folder, --fresh erases {out}.")
         raise typer.Exit(1) from error
     note += " (control: shuffled rewards)" if control else ""
-    plot = reward_plot(
-        result.history,
-        out / "reward.png",
-        result.before,
-        result.after,
-        evals=result.evals,
-        title=f"{demo.title}, seed {seed}{note}",
-    )
+    plot = out / "reward.png"
+    result.plot(plot, f"{demo.title}, seed {seed}{note}")
     figures = summary(result, seconds, seed, control)
     figures["measures"] = measures(*runs)
     figures |= added

@@ -109,13 +109,14 @@ def curve(
       langchain-art curve lr-1 lr-3 --png out/rates.png
     """
     from langchain_art.training.fits import chosen_fits
-    from langchain_art.training.report import Curve, draw, text_plot
+    from langchain_art.training.report import Curve, figure_of, saved, text_plot
 
     curves = [Curve(fit.name, fit.steps, fit.evals) for fit in chosen_fits(root, names or [])]
     if png is None:
         typer.echo(text_plot(curves, min(console.width, 100)))
     else:
-        console.print(f"{draw(curves, png, 'Reward during training')}", highlight=False)
+        path = saved(figure_of(curves, "Reward during training"), png)
+        console.print(f"{path}", highlight=False)
 
 
 def _table(found: list[Fit]) -> Table:

@@ -251,43 +251,6 @@ class Curve:
         }
 
 
-def reward_plot(
-    history: Sequence[StepRecord],
-    path: str | Path,
-    before: EvalResult | None = None,
-    after: EvalResult | None = None,
-    *,
-    evals: Sequence[EvalResult] = (),
-    title: str = "Reward during training",
-) -> Path:
-    """Draw the steps' mean rewards, and held-out evaluations with 95 % intervals; returns `path`.
-
-    Args:
-        history: steps, as in ``FitResult.history``.
-        path: where the PNG goes; its directory is made if it is missing.
-        before: evaluation before the first step.
-        after: evaluation after the last.
-        evals: all evaluations (``FitResult.evals``), where there are more than those two.
-        title: above the figure.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    last = history[-1].step if history else 0
-    placed = {
-        default if result.step is None else result.step: result
-        for result, default in [(before, 0), *((e, 0) for e in evals), (after, last)]
-        if result is not None
-    }
-    held_out = [one.model_copy(update={"step": step}) for step, one in placed.items()]
-    return draw([Curve("", history, held_out)], path, title)
-
-
-def draw(curves: Sequence[Curve], path: str | Path, title: str) -> Path:
-    """Draw curves into one PNG; raises ConfigError if matplotlib is not installed."""
-    return saved(figure_of(curves, title), Path(path))
-
-
 def figure_of(curves: Sequence[Curve], title: str) -> Any:
     """The curves in one figure of matplotlib; raises ConfigError if that is not installed."""
     instead = " Without it, `langchain-art curve` draws in the terminal."
