@@ -69,7 +69,7 @@ class FitLoop:
             await self._loop(scenarios)
             self.history.save(finished=self.history.done)
             learned = {name: versions[name] for name in self.plan.learning}
-            result = result_of(self.history, self.history.versions or learned)
+            result = self.history.result(self.history.state, self.history.versions or learned)
             await self._tracking.adapters(self.client, result)
             return result
         finally:
@@ -312,21 +312,3 @@ class FitLoop:
                 if not self._is_full:
                     self.display.warn(str(full))
                 self._is_full = True
-
-
-def result_of(history: History, versions: Mapping[str, int]) -> records.FitResult:
-    """Result of a fit, from its files."""
-    return records.FitResult(
-        fit_id=history.state.fit_id,
-        name=history.state.name,
-        versions=dict(versions),
-        before=history.eval_at(0),
-        after=history.eval_at(
-            history.done if history.state.stopped else max(history.state.steps, history.done)
-        ),
-        best=records.best_of_evals(history.evals),
-        history=tuple(history.steps),
-        evals=tuple(history.evals),
-        rollbacks=tuple(history.rollbacks),
-        stopped=history.state.stopped,
-    )

@@ -23,7 +23,15 @@ from langchain_art.packages import locked, replace_file
 from langchain_art.training.advantages import RunAdvantages
 from langchain_art.training.identity import FitIdentity
 from langchain_art.training.learning_rates import next_rate
-from langchain_art.training.records import BatchFacts, EvalResult, Rates, Rollback, StepRecord
+from langchain_art.training.records import (
+    BatchFacts,
+    EvalResult,
+    FitResult,
+    Rates,
+    Rollback,
+    StepRecord,
+    best_of_evals,
+)
 from langchain_art.wire import TrainConfig, Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import Frozen
 
@@ -202,6 +210,26 @@ class FitRecords:
             return self.rollbacks[-1].versions
         return self.steps[-1].versions if self.steps else {}
 
+    def eval_at(self, step: int) -> EvalResult | None:
+        """The latest evaluation taken after `step`, of versions that were not rolled back since."""
+        return next((e for e in reversed(self.kept_evals) if e.step == step), None)
+
+    def result(self, state: FitState, versions: Mapping[str, int]) -> FitResult:
+        """The result of the fit so far; `versions` are those that serve."""
+        asked = self.done if state.stopped else max(state.steps, self.done)
+        return FitResult(
+            fit_id=state.fit_id,
+            name=state.name,
+            versions=dict(versions),
+            before=self.eval_at(0),
+            after=self.eval_at(asked),
+            best=best_of_evals(self.evals),
+            history=tuple(self.steps),
+            evals=tuple(self.evals),
+            rollbacks=tuple(self.rollbacks),
+            stopped=state.stopped,
+        )
+
 
 class History(FitRecords):
     """The files of one fit under `directory`. If it is `fresh`, those of a former one are moved.
@@ -303,10 +331,6 @@ class History(FitRecords):
             policy: next_rate(first[policy], config, policy, self.steps)
             for policy, config in configs.items()
         }
-
-    def eval_at(self, step: int) -> EvalResult | None:
-        """The latest evaluation taken after `step`, of versions that were not rolled back since."""
-        return next((e for e in reversed(self.kept_evals) if e.step == step), None)
 
     def pending(self) -> PendingStep | None:
         """The step in progress, if there is one."""

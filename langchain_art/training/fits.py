@@ -23,7 +23,7 @@ from langchain_art._notebook import view_html
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.training import fit_state
-from langchain_art.training.records import FitResult, StepRecord, best_of_evals
+from langchain_art.training.records import StepRecord
 from langchain_art.training.report import summary_view
 from langchain_art.wire import Trajectory, Turn
 
@@ -86,18 +86,8 @@ class Fit(fit_state.FitRecords):
 
 def stored_view(fit: Fit) -> Group:
     """A fit as a notebook shows it: its name, its state, and the summary of its files."""
-    evals = {one.step: one for one in fit.evals}
-    result = FitResult(
-        fit_id=fit.state.fit_id,
-        versions=fit.versions,
-        before=evals.get(0),
-        after=evals.get(fit.done) if fit.done else None,
-        best=best_of_evals(fit.evals),
-        history=tuple(fit.steps),
-        evals=tuple(fit.evals),
-        rollbacks=tuple(fit.rollbacks),
-        stopped=fit.state.stopped,
-    )
+    after = fit.eval_at(fit.done) if fit.done else None
+    result = fit.result(fit.state, fit.versions).model_copy(update={"after": after})
     return Group(Text(f"{fit.name}: {fit.words}"), summary_view(result))
 
 

@@ -25,7 +25,7 @@ from langchain_art.trackers.tracker_thread import Tracker
 from langchain_art.training import addresses, fit_settings
 from langchain_art.training.advantages import AdvantageHook, check_hook
 from langchain_art.training.fit_export import FitExport
-from langchain_art.training.fit_loop import FitLoop, OnStep, result_of
+from langchain_art.training.fit_loop import FitLoop, OnStep
 from langchain_art.training.fit_state import History, alone
 from langchain_art.training.identity import identity_of
 from langchain_art.training.progress import Display
@@ -247,7 +247,8 @@ class Trainer:
                 history = History(self.out_dir, identity, fresh=fresh)
                 if why := history.why_finished(steps):
                     self._display.line(why)
-                    self._display.summary(result := result_of(history, history.versions))
+                    result = history.result(history.state, history.versions)
+                    self._display.summary(result)
                     return result
                 fit = FitLoop(setup, history, schedule, on_step, self._trackers, fresh)
                 try:
