@@ -251,11 +251,7 @@ class JobEndpoints(Address):
 
     @endpoint
     def put_rollouts(
-        self,
-        batch: str,
-        rollout: str,
-        rollouts: Sequence[wire.QueuedRollout],
-        max_attempts: int = 3,
+        self, batch: str, rollout: str, rollouts: Sequence[wire.QueuedRollout]
     ) -> Flow[None]:
         """Put rollouts up, for workers to lease. The same again changes nothing.
 
@@ -263,7 +259,6 @@ class JobEndpoints(Address):
             batch: id under which they are taken and cancelled.
             rollout: which function runs them: ``my_agent:rollout``.
             rollouts: any number.
-            max_attempts: see `RolloutBatch`.
 
         Raises:
             Conflict: an id was used for another rollout, or the batch has others.
@@ -272,9 +267,7 @@ class JobEndpoints(Address):
         parts = [tuple(rollouts[start : start + MAX_ROLLOUTS]) for start in starts]
         while parts:
             some = parts.pop(0)
-            asked = wire.RolloutBatch(
-                batch=batch, rollout=rollout, rollouts=some, max_attempts=max_attempts
-            )
+            asked = wire.RolloutBatch(batch=batch, rollout=rollout, rollouts=some)
             try:
                 yield Request("POST", "/v1/rollouts", lambda _: None, body=asked)
             except BodyTooLarge:
@@ -290,18 +283,17 @@ class JobEndpoints(Address):
 
     @endpoint
     def take_rollouts(
-        self, batch: str, done: Sequence[str] = (), *, limit: int = 100, wait: float = 0.0
+        self, batch: str, done: Sequence[str] = (), *, wait: float = 0.0
     ) -> Request[wire.TakenRollouts]:
-        """Take finished rollouts of a batch. Raises NotFound.
+        """Take finished rollouts of a batch, up to 100. Raises NotFound.
 
         Args:
             batch: its id.
             done: ids of those that have arrived: the server deletes them.
-            limit: the most that are wanted, up to 1000.
             wait: seconds, up to 30, to wait for one.
         """
         path = path_of("rollouts", "batches", batch, "take")
-        body = wire.TakeRequest(done=tuple(done), limit=limit, wait=wait)
+        body = wire.TakeRequest(done=tuple(done), wait=wait)
         return Request("POST", path, wire.TakenRollouts, body=body, hold=wait)
 
     @endpoint

@@ -41,7 +41,6 @@ class LocalServer:
         model: base model, a hub name or a local path.
         policies: made at start if they are not there.
         data_dir: database and adapters; kept when the server stops.
-        port: None takes a free one.
         options: more options of ``langchain-art serve``, as on the command line.
 
     Raises:
@@ -55,13 +54,12 @@ class LocalServer:
         *,
         policies: Sequence[str] = (),
         data_dir: str | Path = "art-data",
-        port: int | None = None,
         options: Sequence[str] = (),
     ) -> None:
         require_server()
         data_dir = Path(data_dir)
         self.log = data_dir.with_name(f"{data_dir.name}.log")
-        self.port = port or _free_port()
+        self.port = _free_port()
         self.base_url = f"http://127.0.0.1:{self.port}/v1"
         self.restarts = 0
         self._argv = [sys.executable, "-m", "langchain_art_server", str(model)]

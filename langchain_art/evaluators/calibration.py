@@ -61,11 +61,7 @@ class Agreement:
 
 
 async def calibrate(
-    evaluator: Evaluator,
-    groups: Sequence[TrajectoryGroup],
-    human: Human = "human",
-    *,
-    concurrency: int = 16,
+    evaluator: Evaluator, groups: Sequence[TrajectoryGroup], human: Human = "human"
 ) -> Agreement:
     """Score groups with a judge, and compare its scores with human scores of the same runs.
 
@@ -78,16 +74,13 @@ async def calibrate(
         evaluator: a `GroupEvaluator`, or any function that a `Trainer` takes.
         groups: runs of one scenario each. The judge does not see their human scores.
         human: see `Human`; runs without such a score are excluded and counted.
-        concurrency: most groups judged at once.
 
     Raises:
         ArtError: the judge raised for every group.
         ConfigError: no group has two runs with both scores.
     """
     rated = {run.id: _human(run, human) for group in groups for run in group.trajectories}
-    judged = await score_groups(
-        [_hidden(group) for group in groups], evaluator, concurrency=concurrency
-    )
+    judged = await score_groups([_hidden(group) for group in groups], evaluator)
     both = ([(run.reward, rated[run.id]) for run in g.trajectories] for g in judged.groups)
     paired = [[(j, h) for j, h in g if j is not None and h is not None] for g in both]
     found = agreement(paired)

@@ -12,7 +12,6 @@ import asyncio
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators.base import GroupEvaluator, Score, as_evaluator
@@ -66,8 +65,8 @@ class SumEvaluator(GroupEvaluator):
 class GateEvaluator(GroupEvaluator):
     """Scores with `then` the runs whose score by `gate` is at least `at_least`.
 
-    `then` scores these as one group; the others score `otherwise`. A run that the gate could not
-    score has no score.
+    `then` scores these as one group; the others score 0. A run that the gate could not score has
+    no score.
 
     Example::
 
@@ -77,27 +76,20 @@ class GateEvaluator(GroupEvaluator):
         gate: scores every run.
         then: scores those that pass; it is not called if none does.
         at_least: the lowest score that passes.
-        otherwise: the score of those that do not.
         key: the score's name.
 
     Raises:
-        ConfigError: a number is not finite, or both evaluators have one name.
+        ConfigError: `at_least` is not finite, or both evaluators have one name.
     """
 
     def __init__(
-        self,
-        gate: Evaluator,
-        then: Evaluator,
-        *,
-        at_least: float = 0.5,
-        otherwise: float = 0.0,
-        key: str = "gate",
+        self, gate: Evaluator, then: Evaluator, *, at_least: float = 0.5, key: str = "gate"
     ) -> None:
         super().__init__(key)
-        if not (math.isfinite(at_least) and math.isfinite(otherwise)):
-            raise ConfigError(f"got {at_least=}, {otherwise=}, expected finite numbers")
+        if not math.isfinite(at_least):
+            raise ConfigError(f"got {at_least=}, expected a finite number")
         self.gate, self.then = _named([gate, then]).values()
-        self.at_least, self.otherwise = at_least, otherwise
+        self.at_least = at_least
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """The gate first; then, of the runs that it lets through, the other's scores."""
@@ -115,7 +107,7 @@ class GateEvaluator(GroupEvaluator):
         if score is None:
             return None
         why = f"{self.gate.key} is {score.value:g}, below {self.at_least:g}. {score.explanation}"
-        return Score(self.otherwise, why.strip(), score.named(self.gate.key))
+        return Score(0.0, why.strip(), score.named(self.gate.key))
 
     def _behind(self, gate: Score | None, then: Score | None) -> Score | None:
         if gate is None or then is None:
@@ -170,7 +162,7 @@ class FallbackEvaluator(GroupEvaluator):
 
 
 class VoteEvaluator(GroupEvaluator):
-    """The median or mean of several judges' scores of each run.
+    """The median of several judges' scores of each run.
 
     Example::
 
@@ -178,7 +170,6 @@ class VoteEvaluator(GroupEvaluator):
 
     Args:
         judges: at least two; they are called concurrently.
-        by: ``"median"`` or ``"mean"`` of the scores.
         quorum: number of judges that have to score a run. None: more than half.
         key: the score's name.
 
@@ -189,22 +180,16 @@ class VoteEvaluator(GroupEvaluator):
     """
 
     def __init__(
-        self,
-        judges: Sequence[Evaluator],
-        *,
-        by: Literal["median", "mean"] = "median",
-        quorum: int | None = None,
-        key: str = "vote",
+        self, judges: Sequence[Evaluator], *, quorum: int | None = None, key: str = "vote"
     ) -> None:
         super().__init__(key)
         self.judges = _named(judges)
         self.quorum = len(judges) // 2 + 1 if quorum is None else quorum
-        if len(judges) < 2 or not 1 <= self.quorum <= len(judges) or by not in _VOTES:
+        if len(judges) < 2 or not 1 <= self.quorum <= len(judges):
             raise ConfigError(
-                f"got {len(judges)} judges, {quorum=}, {by=}, expected at least two judges, a "
-                f"quorum from 1 to as many, and {' or '.join(map(repr, _VOTES))}"
+                f"got {len(judges)} judges, {quorum=}, expected at least two judges, and a quorum "
+                "from 1 to as many"
             )
-        self._vote = _VOTES[by]
 
     async def ascore(self, group: TrajectoryGroup) -> list[Score | None]:
         """All judges at once, then the vote on each run."""
@@ -219,13 +204,7 @@ class VoteEvaluator(GroupEvaluator):
     def _counted(self, by: Mapping[str, Score]) -> float | None:
         if len(by) < self.quorum:
             return None
-        return self._vote([score.value for score in by.values()])
-
-
-_VOTES: dict[str, Callable[[Sequence[float]], float]] = {
-    "median": statistics.median,
-    "mean": statistics.fmean,
-}
+        return statistics.median(score.value for score in by.values())
 
 
 def _named(evaluators: Sequence[Evaluator]) -> dict[str, GroupEvaluator]:

@@ -11,11 +11,11 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -27,9 +27,6 @@ from langchain_art.rollout.runner import Rollout, RolloutWorker, RunSource
 from langchain_art.rollout.scenarios import check_count, check_scenarios, group_ids, portable
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import scenario_id
-
-if TYPE_CHECKING:
-    from langchain_art.tracing.run import Run
 
 
 @dataclass
@@ -159,12 +156,8 @@ async def gather(
     *,
     group_size: int = 8,
     concurrency: int = 64,
-    prefix: str | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
-    retries: int = 5,
-    ready: Callable[[], Awaitable[object]] | None = None,
     max_failed: float = 0.5,
-    on_run: Callable[[Run], None] | None = None,
     seed: int | None = None,
 ) -> GatherResult:
     """Run every scenario `group_size` times, at most `concurrency` runs at once.
@@ -176,19 +169,14 @@ async def gather(
             ``"scenario_left_out"`` says why not.
         group_size: runs per scenario; those are one group.
         concurrency: most runs at once, threads included.
-        prefix: of the group ids, ``prefix:scenario-id``. None: one that is used once.
         on_done: called after each run, in the event loop.
-        retries: how often one run is repeated because the server was unavailable.
-        ready: awaited before a repeated run, after a pause that grows from 0.5 s to 10 s.
         max_failed: fraction of the runs that may raise.
-        on_run: called with what was recorded of each run, in the event loop (`RolloutWorker`).
         seed: of the model calls' sampling and of ``run.rng``, with the scenario's place and the
             run's number (`langchain_art.call_seeds`); None: drawn anew each time, but
             in a run that has seeds from those.
 
     Raises:
         RolloutFailed: more of them raised; the message has the first error.
-        ServerUnreachable: raised by `ready`.
         ConfigError: `rollout` is not a `Rollout` or returned something that a `Rollout` may not,
             `scenarios` are a text, one is not an input for the graph, or a number is no integer.
     """
@@ -197,16 +185,8 @@ async def gather(
     seed = None if seed is None else check_count(seed, "seed")
     check_scenarios(scenarios, "scenarios")
     check_inputs(rollout, scenarios)
-    worker = RolloutWorker(
-        rollout,
-        concurrency,
-        on_done=on_done,
-        retries=retries,
-        ready=ready,
-        max_failed=max_failed,
-        on_run=on_run,
-    )
-    return await gather_from(worker, scenarios, group_size=group_size, prefix=prefix, seed=seed)
+    worker = RolloutWorker(rollout, concurrency, on_done=on_done, max_failed=max_failed)
+    return await gather_from(worker, scenarios, group_size=group_size, seed=seed)
 
 
 async def gather_from(

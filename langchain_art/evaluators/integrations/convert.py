@@ -22,7 +22,6 @@ def as_group(
     *,
     inputs: Any = None,
     reference: Any = None,
-    id: str = "group",
     run_ids: Sequence[str] | None = None,
 ) -> TrajectoryGroup:
     """A group of runs from the outputs of another tool.
@@ -36,7 +35,6 @@ def as_group(
         inputs: the input of all runs; it becomes ``metadata["scenario"]["input"]``.
         reference: the expected answer: a mapping is merged into ``metadata["scenario"]``, any other
             value becomes its ``answer``.
-        id: the group's.
         run_ids: of the runs, in order. None: ``run-1``, ``run-2`` …
 
     Raises:
@@ -53,7 +51,7 @@ def as_group(
     given = {**right, "input": inputs}
     scenario = {key: jsonable(value) for key, value in given.items() if value is not None}
     return TrajectoryGroup(
-        id=id,
+        id="group",
         trajectories=tuple(as_trajectory(run, n) for run, n in zip(runs, names, strict=True)),
         metadata={"scenario": scenario} if scenario else {},
     )

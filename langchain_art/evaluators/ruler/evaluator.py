@@ -41,8 +41,6 @@ from langchain_art.wire import TrajectoryGroup
 TIE = 0.5
 _PAUSE = 0.5  # seconds after a call that raised, doubled for each attempt
 
-Known = Callable[[TrajectoryGroup], "Sequence[float | None] | None"]
-
 
 def scenario_of(group: TrajectoryGroup) -> Any:
     """The group's scenario, which `gather` and `Trainer` put into its metadata."""
@@ -71,7 +69,6 @@ class RulerEvaluator(GroupEvaluator):
             than halve the rank error under a bias, and 4 reduce it to about a third.
         context: gives the task's description in addition to the runs' prompts; None: nothing. By
             default the whole scenario: pass a function to hide fields from the judge.
-        known: gives scores of a group that needs no judge, by run; None for a group that does.
         cache: an SQLite file for verdicts, keyed by the judge and the whole question; None: no
             cache. Use another file if a model's weights change under the same name.
         seed: of the order.
@@ -101,7 +98,6 @@ class RulerEvaluator(GroupEvaluator):
         key: str = "ruler",
         passes: int = 2,
         context: Callable[[TrajectoryGroup], Any] | None = scenario_of,
-        known: Known | None = None,
         cache: str | Path | None = None,
         seed: int = 0,
         output_tokens: int = 400,
@@ -123,7 +119,7 @@ class RulerEvaluator(GroupEvaluator):
             raise ConfigError("got an empty rubric, expected the standards to judge by, in words")
         self.judge = Judge(judge, litellm_params=litellm_params, timeout=timeout)
         self.rubric, self.passes, self.seed = rubric, passes, seed
-        self._context, self._known = context, known
+        self._context = context
         self._cache = VerdictCache(cache) if cache is not None else None
         self._outputs, self._budget, self._attempts = output_tokens, budget, attempts
         self.spent, self._lock = Spent(), Lock()
@@ -152,16 +148,6 @@ class RulerEvaluator(GroupEvaluator):
         runs = group.trajectories
         if not runs:
             return []
-        known = self._known(group) if self._known is not None else None
-        if known is not None:
-            if len(known) != len(runs):
-                raise ConfigError(
-                    f"`known` gave {len(known)} scores for {len(runs)} runs, expected one each, or "
-                    "None for a group that is to be judged"
-                )
-            self._count(Spent(decided=1))
-            why = "Known without a judge."
-            return [None if value is None else Score(value, why) for value in known]
         labelled = len({turn.label for run in runs for turn in run.turns}) > 1
         told = transcript.transcripts(runs, labelled=labelled)
         distinct = sorted(set(told), key=lambda blocks: [(b.kind, b.text) for b in blocks])

@@ -184,14 +184,10 @@ def test_failed_runs_are_not_shown_and_stay_as_they_are() -> None:
 def test_what_is_decided_needs_no_question() -> None:
     model = ScriptedJudge()
     same = group(run("a", says("GOOD")), run("b", says("GOOD")))
-    evaluator = RulerEvaluator(model, known=lambda g: [1.0, None] if g.id == "known" else None)
+    evaluator = RulerEvaluator(model)
     assert rewards(evaluator.invoke(same)) == {"a": 0.5, "b": 0.5}
-    known = evaluator.invoke(same.model_copy(update={"id": "known"}))
-    assert rewards(known) == {"a": 1.0, "b": None}
     assert not model.said
-    assert (evaluator.spent.decided, evaluator.spent.groups) == (2, 2)
-    with pytest.raises(ConfigError, match="one each"):
-        RulerEvaluator(model, known=lambda g: [1.0]).invoke(same)
+    assert (evaluator.spent.decided, evaluator.spent.groups) == (1, 1)
 
 
 def test_runs_that_are_the_same_are_shown_once_and_score_the_same() -> None:

@@ -91,7 +91,8 @@ class Callable_:
     ],
 )
 async def test_every_kind_of_rollout_makes_groups(rollout: Any) -> None:
-    found = await gather(rollout, SCENARIOS, group_size=3, prefix="fit:1")
+    worker = RolloutWorker(rollout)
+    found = await gather_from(worker, SCENARIOS, group_size=3, prefix="fit:1")
     assert [group.id for group in found.groups] == ["fit:1:a", "fit:1:b"]
     for group, scenario in zip(found.groups, SCENARIOS, strict=True):
         assert {t.reward for t in group.trajectories} == {scenario.value}
@@ -362,7 +363,8 @@ async def test_a_run_is_made_anew_when_the_server_was_away() -> None:
         nonlocal waited
         waited += 1
 
-    found = await gather(rollout, SCENARIOS[:1], group_size=1, ready=ready)
+    worker = RolloutWorker(rollout, ready=ready)
+    found = await gather_from(worker, SCENARIOS[:1], group_size=1)
     assert (found.rewards, found.failed, found.retried) == ([1.0], 0, 2)
     assert (attempts, waited) == (3, 2)
 
@@ -421,9 +423,8 @@ async def test_retries_are_bounded_and_then_it_is_a_failure() -> None:
 
     async def ready() -> None: ...
 
-    found = await gather(
-        rollout, SCENARIOS[:1], group_size=1, retries=1, ready=ready, max_failed=1.0
-    )
+    worker = RolloutWorker(rollout, retries=1, ready=ready, max_failed=1.0)
+    found = await gather_from(worker, SCENARIOS[:1], group_size=1)
     assert (found.failed, found.retried) == (1, 1)
 
 
@@ -435,7 +436,7 @@ async def test_a_server_that_stays_away_ends_it() -> None:
         raise ServerUnreachable("still gone")
 
     with pytest.raises(ServerUnreachable, match="still gone"):
-        await gather(rollout, SCENARIOS, ready=ready)
+        await gather_from(RolloutWorker(rollout, ready=ready), SCENARIOS, group_size=8)
 
 
 OURS = "http://localhost:8000/v1"

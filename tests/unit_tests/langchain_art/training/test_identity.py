@@ -132,7 +132,7 @@ def test_settings_of_an_evaluator_count() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (VoteEvaluator([judge, own_rewards]), VoteEvaluator([judge, own_rewards], by="mean")),
+        (VoteEvaluator([judge, own_rewards]), VoteEvaluator([judge, own_rewards], quorum=1)),
         (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(accuracy="string")),
         (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(expected="solution")),
         (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(optimal_steps=3)),
