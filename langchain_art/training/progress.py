@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
@@ -54,23 +52,6 @@ def _column(width: int, *, right: bool = False) -> Column:
     return Column(width=width, no_wrap=True, overflow="ellipsis", justify=justify)
 
 
-@dataclass
-class _Shown:
-    """State of what is under way, for a log file."""
-
-    description: str
-    total: int
-    done: int
-    note: str = ""
-    said_at: float | None = None
-    begun: float = field(default_factory=time.monotonic)
-
-    def due(self, now: float) -> bool:
-        if self.said_at is None:
-            return now - self.begun >= _SILENCE
-        return now - self.said_at >= _REPEAT
-
-
 class Display:
     """Prints lines, and progress bars below them, on a console. None: standard output.
 
@@ -92,7 +73,6 @@ class Display:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._under_way: list[_Shown] = []
         self._in_notebook = self.console.is_jupyter and self.console.file is sys.stdout
         self._cell: Cell | None = None
 
@@ -107,7 +87,7 @@ class Display:
         self._shown_in().add(shown)
 
     def _shown_in(self) -> Cell:
-        if self._cell is None or (self._cell.over and not self._under_way):
+        if self._cell is None or (self._cell.over and not self._bars.tasks):
             self._cell = Cell()
         return self._cell
 
@@ -120,20 +100,17 @@ class Display:
         self, description: str, total: int, done: int = 0
     ) -> Generator[Callable[..., None], None, None]:
         """A bar for the time of the context; the function that it yields advances it by one."""
-        shown = _Shown(description, total, done)
-        self._under_way.append(shown)
-        with self._whole() if len(self._under_way) == 1 else nullcontext():
-            task = self._bars.add_task(description, total=total, completed=done, note="")
+        with nullcontext() if self._bars.tasks else self._whole():
+            fields: dict[str, Any] = {"note": "", "due": _SILENCE}
+            task = self._bars.add_task(description, total=total, completed=done, **fields)
 
             def advance(note: str = "", by: int = 1) -> None:
-                shown.done, shown.note = shown.done + by, note
                 self._bars.update(task, advance=by, note=note)
 
             try:
                 yield advance
             finally:
                 self._bars.remove_task(task)
-                self._under_way.remove(shown)
 
     @contextmanager
     def _whole(self) -> Generator[None, None, None]:
@@ -146,15 +123,15 @@ class Display:
 
         def tell() -> None:
             while not ended.wait(1.0 if self._in_notebook else 0.25):
-                now = time.monotonic()
                 if self._in_notebook:
                     self._shown_in().draw(self._bars.get_renderable())
                     continue
-                for shown in self._under_way[-1:]:
-                    if shown.due(now):
-                        shown.said_at = now
-                        words = f"{shown.description} {shown.done}/{shown.total}  {shown.note}"
-                        self.line(f"{words.strip()}  {duration(now - shown.begun)}")
+                for task in self._bars.tasks[-1:]:
+                    if (elapsed := task.elapsed or 0.0) >= task.fields["due"]:
+                        task.fields["due"] = elapsed + _REPEAT
+                        count = f"{task.completed:.0f}/{task.total:.0f}"
+                        words = f"{task.description} {count}  {task.fields['note']}"
+                        self.line(f"{words.strip()}  {duration(elapsed)}")
 
         teller = Thread(target=tell, name="progress", daemon=True)
         teller.start()
