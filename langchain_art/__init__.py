@@ -55,9 +55,9 @@ if TYPE_CHECKING:  # `lazy_names` reads these imports too
     from langchain_art.tracing.handler import CaptureHandler as CaptureHandler
     from langchain_art.tracing.run import Run as Run
     from langchain_art.tracing.scope import capture as capture
-    from langchain_art.training.records import FitResult as FitResult
     from langchain_art.training.records import (
         EvalResult as EvalResult,
+        FitResult as FitResult,
         StepRecord as StepRecord,
     )
     from langchain_art.training.trainer import Trainer as Trainer

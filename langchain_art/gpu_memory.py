@@ -234,6 +234,8 @@ def vllm_share(
 ) -> VllmShare | None:
     """The share of a GPU that vLLM gets beside the learner, and the longest context then.
 
+    None if no context of `LEAST_CONTEXT` tokens fits.
+
     Args:
         needs: of the two engines.
         placement: of the two.
@@ -243,9 +245,6 @@ def vllm_share(
         cards: GPUs that vLLM's weights and cache are spread over (tensor parallelism).
         exact: `context` was asked for.
         given: a share that was chosen already; None: all that the learner leaves.
-
-    Returns:
-        None if no context of `LEAST_CONTEXT` tokens fits.
     """
     idle = needs.idle + PROCESS_BYTES
     while True:

@@ -34,19 +34,23 @@ class MessageTexts:
         self._turns = run.turns
         self._redactor = redactor
         self._form = form
-        self._prompts: dict[int, list[str]] = {}
-        self._replies: dict[int, str | None] = {}
-        self._tools: dict[int, tuple[Any, str]] = {}
+        replies = (one.reply for one in run.turns)
+        self._replies = [None if one is None else self._text(one) for one in replies]
+        self._prompts: list[list[str]] = []
+        for one in run.turns:
+            before: list[str] = []
+            if one.extends is not None:
+                said = self._replies[one.extends]
+                before = [*self._prompts[one.extends], *([] if said is None else [said])]
+            self._prompts.append(before + [self._text(message) for message in one.messages])
+        self._tools: list[tuple[Any, str]] = []
 
     def prompt(self, turn: int) -> str:
         """All messages of a turn's prompt: a JSON list."""
-        return f"[{','.join(self._prompt(turn))}]"
+        return f"[{','.join(self._prompts[turn])}]"
 
     def reply(self, turn: int) -> str | None:
         """A turn's reply: a JSON object. None: it gave none."""
-        if turn not in self._replies:
-            said = self._turns[turn].reply
-            self._replies[turn] = None if said is None else self._text(said)
         return self._replies[turn]
 
     def tools(self, turn: int) -> str | None:
@@ -54,22 +58,12 @@ class MessageTexts:
         given = self._turns[turn].tools
         if not given:
             return None
-        for known, text in self._tools.values():
+        for known, text in self._tools:
             if known == given:
                 return text
         text = dumps(self._redactor.value(list(given)))
-        self._tools[turn] = given, text
+        self._tools.append((given, text))
         return text
-
-    def _prompt(self, turn: int) -> list[str]:
-        if turn not in self._prompts:
-            one = self._turns[turn]
-            before: list[str] = []
-            if one.extends is not None:
-                said = self.reply(one.extends)
-                before = [*self._prompt(one.extends), *([said] if said is not None else [])]
-            self._prompts[turn] = before + [self._text(message) for message in one.messages]
-        return self._prompts[turn]
 
     def _text(self, message: Message) -> str:
         clean = self._redactor.value(message)

@@ -25,14 +25,13 @@ from langchain_art.review.scores import (
     SOURCE,
     LeftOut,
     Reading,
-    id_of,
     is_empty,
     review_of,
     subject_of,
     traces_of,
 )
 from langchain_art.traces.from_langfuse import read_traces
-from langchain_art.traces.stored import Recorder, keep_run
+from langchain_art.traces.stored import Recorder, keep_run, safe_id
 from langchain_art.wire import Review, ReviewsKept
 
 if TYPE_CHECKING:
@@ -123,12 +122,12 @@ def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> I
 
     Only the scores of one source, and maybe name, were read: those of the others are looked for.
     """
-    there = {id_of(score) for score in found if not is_empty(score)}
+    there = {safe_id(score.id) for score in found if not is_empty(score)}
     kept = [one for one in client.reviews(source=SOURCE) if not one.taken_back]
     missing = [one for one in kept if one.id not in there]
     for name in {one.name for one in missing}:
         others = scores(api, source="ANNOTATION,API", name=name)
-        there |= {id_of(score) for score in others if not is_empty(score)}
+        there |= {safe_id(score.id) for score in others if not is_empty(score)}
     missing = [one for one in missing if one.id not in there]
     traces = {trace_id(one.trajectory) for one in missing}
     shown = {
@@ -141,7 +140,7 @@ def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> I
 
 def _relabelled(client: ArtClient, unmapped: Sequence[ScoreV3]) -> list[Review]:
     """The server's reviews whose score has another label since, which has no value."""
-    changed = {id_of(score): score.updated_at.timestamp() for score in unmapped}
+    changed = {safe_id(score.id): score.updated_at.timestamp() for score in unmapped}
     kept = client.reviews(source=SOURCE) if changed else []
     return [
         _taken_back(one)

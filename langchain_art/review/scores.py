@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from langchain_art.errors import ConfigError
 from langchain_art.export.ids import CALL, HUMAN_REWARD, REWARD, TRAJECTORY
 from langchain_art.export.langfuse_api import is_prefilled
 from langchain_art.export.stored_messages import reply_of, text_in
-from langchain_art.wire import ID, Review
+from langchain_art.traces.stored import safe_id
+from langchain_art.wire import Review
 from langchain_art.wire.identifiers import MAX_REWARD
 
 if TYPE_CHECKING:
@@ -104,13 +104,6 @@ def subject_of(score: ScoreV3) -> tuple[str, str | None]:
     return subject.trace_id, subject.id
 
 
-def id_of(score: ScoreV3) -> str:
-    """The id of the review that a score is."""
-    if ID.fullmatch(score.id):
-        return score.id
-    return hashlib.sha256(score.id.encode()).hexdigest()[:32]
-
-
 def is_empty(score: ScoreV3) -> bool:
     """True for a correction whose text was deleted."""
     return score.data_type == "CORRECTION" and not str(score.value).strip()
@@ -130,7 +123,7 @@ def review_of(score: ScoreV3, traces: Mapping[str, Trace], reading: Reading) -> 
         if call is None:
             raise LeftOut("not_a_call")
     said: dict[str, Any] = {
-        "id": id_of(score),
+        "id": safe_id(score.id),
         "source": SOURCE,
         "trajectory": about.run,
         "call_id": call,

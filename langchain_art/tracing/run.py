@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
@@ -228,14 +229,12 @@ def _checked(value: float | None) -> float | None:
     if value is None:
         return None
     try:
-        if isinstance(value, str | bytes):
-            raise TypeError("a text is no number")
-        number = float(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ConfigError(f"got a reward of {value!r:.80}, expected a number or None") from error
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
     if not abs(number) <= MAX_REWARD:  # nor if it is NaN
         raise ConfigError(
-            f"got a reward of {value!r}, expected a finite number within ±{MAX_REWARD:g}; "
+            f"got a reward of {value!r:.80}, expected a finite number within ±{MAX_REWARD:g}; "
             "leave it None if there is no score"
         )
     return number
