@@ -119,12 +119,7 @@ def canary(
             with stderr.status(f"{escape(model)} is loaded; output in {local.log}"):
                 base_url = stack.enter_context(local).base_url
         advance = stack.enter_context(Display(stderr).bar("canary", steps + 3))
-        report = run_canary(
-            base_url,
-            steps=steps,
-            learning_rate=learning_rate,
-            on_progress=lambda _done, _total, words: advance(words),
-        )
+        report = run_canary(base_url, steps=steps, learning_rate=learning_rate, on_progress=advance)
     show(report, as_json, canary_table, passed=report.passed)
     for check in report.checks:
         if not check.passed and not as_json:

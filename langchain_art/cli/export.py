@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from langchain_art.client.endpoints import folder_beside
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError
+from langchain_art.packages import require_packages
 from langchain_art.training.fits import read_fits
 from langchain_art.wire import Checkpoint
 from langchain_art.wire.identifiers import is_folder
@@ -69,10 +69,7 @@ def export_merged(
     They have the base's dtype, or are `float32`. A ConfigError if `directory` exists and is not
     empty, if the base model is a folder that is not here, or if a package is missing.
     """
-    if missing := [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]:
-        raise ConfigError(
-            f'Merging needs {", ".join(missing)}: `pip install "langchain-art[local]"`'
-        )
+    require_packages("Merging", ("torch", "transformers", "peft"), "local")
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} exists and is not empty; choose another directory")
     model = base or client.status().model_path

@@ -18,7 +18,7 @@ from langchain_art.wire.train_config import MAX_LEARNING_RATE
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
     from langchain_art.training.records import EvalResult
-    from langchain_art.wire import Message, ReviewPlan, TrainResult
+    from langchain_art.wire import ReviewPlan, TrainResult
 
 ScoreName = Annotated[str, typer.Option(help="The score that people give.")]
 
@@ -203,6 +203,7 @@ def show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
     from openai import OpenAIError
 
     from langchain_art.chat_models import ChatART
+    from langchain_art.cli.tables import spoken
 
     model: Any = ChatART(model=policy, base_url=client.base_url)
     for chosen, rejected in plan.pairs[:5]:
@@ -211,19 +212,13 @@ def show_answers(client: ArtClient, plan: ReviewPlan, policy: str) -> None:
         asked |= {"tools": list(was.tools)} if was.tools else {}
         try:
             found = model.root_client.chat.completions.create(model=policy, **asked)
-            now = _text(found.choices[0].message.model_dump())
+            now = spoken(found.choices[0].message.model_dump())[:200]
         except OpenAIError as error:  # what is trained stays trained
             now = f"not answered: {error}"
         say(f"call {was.call_id}:")
-        say(f"  was:       {_text(was.reply or {})}")
-        say(f"  should be: {_text(better.reply or {})}")
+        say(f"  was:       {spoken(was.reply)[:200]}")
+        say(f"  should be: {spoken(better.reply)[:200]}")
         say(f"  is now:    {now}")
-
-
-def _text(reply: Message) -> str:
-    calls = [call["function"] for call in reply.get("tool_calls") or ()]
-    said = [f"{call['name']}({call['arguments']})" for call in calls]
-    return " ".join([*str(reply.get("content") or "").split(), *said])[:200]
 
 
 def named_number(option: str, text: str, example: str) -> tuple[str, float]:

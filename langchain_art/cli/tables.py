@@ -122,9 +122,9 @@ def run_view(run: wire.Trajectory) -> Group:
     for index, turn in enumerate(run.turns):
         lines += [Text(), Text(_about(index, turn), style="bold")]
         for message in turn.messages:
-            lines.append(_line(str(message.get("role", "?")), _spoken(message)))
+            lines.append(_line(str(message.get("role", "?")), spoken(message)))
         if turn.reply is not None or turn.error:
-            lines.append(_line("reply", " ".join(filter(None, [_spoken(turn.reply), turn.error]))))
+            lines.append(_line("reply", " ".join(filter(None, [spoken(turn.reply), turn.error]))))
     if run.error:
         lines += [Text(), Text(f"error: {run.error}", style="red")]
     return Group(*lines)
@@ -250,7 +250,8 @@ def _node(turn: wire.Turn) -> str:
     return f"{turn.label}{attempt}{excluded}"
 
 
-def _spoken(message: wire.Message | None) -> str:
+def spoken(message: wire.Message | None) -> str:
+    """A message in one line: its content, and its tool calls."""
     parts: list[str] = []
     if content := (message or {}).get("content"):
         parts.append(content if isinstance(content, str) else json.dumps(content))

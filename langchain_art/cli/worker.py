@@ -29,12 +29,7 @@ def worker(
             metavar="MODULE:FUNCTION", help="The rollout, as the fit that puts it up names it."
         ),
     ],
-    server: Annotated[
-        str | None,
-        typer.Option(
-            envvar="ART_BASE_URL", help="Server, with /v1.", show_default="localhost:8000"
-        ),
-    ] = None,
+    server: options.BaseUrl = None,
     concurrency: Annotated[int, typer.Option(min=1, max=500, help="Most rollouts at once.")] = 64,
 ) -> None:
     """Run rollouts that `Trainer(workers="server")` has put up, on this machine.

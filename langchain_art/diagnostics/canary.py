@@ -173,8 +173,6 @@ WORKERS = 32
 RATE_FACTOR = 4.0
 #: Fewest steps of the toy run.
 LEAST_STEPS = 4
-CanaryProgress = Callable[[int, int, str], None]
-"""Callback with the number of finished parts, the number of all, and what comes next."""
 
 
 def run_canary(
@@ -183,7 +181,7 @@ def run_canary(
     steps: int = 24,
     group_size: int = 16,
     learning_rate: float | None = None,
-    on_progress: CanaryProgress | None = None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> CanaryReport:
     """Train a toy policy on a server, and check the conditions of a fit.
 
@@ -197,7 +195,7 @@ def run_canary(
         group_size: runs of each of the four prompts in a step, at least 2.
         learning_rate: None: `RATE_FACTOR` times `wire.default_learning_rate`, at most 3e-2: by the
             model's size, and the scale of an adapter with the defaults of `LoraConfig`.
-        on_progress: called before each part.
+        on_progress: called before each part, at most `steps` + 3 of them, with what comes next.
 
     Raises:
         ConfigError: `steps` or `group_size` is too small.
@@ -231,12 +229,11 @@ class _Canary:
     config: wire.TrainConfig
     steps: int
     group_size: int
-    on_progress: CanaryProgress | None
+    report: Callable[[str], None]
     checks: list[Check] = field(default_factory=list[Check])
     results: list[wire.TrainResult] = field(default_factory=list[wire.TrainResult])
     runs: list[list[_Run]] = field(default_factory=list[list[_Run]])
     probes: dict[str, list[Token]] = field(default_factory=dict[str, list[Token]])
-    done: int = 0
 
     def __post_init__(self) -> None:
         self.bar = logprob_tolerance(self.status.dtype)
@@ -267,13 +264,13 @@ class _Canary:
         )
 
     def _prepare(self) -> None:
-        self._report("the policy, and what it and the base model say before")
+        self.report("the policy, and what it and the base model say before")
         self.client.create_policy(POLICY)
         self.client.rollback(POLICY, 0)
         self.probes = {name: self._probe(name) for name in (self.status.base_model, f"{POLICY}@0")}
 
     def _sample_first(self) -> None:
-        self._report("first replies")
+        self.report("first replies")
         self.runs.append(self._rollouts())
         calls = [run.trajectory.turns[0].call_id for run in self.runs[0]]
         whole, count = sum(map(self._is_recorded, calls)), len(calls)
@@ -297,7 +294,7 @@ class _Canary:
 
     def _train(self) -> None:
         for step in range(1, self.steps + 1):
-            self._report(f"step {step} of {self.steps}")
+            self.report(f"step {step} of {self.steps}")
             self.results.append(self._step(self.runs[-1]))
             if step == 1:
                 self._check_gap("sampler = learner, first step", self.results)
@@ -312,7 +309,7 @@ class _Canary:
         self._check("drawn as reported", passed, measured, f"within {SIGMAS:g}", sigmas)
 
     def _compare(self) -> None:
-        self._report("what it and the base model say after")
+        self.report("what it and the base model say after")
         base, first, last = self.status.base_model, f"{POLICY}@0", self.results[-1].version
         after = {name: self._probe(name) for name in (base, first, f"{POLICY}@{last}", POLICY)}
         moved = change(after[first], after[f"{POLICY}@{last}"])
@@ -392,11 +389,6 @@ class _Canary:
             for start in range(0, len(runs), self.group_size)
         ]
         return self.client.wait(self.client.train(groups, POLICY, self.config))
-
-    def _report(self, words: str) -> None:
-        if self.on_progress is not None:
-            self.on_progress(self.done, self.steps + 3, words)
-        self.done += 1
 
     def _check(
         self, name: str, passed: bool, measured: str, bar: str, value: float = math.nan

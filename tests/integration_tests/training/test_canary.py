@@ -13,6 +13,7 @@ from langchain_art.cli import main
 from langchain_art.diagnostics import canary
 from langchain_art.diagnostics.canary import (
     ADVICE,
+    LEAST_STEPS,
     POLICY,
     SIGMAS,
     CanaryReport,
@@ -54,11 +55,11 @@ def failed(report: CanaryReport) -> dict[str, str]:
 
 
 def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> None:
-    heard: list[tuple[int, int, str]] = []
+    heard: list[str] = []
     with ArtClient(server.base_url) as client:
         client.create_policy("somebody-elses")
         others = [one for one in client.policies() if one.name != POLICY]
-        report = run_canary(client, on_progress=lambda *given: heard.append(given))
+        report = run_canary(client, on_progress=heard.append)
         assert [check.name for check in report.checks] == CHECKS
         assert failed(report) == {}, report
         assert [one for one in client.policies() if one.name != POLICY] == others
@@ -68,8 +69,7 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
         client.status()  # the client that was given is not closed
         calls = [run.turns[0].call_id for run in client.trajectories(64)]
         assert len({client.call(one)["request"]["seed"] for one in calls if one}) == 64
-    assert [done for done, _, _ in heard] == list(range(len(heard)))
-    assert heard[-1][0] < heard[-1][1]
+    assert LEAST_STEPS + 3 <= len(heard) == len(set(heard)) <= 24 + 3
     figures = {check.name: check.value for check in report.checks}
     assert figures["captured"] == 64
     assert 0 < (figures["sampler = learner, later steps"] or 0) < 1e-5
