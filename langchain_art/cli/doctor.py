@@ -29,7 +29,6 @@ def doctor(
         str | None, typer.Argument(help="A local path or a hub name that is in the cache.")
     ] = None,
     context: Annotated[int, typer.Option(min=16, help="Tokens of a call.")] = 8192,
-    rank: Annotated[int, typer.Option(min=1, help="Of the adapters.")] = 16,
     host: Annotated[str, typer.Option(help="That the server would bind to.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Likewise.")] = 8000,
     data_dir: Annotated[Path, typer.Option(help="Where its data would be.")] = Path("art-data"),
@@ -54,7 +53,7 @@ def doctor(
         raise ConfigError("got --canary without a MODEL to start; expected its name or path")
     if then_canary and as_json:
         raise ConfigError("got --canary and --json: run `langchain-art canary --json` for its own")
-    report = examine(model, host=host, port=port, data_dir=data_dir, context=context, rank=rank)
+    report = examine(model, host=host, port=port, data_dir=data_dir, context=context)
     show(report, as_json, partial(_view, model=model), healthy=report.healthy)
     if not report.healthy:
         raise typer.Exit(1)

@@ -39,9 +39,6 @@ def train(
         float | None,
         typer.Option(min=1e-9, max=MAX_LEARNING_RATE, help="Left out: that of TrainConfig."),
     ] = None,
-    beta: Annotated[
-        float, typer.Option(min=1e-3, help="Of the preference steps: the larger, the closer.")
-    ] = 0.1,
     correction_steps: Annotated[
         int, typer.Option(min=1, max=100, help="Preference steps on the corrections.")
     ] = 4,
@@ -93,7 +90,7 @@ def train(
         min_agreement=min_agreement,
         held_out_too=tuple(held_out_too or ()),
         config=TrainConfig(credit="call", **rate),
-        preference=PreferenceConfig(beta=beta, **rate),
+        preference=PreferenceConfig(**rate),
         correction_steps=correction_steps,
     )
     with client_of(base_url) as client:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from langchain_art import gpu_memory
 from langchain_art.errors import ConfigError
-from langchain_art.wire import Wire
+from langchain_art.wire import LoraConfig, Wire
 from langchain_art.wire.api_keys import key_problem
 
 #: Sizes of published models (their config.json), shown if no model is given.
@@ -110,12 +110,11 @@ def examine(
     port: int = 8000,
     data_dir: Path = Path("art-data"),
     context: int = 8192,
-    rank: int = 16,
 ) -> DoctorReport:
     """Check this machine for a server at `host`, `port` and `data_dir`.
 
     `model` is a local path, or a hub name that is in the local cache (None: some known sizes), for
-    calls and rows of up to `context` tokens, and adapters of rank `rank`.
+    calls and rows of up to `context` tokens, and adapters of the default rank.
     Raises ConfigError if its ``config.json`` is not here, or lacks one of its sizes.
     """
     shapes = KNOWN if model is None else {model: read_shape(model)}
@@ -124,7 +123,7 @@ def examine(
     total = min((card["total"] for card in cards), default=memory)
     half = gpu_memory.half_precision(cards)
     fits = [
-        fit(name, shape, len(cards), total, memory, context, rank, half)
+        fit(name, shape, len(cards), total, memory, context, half=half)
         for name, shape in shapes.items()
     ]
     findings = [_gpu(cards), _packages(), _torch(cards), *_learner(cards), _disk(data_dir)]
@@ -282,7 +281,7 @@ def fit(
     total: int,
     free: int,
     context: int,
-    rank: int,
+    rank: int = LoraConfig().rank,
     half: str = "bfloat16",
 ) -> MemoryFit:
     """The first placement that fits into so many GPUs with `free` bytes each, or into a CPU's.
