@@ -209,7 +209,7 @@ def calibrate(
     """
     from rich.table import Column, Table
 
-    from langchain_art.review.judge import calibrate_judge
+    from langchain_art.review.report import calibrate_judge
 
     with client_of(base_url) as client:
         found = calibrate_judge(

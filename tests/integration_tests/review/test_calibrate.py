@@ -7,8 +7,7 @@ import pytest
 from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
-from langchain_art.review.judge import calibrate_judge
-from langchain_art.review.report import review_report
+from langchain_art.review.report import calibrate_judge, review_report
 from langchain_art.wire import Review, ReviewTraining, Trajectory
 from tests.support.live_server import LiveServer
 from tests.support.reviewed_runs import MakeRuns
