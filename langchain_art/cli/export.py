@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from langchain_art.client.endpoints import folder_beside
+from langchain_art.client.endpoints import new_folder
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.packages import require_packages
@@ -70,16 +70,14 @@ def export_merged(
     empty, if the base model is a folder that is not here, or if a package is missing.
     """
     require_packages("Merging", ("torch", "transformers", "peft"), "local")
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} exists and is not empty; choose another directory")
     model = base or client.status().model_path
     if is_folder(model) and not Path(model).is_dir():
         raise ConfigError(
             f"The base model is the folder {model}, which is not on this machine, and merging "
             "needs its weights. Copy it here and name it, or its name on the Hub: --base MODEL"
         )
-    with folder_beside(directory) as temporary:
-        adapter, whole = Path(temporary) / "adapter", Path(temporary) / "merged"
+    with new_folder(directory) as whole:
+        adapter = whole.with_name("adapter")
         export_adapter(client, policy, version, adapter, base, root=root, merged=True)
         merge = [sys.executable, "-m", "langchain_art_server.merge_adapter"]
         command = [*merge, model, str(adapter), str(whole), *(["--float32"] if float32 else [])]
@@ -91,9 +89,6 @@ def export_merged(
                 f"{why}"
             )
         (adapter / "README.md").rename(whole / "README.md")
-        if directory.exists():
-            directory.rmdir()
-        whole.rename(directory)
     return directory
 
 

@@ -12,7 +12,8 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -340,27 +341,33 @@ class Endpoints(JobEndpoints):
 
 def downloading(path: str, dest: Path) -> Flow[Path]:
     """Download the archive at `path` into `dest`, which is made complete or not at all."""
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise ConfigError(f"{dest} exists and is not empty; choose another directory")
-    with folder_beside(dest) as temporary:
-        archive = Path(temporary) / "adapter.tar"
+    with new_folder(dest) as made:
+        archive = made.with_suffix(".tar")
         yield Request("GET", path, lambda _: None, save=archive)
-        unpacked = Path(temporary) / "adapter"
-        unpacked.mkdir()
-        unpack(archive, unpacked)
-        if dest.exists():
-            dest.rmdir()
-        unpacked.rename(dest)
+        made.mkdir()
+        unpack(archive, made)
     return dest
 
 
-def folder_beside(dest: Path) -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder on the disk of `dest`, which is to come there. Raises ConfigError."""
+@contextmanager
+def new_folder(dest: Path) -> Generator[Path, None, None]:
+    """A path to make a folder at, which is `dest` then; what is beside it goes.
+
+    Raises ConfigError if `dest` is there and not empty, or cannot be written.
+    """
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise ConfigError(f"{dest} exists and is not empty; choose another directory")
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}-")
+        beside = tempfile.TemporaryDirectory(dir=dest.parent, prefix=f".{dest.name}-")
     except OSError as error:
         raise ConfigError(f"{dest} cannot be written: {error}") from error
+    with beside as temporary:
+        made = Path(temporary) / "made"
+        yield made
+        if dest.exists():
+            dest.rmdir()
+        made.rename(dest)
 
 
 def unpack(archive: Path, directory: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, variance
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import Review
@@ -155,7 +155,4 @@ def _whole(values: Mapping[Subject, Sequence[float]]) -> float:
 
 def _variance(values: Sequence[float]) -> float:
     """The variance by n - 1: half the mean squared difference of two of the values."""
-    if len(values) < 2 or max(values) == min(values):  # exactly 0, whatever the mean rounds to
-        return 0.0
-    mean = fmean(values)
-    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return variance(values) if len(values) > 1 else 0.0
