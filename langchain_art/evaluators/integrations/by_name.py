@@ -1,15 +1,4 @@
-"""An evaluator that LangSmith, Langfuse or openevals calls as it is: the arguments' names tell who.
-
-======================================  ==========================================
-arguments                               called as
-======================================  ==========================================
-``run``, ``example`` …                  `langsmith.row_evaluator`
-``runs``, ``example`` …                 `langsmith.comparative_evaluator`
-``input``, ``output`` …                 `langfuse.item_evaluator`
-``item_results``                        `langfuse.run_evaluator`, without a client
-``inputs``, ``outputs`` …               `openevals.openevals_evaluator`
-======================================  ==========================================
-"""
+"""An evaluator as LangSmith, Langfuse or openevals calls it: the arguments' names tell who does."""
 
 from __future__ import annotations
 
