@@ -8,8 +8,8 @@ FRESH ?=
 REWARD ?=
 NAME ?=
 # Processes that run tests side by side; each has servers of its own.
-# One more than there are cores: some tests wait for the end of a time limit.
-JOBS ?= $(shell echo $$(($$(env -u OMP_NUM_THREADS nproc) + 1)))
+# Two more than there are cores: many tests wait for servers, browsers and time limits.
+JOBS ?= $(shell echo $$(($$(env -u OMP_NUM_THREADS nproc) + 2)))
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 export OMP_NUM_THREADS ?= 1
 # Some images set it. Then each process that a test starts would compile what it imports once more.
