@@ -61,7 +61,7 @@ CONTAINERS = {
     "DeadlineHttp._by_address": "4,096 connections",
     "EngineProgram._config": "the configuration",
     "EngineProgram._env": "the configuration",
-    "Evaluations._known": "stored evaluations",
+    "RunList._evaluated": "stored evaluations",
     "Health._engines": OF_CODE,
     "Health._probed": OF_CODE,
     "Live._events": "a deque with maxlen",

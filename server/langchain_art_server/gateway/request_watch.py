@@ -278,13 +278,14 @@ async def answer_while_loading(config: uvicorn.Config) -> AsyncGenerator[list[so
             "expected 127.0.0.1, 0.0.0.0 or another address of it"
         ) from error
     except OSError as error:
-        words = f"{os.strerror(error.errno or 0)}. Take another --host or --port"
-        if error.errno == errno.EADDRINUSE:
-            words = (
-                "another process listens there. Take another --port, or end that process; "
-                "`langchain-art status` says whether it is a server of yours"
-            )
-        raise ConfigError(f"cannot listen at {host}:{port}: {words}") from error
+        words = (
+            f"cannot listen at {host}:{port}: another process listens there. Take another --port, "
+            "or end that process; `langchain-art status` says whether it is a server of yours"
+        )
+        if error.errno != errno.EADDRINUSE:
+            why = os.strerror(error.errno or 0)
+            words = f"cannot listen at {host}:{port}: {why}. Take another --host or --port"
+        raise ConfigError(words) from error
     sockets = [one.dup() for one in server.sockets]
     try:
         yield sockets

@@ -188,6 +188,7 @@ class RolloutQueue(Tables):
                     f"No rollout {rollout_id!r} is put up here: its batch was cancelled, or it was "
                     "finished and taken. Discard the run."
                 )
+            row = intact(ROLLOUTS, row)
             mine = row.trajectory_id == outcome.trajectory_id
             if mine and row.state == "finished" and (row.trajectory is None) == (sent is None):
                 return None  # the same again

@@ -21,7 +21,8 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph
 
 from langchain_art import AsyncArtClient, ChatART, capture
-from langchain_art.rollout.gather import gather
+from langchain_art.rollout.gather import gather_from
+from langchain_art.rollout.runner import RolloutWorker
 from langchain_art.tracing.run import Run
 from tests.support.raw_server import Answer, RawServer, refusal
 from tests.support.soak import count
@@ -203,8 +204,8 @@ async def test_what_is_repeated_is_what_a_slow_oracle_says(leaves: dict[str, Lea
         return run
 
     numbers = [{"id": number} for number in range(len(programs))]
-    options: dict[str, Any] = {"retries": 1, "max_failed": 1.0, "concurrency": 100}
-    found = await gather(rollout, numbers, group_size=1, **options)
+    worker = RolloutWorker(rollout, 100, retries=1, max_failed=1.0)
+    found = await gather_from(worker, numbers, group_size=1)
     whose = [oracle(program, leaves) for program in programs]
     assert len(set(whose)) == 3
     for number, (program, one, run) in enumerate(

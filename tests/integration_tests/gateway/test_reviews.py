@@ -20,7 +20,7 @@ from langchain_art.wire import (
 )
 from langchain_art_server.storage.job_store import ReviewStep
 from langchain_art_server.storage.review_store import VerdictMark
-from langchain_art_server.storage.run_list import RunFilter
+from langchain_art_server.storage.run_list import RunsQuery
 from langchain_art_server.storage.store import Store
 from tests.support.live_server import LiveServer
 
@@ -120,7 +120,7 @@ async def test_lists_are_of_runs_and_not_of_what_a_correction_is_trained_with(st
     await store.add_trajectories([Trajectory(id=one) for one in (*halves, "call:mine", "t-1")])
     found = await store.recent_trajectories(10)
     assert [Trajectory.model_validate_json(one).id for one in found.items] == ["t-1", "call:mine"]
-    assert [one.id for one in (await store.runs.page(RunFilter())).runs] == ["t-1", "call:mine"]
+    assert [one.id for one in (await store.runs.page(RunsQuery())).runs] == ["t-1", "call:mine"]
     [known] = (await store.recent_trajectories(10, prefix="call:aa")).items
     assert Trajectory.model_validate_json(known).id == halves[0]
 

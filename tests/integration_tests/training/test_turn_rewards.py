@@ -138,7 +138,7 @@ def test_what_is_no_call_of_the_run_is_refused(art_server: LiveServer) -> None:
         run.reward_node("critic", 1.0)
     with pytest.raises(ConfigError, match="finite"):
         run.reward_turn(said["writer"], float("nan"))
-    with pytest.raises(ConfigError, match="a number"):
+    with pytest.raises(ConfigError, match="a finite number"):
         run.reward_node("writer", "much")  # pyright: ignore[reportArgumentType]
     assert [turn.reward for turn in run.turns] == [None, None]
     run.reward_turn(run.turns[0], 1)

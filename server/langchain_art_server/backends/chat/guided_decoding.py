@@ -195,8 +195,8 @@ class GrammarCompiler:
     def grammar(self, request: ChatRequest, form: ToolFormat | None) -> str | None:
         """The grammar of the reply, as Lark; None if the reply is free.
 
-        Raises InvalidRequest: a tool's schema has what the format of calls cannot enforce, or there
-        is too much of a schema.
+        Raises InvalidRequest: there is no tool to call, its schema has what the format of calls
+        cannot enforce, or there is too much of a schema.
         """
         options: list[str] = []
         rules: list[str] = []

@@ -112,6 +112,8 @@ class SamplerHost(Generic[AdapterT]):
         if call.cancelled:
             raise ArtError("The call was cancelled.")
         request = unpack_request(call.params)
+        if not request.messages:
+            raise InvalidRequest("got no messages, expected at least one.", param="messages")
         if 0.0 < (temperature := request.sampling.temperature) < self.min_temperature:
             raise InvalidRequest(
                 f"got temperature={temperature}, expected 0 (greedy) or at least "
@@ -188,7 +190,10 @@ class SamplerHost(Generic[AdapterT]):
             tool_calls=parser.calls,
             finish_reason="tool_calls" if parser.calls and finish == "stop" else finish,
             excluded_because=why_excluded(
-                request, drawn_from.problem, grammar=chat.grammar is not None, logprobs=logprobs
+                request,
+                drawn_from.problem,
+                grammar=chat.grammar is not None,
+                logprobs=logprobs,
             ),
             top_logprobs=[[(i, p, token_text(i)) for i, p in one] for one in top],
             token_texts=[token_text(i) for i in token_ids],

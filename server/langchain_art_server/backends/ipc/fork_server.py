@@ -9,7 +9,7 @@ A process that CUDA was initialised in must not be forked (PyTorch's notes on mu
 with a CUDA build of torch, and outside of Linux, engines are started as programs (`can_fork`).
 
 The parent sends each request with two sockets: the engine's, and one on which it gets the engine's
-process id with a pidfd and, at the end, its exit status. When the parent is gone, the server ends.
+process id and, at the end, its exit status, as lines. When the parent is gone, the server ends.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ForkServer:
 
     def fork(self, request: ForkRequest, engine: socket.socket) -> ForkedProcess:
         """Have an engine forked, with one end of its socket. Raises OSError if the server died."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
         with theirs:
             sockets = [engine.fileno(), theirs.fileno()]
             socket.send_fds(self._ours, [json.dumps(request).encode()], sockets)
@@ -84,10 +84,13 @@ class ForkedProcess:
     """A forked engine: the part of `subprocess.Popen` that its parent uses."""
 
     def __init__(self, server: socket.socket) -> None:
-        self._socket, self._lock = server, threading.RLock()
+        self._socket, self._lines, self._lock = server, b"", threading.RLock()
+        server.setblocking(False)
         self._pid: int | None = None
         self._pidfd: int | None = None
         self._status: int | None = None
+        #: True if the fork server was killed, so that the status is unknown.
+        self._server_died = False
 
     @property
     def pid(self) -> int | None:
@@ -96,16 +99,15 @@ class ForkedProcess:
         return self._pid
 
     def poll(self) -> int | None:
-        """Exit status; negative for a signal, None while it runs. A killed server tells none."""
+        """Exit status; negative for a signal, None while it runs."""
         with self._lock:
-            while self._status is None and _is_ready(self._socket.fileno()):
-                said, fds, _, _ = socket.recv_fds(self._socket, 16, 1)
-                if fds:
-                    self._pid, self._pidfd = int(said), fds[0]
-                elif said or self._pidfd is None or _is_ready(self._pidfd):
-                    self._end(int(said or -signal.SIGKILL))
-                else:  # the server was killed, and the engine goes on
-                    break
+            while (
+                self._status is None and not self._server_died and _is_ready(self._socket.fileno())
+            ):
+                self._receive(self._socket.recv(64))
+            running = self._pidfd is not None and not _is_ready(self._pidfd)
+            if self._server_died and not running and self._status is None:
+                self._end(-signal.SIGKILL)
         return self._status
 
     def kill(self) -> None:
@@ -121,11 +123,27 @@ class ForkedProcess:
 
     def wait(self) -> int:
         """Wait until it has ended; returns its exit status."""
-        while (status := self.poll()) is None:
-            if self._pidfd is not None:
-                _is_ready(self._pidfd, wait=True)
-            _is_ready(self._socket.fileno(), wait=True)
-        return status
+        while True:
+            with self._lock:
+                if (status := self.poll()) is not None:
+                    return status
+                told = self._pidfd if self._server_died and self._pidfd else self._socket.fileno()
+                told = os.dup(told)  # another thread that polls may close it
+            try:
+                _is_ready(told, wait=True)
+            finally:
+                os.close(told)
+
+    def _receive(self, data: bytes) -> None:
+        self._server_died = not data
+        *lines, self._lines = (self._lines + data).split(b"\n")
+        for line in map(int, lines):
+            if self._pid is None:
+                self._pid = line
+                with contextlib.suppress(ProcessLookupError):
+                    self._pidfd = os.pidfd_open(line)
+            else:
+                self._end(line)
 
     def _end(self, status: int) -> None:
         self._status = status
@@ -144,15 +162,18 @@ def _is_ready(fd: int, *, wait: bool = False) -> bool:
 
 def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
     """Fork what is asked for. Returns in the forked processes only, with the engine's socket."""
-    engines: dict[int, tuple[int, socket.socket]] = {}  # by pidfd, which is ready at its end
+    woken, wakes = socket.socketpair()
+    woken.setblocking(False)
+    wakes.setblocking(False)
+    # No handler: the loop reads the signal from where `set_wakeup_fd` writes to.
+    signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    told: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([control, *engines], [], [])
-        for pidfd in engines.keys() & set(ready):
-            pid, tell = engines.pop(pidfd)
-            os.close(pidfd)
-            _, status = os.waitpid(pid, 0)
-            with contextlib.suppress(OSError), tell:  # the parent is gone
-                tell.send(b"%d" % os.waitstatus_to_exitcode(status))
+        ready, _, _ = select.select([control, woken], [], [])
+        if woken in ready:
+            woken.recv(4096)
+            _reap(told)
         if control not in ready:
             continue
         message, fds, _, _ = socket.recv_fds(control, _MOST, 2)
@@ -166,19 +187,27 @@ def serve(control: socket.socket) -> tuple[ForkRequest, socket.socket]:
                 importlib.import_module(module)
         gc.freeze()
         if (pid := os.fork()) == 0:
-            for pidfd, (_, other) in engines.items():
-                os.close(pidfd)
-                other.close()
-            control.close()
-            tell.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in (control, woken, wakes, tell, *told.values()):
+                one.close()
             return request, engine
         engine.close()
-        pidfd = os.pidfd_open(pid)
-        engines[pidfd] = pid, tell
         try:
-            socket.send_fds(tell, [b"%d" % pid], [pidfd])
+            tell.sendall(b"%d\n" % pid)
+            told[pid] = tell
         except OSError:  # it is not wanted any more
             os.kill(pid, signal.SIGKILL)
+            tell.close()
+
+
+def _reap(told: dict[int, socket.socket]) -> None:
+    with contextlib.suppress(ChildProcessError):  # there are no more
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = found
+            if tell := told.pop(pid, None):
+                with contextlib.suppress(OSError), tell:  # the parent is gone
+                    tell.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
 def main() -> None:
@@ -186,7 +215,6 @@ def main() -> None:
     gc.disable()  # see `import_function`
     # Threads of numpy's linear algebra do not keep it from being forked: it restarts them.
     warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, engine = serve(socket.socket(fileno=int(sys.argv[1])))
     os.setsid()
     target, config, env, _ = request

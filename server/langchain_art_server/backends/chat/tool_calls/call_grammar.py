@@ -85,7 +85,7 @@ def call_rules(
 ) -> list[str]:
     """The rule ``calls`` and those that it needs; `token` writes a text, or a special token.
 
-    Raises InvalidRequest: a tool's schema has what cannot be enforced.
+    Raises InvalidRequest: there is no tool to call, or its schema has what cannot be enforced.
     """
     functions = _allowed_functions(request)
     assert form is not None, "a request with tools has a format"
@@ -321,6 +321,15 @@ def _free_text(key: str, told: Mapping[str, Any]) -> str:
 def _allowed_functions(request: ChatRequest) -> list[dict[str, Any]]:
     functions: list[dict[str, Any]] = [tool["function"] for tool in request.tools]
     if isinstance(request.tool_choice, dict):
-        name = request.tool_choice["function"]["name"]
-        return [function for function in functions if function["name"] == name]
+        name = request.tool_choice.get("function", {}).get("name")
+        functions = [function for function in functions if function["name"] == name]
+        if not functions:
+            raise InvalidRequest(
+                f"tool_choice names {name!r}, which is not among the request's tools.",
+                param="tool_choice",
+            )
+    if not functions:
+        raise InvalidRequest(
+            "tool_choice asks for a tool call, and the request has no tools.", param="tool_choice"
+        )
     return functions
