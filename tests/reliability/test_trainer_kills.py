@@ -19,12 +19,12 @@ from langchain_art.training.trainer import PATIENCE
 from tests.support.engines import engines
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count
+from tests.support.soak import count, share
 from tests.support.storms import Witness
 
 #: Server and engine in turn, so that each is killed after the other was started again.
 KILLS = count(4, 100)
-DATABASES = ["sqlite", "postgresql"][: count(1, 2)]
+DATABASES = ["sqlite", "postgresql"][: 2 if share() else 1]
 
 
 class Killer(threading.Thread):
