@@ -1,9 +1,9 @@
 """Server-sent events of what happens on the server: one reader of the store for all viewers.
 
-An event names the kinds of facts that changed (``runs``, ``calls``, ``reviews``, ``jobs``,
-``event``: a job's log, ``workers`` or ``health``), and what runs now. The page asks for those
-again. A stream begins with
-``hello``: a page that has reconnected asks for everything.
+An event names the kinds of facts that changed (``runs``, ``calls``, ``rewards``: a stored run was
+changed or deleted, ``reviews``, ``jobs``, ``event``: a job's log, ``workers`` or ``health``), and
+what runs now. The page asks for those again. A stream begins with ``hello``: a page that has
+reconnected asks for everything.
 Format: HTML, section 9.2 (html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
