@@ -126,6 +126,10 @@ class FallbackEvaluator(GroupEvaluator):
 
         FallbackEvaluator([RulerEvaluator("openai/o3"), WeightedCriteriaEvaluator()])
 
+    Args:
+        evaluators: in the order in which they are called.
+        key: the score's name.
+
     Raises:
         ConfigError: no evaluator, or two of one name. A `ConfigError` of an evaluator is a fault of
             the program, so it is raised, and the next evaluator is not asked.

@@ -106,8 +106,10 @@ def pull(
                 unmapped.append(score)
     shown = {about.run: trace for trace, about in known.items() if about.run is not None}
     _keep_runs(client, api, {one.trajectory: shown[one.trajectory] for one in reviews})
-    deleted = list(_deleted(client, api, found)) if everything else []
-    kept = client.put_reviews([*reviews, *deleted, *_relabelled(client, unmapped)])
+    held = client.reviews(source=SOURCE) if everything or unmapped else []
+    held = [one for one in held if not one.taken_back]
+    deleted = list(_deleted(held, api, found)) if everything else []
+    kept = client.put_reviews([*reviews, *deleted, *_relabelled(held, unmapped)])
     if found:
         newest = min(max(one.timestamp for one in found), datetime.now(UTC))
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -117,14 +119,15 @@ def pull(
     return Pulled(len(found), kept, left_out, labels, since, gone)
 
 
-def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> Iterator[Review]:
-    """The server's reviews of scores that Langfuse has no more, as deleted ones.
+def _deleted(
+    held: Sequence[Review], api: LangfuseAPI, found: Sequence[ScoreV3]
+) -> Iterator[Review]:
+    """The server's reviews, of those `held`, of scores that Langfuse has no more, as deleted ones.
 
     Only the scores of one source, and maybe name, were read: those of the others are looked for.
     """
     there = {safe_id(score.id) for score in found if not is_empty(score)}
-    kept = [one for one in client.reviews(source=SOURCE) if not one.taken_back]
-    missing = [one for one in kept if one.id not in there]
+    missing = [one for one in held if one.id not in there]
     for name in {one.name for one in missing}:
         others = scores(api, source="ANNOTATION,API", name=name)
         there |= {safe_id(score.id) for score in others if not is_empty(score)}
@@ -138,15 +141,10 @@ def _deleted(client: ArtClient, api: LangfuseAPI, found: Sequence[ScoreV3]) -> I
             yield _taken_back(one)
 
 
-def _relabelled(client: ArtClient, unmapped: Sequence[ScoreV3]) -> list[Review]:
-    """The server's reviews whose score has another label since, which has no value."""
+def _relabelled(held: Sequence[Review], unmapped: Sequence[ScoreV3]) -> list[Review]:
+    """The server's reviews, of those `held`, whose score has a label without a value since."""
     changed = {safe_id(score.id): score.updated_at.timestamp() for score in unmapped}
-    kept = client.reviews(source=SOURCE) if changed else []
-    return [
-        _taken_back(one)
-        for one in kept
-        if not one.taken_back and changed.get(one.id, one.at) > one.at
-    ]
+    return [_taken_back(one) for one in held if changed.get(one.id, one.at) > one.at]
 
 
 def _taken_back(review: Review) -> Review:

@@ -1,4 +1,4 @@
-"""How far reviewers agree, and judges with them; a judge's scores in place of people's."""
+"""Agreement of reviewers, and of judges with them; a judge's scores in place of people's."""
 
 from __future__ import annotations
 

@@ -256,14 +256,22 @@ async def ruler_score_group(
     *,
     swallow_exceptions: bool = False,
 ) -> TrajectoryGroup | None:
-    """Scores one group by `RulerEvaluator`, as the function of that name in ART does.
-
-    Raises JudgeError if the group cannot be judged, or gives None with `swallow_exceptions`;
-    ConfigError, in any case, if the judge or its parameters make no sense.
+    """Scores one group, as the function of that name in ART does.
 
     Example::
 
         group = await ruler_score_group(group, "openai/o3")
+
+    Args:
+        group: runs of one scenario.
+        judge_model: see `RulerEvaluator`.
+        extra_litellm_params: see `Judge`.
+        rubric: the standards, in words.
+        swallow_exceptions: give None where the group cannot be judged, instead of raising.
+
+    Raises:
+        JudgeError: the group cannot be judged.
+        ConfigError: the judge or its parameters make no sense; raised in any case.
     """
     evaluator = RulerEvaluator(judge_model, rubric, litellm_params=extra_litellm_params)
     try:

@@ -1,4 +1,4 @@
-"""What a backend does: a `Sampler` samples replies, a learner (`peft.learner`) trains adapters.
+"""A backend's interface: a `Sampler` samples replies, a learner (`peft.learner`) trains adapters.
 
 An adapter is an immutable directory in PEFT's format (``adapter_config.json``,
 ``adapter_model.safetensors``) with a name that is used once (``email-agent@17``); samplers cache by

@@ -89,9 +89,10 @@ def login_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/session")
     async def session(request: Request) -> dict[str, bool | str]:
-        """Whether the server has a key, whether this browser may see the rest of the page.
+        """Get a browser's session.
 
-        And the token for the header X-ART-Token of requests that change something.
+        ``locked``: the server has a key; ``open``: this browser may see the rest of the page;
+        ``token``: for the header X-ART-Token of requests that change something, or empty.
         """
         if sessions is None:
             return {"locked": False, "open": True, "token": ""}

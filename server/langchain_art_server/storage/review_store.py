@@ -249,7 +249,7 @@ def _put(
 
 
 def _said(body: bytes) -> dict[str, Any]:
-    """What a training step reads of a review: another comment or kind is no other verdict."""
+    """The fields that a training step reads: another comment or kind is no other verdict."""
     said: dict[str, Any] = from_json(body)
     return {name: said[name] for name in said if name not in ("kind", "comment", "at")}
 

@@ -187,13 +187,19 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
     assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
 
 
+def with_folders_in(tmp_path: Path, tiny: str) -> tuple[PeftLearner, Path]:
+    """A learner of two ranks, and where it makes its temporary folders."""
+    learner, temporary = ranked(tiny), folder(tmp_path, "temporary")
+    learner._program._env["TMPDIR"] = str(temporary)
+    learner._program._imports = ()  # a fork's imports may have looked for the folder before
+    return learner, temporary
+
+
 @pytest.mark.slow
 async def test_no_rows_are_left_by_a_step_and_no_folder_by_ranks_that_end(
     tiny: str, tmp_path: Path
 ) -> None:
-    learner, temporary = ranked(tiny), folder(tmp_path, "temporary")
-    learner._program._env["TMPDIR"] = str(temporary)
-    learner._program._imports = ()  # a fork's imports may have looked for the folder before
+    learner, temporary = with_folders_in(tmp_path, tiny)
     config = TrainConfig(
         learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
     )
@@ -238,9 +244,7 @@ async def test_no_rows_are_left_by_a_step_and_no_folder_by_ranks_that_end(
 async def test_a_rank_that_cannot_read_its_rows_fails_the_step_and_no_other_waits_for_it(
     tiny: str, tmp_path: Path
 ) -> None:
-    learner, temporary = ranked(tiny), folder(tmp_path, "temporary")
-    learner._program._env["TMPDIR"] = str(temporary)
-    learner._program._imports = ()
+    learner, temporary = with_folders_in(tmp_path, tiny)
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
     step = LearnerStep(folder(tmp_path, "start"), folder(tmp_path, "out"), 1, make_rows(8), config)
     await learner.start()
