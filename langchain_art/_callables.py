@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
+import os
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from langchain_art.errors import ArtError, ConfigError
 T = TypeVar("T")
 #: Event loops that `let_all_nodes_run` has seen.
 _LOOPS = WeakSet[asyncio.AbstractEventLoop]()
+#: By process, since a forked one must not touch its parent's: the main thread's runner.
+_RUNNERS: dict[int, asyncio.Runner] = {}
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -107,7 +111,11 @@ def _no_error(source: object, error: BaseException) -> ArtError:
 
 
 def run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
-    """Run a coroutine to its end; a ConfigError names what to await where a loop runs already."""
+    """Run a coroutine to its end; a ConfigError names what to await where a loop runs already.
+
+    The main thread's calls share an event loop: `ChatOpenAI` and others keep connections of the
+    loop that opened them.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # as it is to be
@@ -115,4 +123,26 @@ def run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
     else:
         work.close()
         raise ConfigError(f"An event loop runs here already; write `await {name}(...)`")
-    return asyncio.run(work)
+    if current_thread() is not main_thread():
+        return asyncio.run(work)
+    runner = _RUNNERS.get(os.getpid())
+    if runner is None:
+        runner = _RUNNERS[os.getpid()] = asyncio.Runner()
+        atexit.register(_close, os.getpid())
+    return runner.run(_alone(work), context=copy_context())
+
+
+async def _alone(work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result, after its end that of all tasks that it left, as `asyncio.run`."""
+    try:
+        return await work
+    finally:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def _close(process: int) -> None:
+    if os.getpid() == process:
+        _RUNNERS.pop(process).close()

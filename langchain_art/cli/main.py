@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -306,7 +305,7 @@ def evaluate(
     chosen, loaded = load_scenarios(scenarios), rollout_of(rollout, policy, base_url, root)
     with client_of(base_url) as client:
         trainer = Trainer(policy, client=client, concurrency=concurrency, console=stderr)
-        result = asyncio.run(trainer.evaluate(loaded, chosen, samples=samples))
+        result = trainer.evaluate_sync(loaded, chosen, samples=samples)
     show(result, as_json, lambda found: Text(f"{found.version}: {found}"))
 
 

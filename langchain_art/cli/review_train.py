@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from langchain_art.cli.options import BaseUrl, client_of, say, stderr
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ConfigError, JobFailed
 from langchain_art.export.ids import HUMAN_REWARD
 from langchain_art.wire.reviews import FATES
 from langchain_art.wire.train_config import MAX_LEARNING_RATE
@@ -112,16 +111,27 @@ def train(
             return
         before = None if evaluate is None else evaluate()
         jobs = client.train_reviews(asked.model_copy(update={"plan": plan.digest}))
-        results = [client.wait(job) for job in jobs]
-        steps = results[1:] if plan.groups else results
+        found = [_ended(client, job) for job in jobs]
+        results = [one for one in found if not isinstance(one, JobFailed)]
+        steps = [one for one in found[bool(plan.groups) :] if not isinstance(one, JobFailed)]
         for result in [*results[: len(results) - len(steps)], *steps[:1]]:
             for reason, count in sorted(result.excluded.items()):
                 say(f"  excluded: {count} {reason}")
         _say_moved(steps)
-        say(f"{policy}@{results[-1].version} serves")
+        if results:
+            say(f"{policy}@{results[-1].version} serves")
+        if failed := [str(one) for one in found if isinstance(one, JobFailed)]:
+            raise JobFailed("\n".join(failed))
         if evaluate is not None and before is not None:
             _say_change(before, evaluate())
         show_answers(client, plan, policy)
+
+
+def _ended(client: ArtClient, job: str) -> TrainResult | JobFailed:
+    try:
+        return client.wait(job)
+    except JobFailed as failed:  # the jobs behind it run all the same
+        return failed
 
 
 def plan_lines(plan: ReviewPlan) -> Iterator[str]:
@@ -170,7 +180,7 @@ def _evaluation(
 
     loaded = rollout_of(rollout, policy, client.base_url, root or Path("out"))
     held_out, trainer = load_scenarios(scenarios), Trainer(policy, client=client, console=stderr)
-    return lambda: asyncio.run(trainer.evaluate(loaded, held_out, samples=samples or 1))
+    return lambda: trainer.evaluate_sync(loaded, held_out, samples=samples or 1)
 
 
 def _say_change(before: EvalResult, after: EvalResult) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,10 +64,10 @@ class RunSource(ABC):
         self.first_error = self.first_error or f"{words} (scenario {which})"
         if self._failed > self._allowed_failures:
             hint = "Run the rollout on this one scenario to see the traceback."
-            if "Event loop is closed" in self.first_error:
+            if re.search("Event loop is closed|different (event )?loop", self.first_error):
                 hint = (
-                    "Its client, such as ChatOpenAI, keeps connections of the loop of an earlier "
-                    "`_sync` call: await all in one `asyncio.run(main())`."
+                    "Its client, such as ChatOpenAI, keeps connections of an earlier loop: "
+                    "await all in one `asyncio.run(main())`."
                 )
             raise errors.RolloutFailed(
                 f"{self._failed} rollouts raised, at most {self._allowed_failures:g} may "

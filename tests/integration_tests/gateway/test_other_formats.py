@@ -1,10 +1,12 @@
 """Calls in OpenAI's Responses and Anthropic's Messages, as both SDKs speak them: one capture."""
 
+import asyncio
 import json
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from langchain_art import ArtClient, TrainConfig, TrajectoryGroup, capture, gather_sync
+from langchain_art import ArtClient, TrainConfig, TrajectoryGroup, capture, gather, gather_sync
 from langchain_art.errors import PermissionDenied, RolloutFailed
 from langchain_art.wire.api_keys import RunKey, new_api_key
 from tests.conformance.suite.scripts import script
@@ -507,16 +509,24 @@ def test_a_streamed_reply_is_known_by_its_id_or_it_is_said(
         assert turn.ours is ours and ("disable_streaming=True" in caplog.text) is not ours
 
 
-def test_a_client_that_keeps_connections_of_a_closed_loop_is_told_what_to_do(
+def test_a_client_that_keeps_connections_is_used_in_several_calls_from_one_thread(
     art_server: LiveServer,
 ) -> None:
-    address = art_server.base_url
-    gpt = ChatOpenAI(model="tiny", base_url=address, api_key="none", max_tokens=2, max_retries=0)
+    options: dict[str, Any] = {"model": "tiny", "api_key": "none", "max_tokens": 2}
+    options |= {"base_url": art_server.base_url, "max_retries": 0}
+    gpt = ChatOpenAI(**options)
 
     async def rollout(question: str) -> float:
         await gpt.ainvoke(question)
         return 1.0
 
-    gather_sync(rollout, [QUESTION], group_size=2)
+    for _ in range(3):
+        [group] = gather_sync(rollout, [QUESTION], group_size=2, max_failed=0).groups
+        assert [run.status for run in group.trajectories] == ["completed"] * 2
+    once = partial(gather, rollout, [QUESTION], group_size=2, max_failed=0)
+    with pytest.raises(RolloutFailed, match=r"different event loop.* await all in one"):
+        asyncio.run(once())
+    gpt = ChatOpenAI(**options, timeout=60)
+    asyncio.run(once())
     with pytest.raises(RolloutFailed, match=r"Event loop is closed.* await all in one"):
-        gather_sync(rollout, [QUESTION], group_size=2, max_failed=0)
+        asyncio.run(once())

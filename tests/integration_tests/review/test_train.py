@@ -11,8 +11,16 @@ import pytest
 from langchain_art.cli.main import app
 from langchain_art.cli.review_train import show_answers
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError, Conflict, InvalidRequest
-from langchain_art.wire import Review, ReviewPlan, ReviewTraining, TrainConfig, Trajectory
+from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
+from langchain_art.wire import (
+    Review,
+    ReviewPlan,
+    ReviewTraining,
+    TrainConfig,
+    TrainJob,
+    TrainResult,
+    Trajectory,
+)
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.json_server import JsonServer, Refusal, completion
 from tests.support.live_server import LiveServer
@@ -172,6 +180,48 @@ def test_a_correction_is_preferred_from_then_on(
     assert metrics[0]["rejected_logprob"] == pytest.approx(sum(sampled) / count, abs=1e-3)
 
 
+def test_what_serves_is_said_though_the_job_before_it_failed(
+    art_server: LiveServer,
+    make_runs: MakeRuns,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(art_server, "policy", f"half-{uuid.uuid4().hex[:8]}")
+    ended: list[str] = []
+    wait = ArtClient.wait
+
+    def fails_once(self: ArtClient, job: TrainJob, *given: Any) -> TrainResult:
+        ended.append(job.id)
+        result = wait(self, job, *given)
+        if len(ended) == 1:
+            raise JobFailed("Non-finite gradients. Nothing was published.")
+        return result
+
+    monkeypatch.setattr(ArtClient, "wait", fails_once)
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(art_server.policy)
+        runs = make_runs(2)
+        about: dict[str, Any] = {"source": "page", "at": 1.0}
+        reward = about | {"kind": "reward", "name": "human_reward"}
+        fixed = about | {"kind": "correction", "name": "correction", "trajectory": runs[0].id}
+        fixed |= {"correction": {"role": "assistant", "content": "On 14 March."}}
+        client.put_reviews(
+            [
+                *(
+                    Review(id=f"r-{run.id}", trajectory=run.id, value=float(i), **reward)
+                    for i, run in enumerate(runs)
+                ),
+                Review(id=f"c-{runs[0].id}", call_id=runs[0].turns[0].call_id, **fixed),
+            ]
+        )
+        ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
+        with pytest.raises(JobFailed, match="Non-finite gradients"):
+            app([*ask, "--correction-steps", "1"], standalone_mode=False)
+        version = client.policy(art_server.policy).version
+    assert len(ended) == 2
+    assert f"{art_server.policy}@{version} serves" in capsys.readouterr().out
+
+
 class Answers(JsonServer):
     """Has a corrected call whose messages LangChain does not read; refuses the second question."""
 
@@ -202,10 +252,12 @@ def test_a_corrected_call_is_asked_again_as_it_was(capsys: pytest.CaptureFixture
 
 
 ROLLOUT = """
-from langchain_art import ChatART
+from langchain_openai import ChatOpenAI
 
-def rollout(scenario, model=ChatART(model={policy!r}, base_url={url!r}, max_tokens=3)):
-    return len(model.invoke(scenario["question"]).text) / 100
+gpt = ChatOpenAI(model={policy!r}, base_url={url!r}, api_key="none", max_tokens=3)
+
+async def rollout(scenario):
+    return len((await gpt.ainvoke(scenario["question"])).text) / 100
 """
 
 

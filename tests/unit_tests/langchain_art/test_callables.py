@@ -1,0 +1,76 @@
+"""Calls from programs without an event loop: one loop for the main thread, as if run by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+from contextvars import ContextVar
+
+import pytest
+
+from langchain_art._callables import run_sync
+from langchain_art.errors import ConfigError
+
+_NAME: ContextVar[str] = ContextVar("_NAME", default="none")
+
+
+async def _loop() -> tuple[int, str]:
+    return id(asyncio.get_running_loop()), _NAME.get()
+
+
+def test_calls_of_the_main_thread_share_a_loop_and_each_has_its_callers_context() -> None:
+    first, _ = run_sync(_loop(), "call")
+    token = _NAME.set("mine")
+    assert run_sync(_loop(), "call") == (first, "mine")
+    _NAME.reset(token)
+    asyncio.run(_loop())  # a loop of the program's own, between two calls
+    assert run_sync(_loop(), "call") == (first, "none")
+
+
+def test_what_a_call_leaves_ends_with_it_also_if_it_raises() -> None:
+    ended: list[str] = []
+
+    async def left(name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(name)
+
+    async def call(*, fails: bool) -> None:
+        tasks.append(asyncio.create_task(left("fails" if fails else "returns")))
+        await asyncio.sleep(0)
+        if fails:
+            raise ValueError("of the call")
+
+    tasks: list[asyncio.Task[None]] = []
+    run_sync(call(fails=False), "call")
+    with pytest.raises(ValueError, match="of the call"):
+        run_sync(call(fails=True), "call")
+    assert ended == ["returns", "fails"] and all(task.cancelled() for task in tasks)
+
+
+def test_other_threads_and_a_forked_process_have_loops_of_their_own() -> None:
+    mine = run_sync(_loop(), "call")
+    seen: list[tuple[int, str]] = []
+    thread = threading.Thread(target=lambda: seen.append(run_sync(_loop(), "call")))
+    thread.start()
+    thread.join()
+    assert len(seen) == 1
+    child = multiprocessing.get_context("fork").Process(target=_in_a_child)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert run_sync(_loop(), "call") == mine  # its selector is as it was
+
+
+def _in_a_child() -> None:
+    assert run_sync(_loop(), "call")[1] == "none"
+
+
+def test_where_a_loop_runs_the_call_to_await_is_named() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError, match=r"write `await trainer.fit\(...\)`"):
+            run_sync(_loop(), "trainer.fit")
+
+    asyncio.run(main())
