@@ -218,7 +218,7 @@ async def disturbed(service: Service, disk: Disk) -> None:
     try:
         job = await submit(service, 0)
     except Exception as error:  # noqa: BLE001 - answered as the gateway does
-        response = answer(error)
+        response = answer(error, "/v1/train")
         assert response.status_code == 503 and int(response.headers["retry-after"]) > 0, error
     else:
         while not disk.failed and not (await service.store.jobs.get(job.id)).ended:

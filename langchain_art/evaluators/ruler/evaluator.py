@@ -30,6 +30,7 @@ from langchain_art.evaluators.ruler.judge_model import (
     Judge,
     JudgeModel,
     Spent,
+    is_final,
     retry_after,
     spent_on,
 )
@@ -206,6 +207,7 @@ class RulerEvaluator(GroupEvaluator):
     ) -> list[Score]:
         again: list[BaseMessage] = []
         problem: Exception | None = None
+        attempt = 0
         for attempt in range(self._attempts):
             self._count(Spent(calls=1))
             try:
@@ -219,6 +221,8 @@ class RulerEvaluator(GroupEvaluator):
                 raise
             except Exception as error:  # noqa: BLE001 - of any model; the last one is raised below
                 problem = error
+                if is_final(error):
+                    break
                 if (asked := retry_after(error)) is not None:
                     self.judge.pause(asked)
                 elif attempt + 1 < self._attempts:
@@ -227,7 +231,7 @@ class RulerEvaluator(GroupEvaluator):
         advice = " Try a stronger judge, smaller groups, or more attempts"
         raise JudgeError(
             f"{self.key}: no usable verdict on group {group!r} from {self.judge} in "
-            f"{self._attempts} attempts, expected one score in [0, 1] for each of {len(ids)} runs. "
+            f"{attempt + 1} attempts, expected one score in [0, 1] for each of {len(ids)} runs. "
             f"The last: {type(problem).__name__}: {problem}."
             + (advice if isinstance(problem, UnusableReply) else "")
         ) from problem

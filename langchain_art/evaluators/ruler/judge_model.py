@@ -129,6 +129,22 @@ def _started(function: Callable[[], T]) -> Future[T]:
     return done
 
 
+#: Statuses with which the same question is refused again: of a key, a name or the question itself.
+_FINAL = {400, 401, 402, 403, 404, 405, 413, 422}
+
+
+def is_final(error: BaseException) -> bool:
+    """True if the error's status, as SDKs keep it, says that asking again gives the same."""
+    one: BaseException | None = error
+    while one is not None:
+        response: object = getattr(one, "response", None)
+        status: object = getattr(one, "status_code", getattr(response, "status_code", None))
+        if isinstance(status, int):
+            return status in _FINAL
+        one = one.__cause__
+    return False
+
+
 def retry_after(error: BaseException) -> float | None:
     """Seconds to wait that the answer behind an error asks for; None if it asks for nothing.
 

@@ -69,10 +69,10 @@ def _app_of(service: Service, page: Callable[[FastAPI, Service], None]) -> ASGIA
     """One tenant's application, behind the check of access."""
     app = FastAPI(title="langchain-art", version=__version__, openapi_url=None)
 
-    async def refused(_request: Request, error: Exception) -> Response:
+    async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):  # of a path, a query or a header
             error = refuse([e | {"loc": e["loc"][1:] or e["loc"]} for e in error.errors()])
-        return answer(error)
+        return answer(error, request.url.path)
 
     async def nowhere(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

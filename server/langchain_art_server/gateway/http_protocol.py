@@ -425,8 +425,10 @@ class DeadlineHttp(HttpToolsProtocol):
         self._end_soon()
 
     def _say(self, error: RequestRefused) -> None:
-        headers: dict[bytes, bytes] = dict(self.headers or ())  # None before the first request
-        response, given_back = answer(error), request_id_of(headers.get(b"x-request-id"))
+        # Headers are None before the first request.
+        path = "" if self.headers is None else self.url.decode("latin-1")
+        headers: dict[bytes, bytes] = dict(self.headers or ())
+        response, given_back = answer(error, path), request_id_of(headers.get(b"x-request-id"))
         self.metrics.refused("", error.status, error.code)
         log.debug("%s was refused (%s): %s", self.client, given_back, error)
         lines = [STATUS_LINE[response.status_code], b"connection: close\r\n"]

@@ -39,7 +39,7 @@ _UNEXPECTED = "The server failed at this request; its log has the traceback. Ple
 _LISTED = "GET /openapi.json lists the routes."
 
 
-def answer(error: Exception, path: str = "") -> JSONResponse:
+def answer(error: Exception, path: str) -> JSONResponse:
     """The response to an error. An unexpected one is 500, without its words.
 
     `path` is the request's: Anthropic's has errors of its own shape.
@@ -89,10 +89,10 @@ def no_such_path(method: str, path: str) -> NotFound:
 def no_such_route(method: str, path: str, error: HTTPException) -> JSONResponse:
     """The response where no route is: 404, or 405 where the path has one of another method."""
     if error.status_code != 405:
-        return answer(no_such_path(method, path))
+        return answer(no_such_path(method, path), path)
     allowed = (error.headers or {}).get("Allow", "")
     problem = f"got {method} {shown(path)}, expected one of {allowed}. {_LISTED}"
-    response = answer(MethodNotAllowed(problem))
+    response = answer(MethodNotAllowed(problem), path)
     response.headers["Allow"] = allowed
     return response
 

@@ -90,7 +90,7 @@ class RequestWatch:
             if self.draining and counts:
                 self.refused += 1
                 problem = "The server is shutting down and takes no new requests."
-                refusal = answer(EngineUnavailable(problem, retry_after=RETRY_AFTER))
+                refusal = answer(EngineUnavailable(problem, retry_after=RETRY_AFTER), path)
                 await refusal(scope, receive, begin)
             else:
                 await self._app(scope, receive, begin)
@@ -98,7 +98,8 @@ class RequestWatch:
             if not self.draining or status:
                 raise
             problem = "The server shut down before the request was answered."
-            await answer(EngineUnavailable(problem, retry_after=RETRY_AFTER))(scope, receive, begin)
+            refusal = answer(EngineUnavailable(problem, retry_after=RETRY_AFTER), path)
+            await refusal(scope, receive, begin)
         finally:
             self.running -= counts
             if scope["method"] not in _READS and path != _LEASE and 200 <= status < 400:
@@ -252,7 +253,7 @@ class DrainingServer(uvicorn.Server):
 async def is_loading(scope: Scope, receive: Receive, send: Send) -> None:
     """The ASGI application of a server that has no model yet. Probes too find it not started."""
     problem = "The server is loading its model. It answers when that is loaded."
-    response = answer(EngineUnavailable(problem, retry_after=_LOADED_AFTER))
+    response = answer(EngineUnavailable(problem, retry_after=_LOADED_AFTER), scope["path"])
     response.headers["Connection"] = "close"  # what follows is for the application after this one
     await response(scope, receive, send)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from langchain_openai import ChatOpenAI
 
 from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
 from langchain_art.errors import ConfigError, JudgeError
@@ -22,6 +23,7 @@ from langchain_art.evaluators.ruler.evaluator import VerdictCache
 from langchain_art.evaluators.ruler.prompt import Names
 from langchain_art.wire import TrajectoryGroup
 from tests.conformance.suite.scripts import script
+from tests.support.json_server import JsonServer, Refusal
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.literal_judge import (
     ScriptedJudge,
@@ -372,6 +374,29 @@ def test_a_model_on_our_server_that_makes_no_sense_raises(rule_server: RuleServe
     model = ChatART(model="tiny", base_url=rule_server.base_url, max_tokens=100)
     with pytest.raises(JudgeError, match="2 attempts"):
         RulerEvaluator(model, attempts=2, passes=1).invoke(RUNS)
+
+
+class RefusingModel(JsonServer):
+    """A hosted model that refuses each request with `status`."""
+
+    status = 401
+
+    def answer(self, path: str, body: Any) -> Any:
+        raise Refusal(self.status)
+
+
+@pytest.mark.parametrize(("status", "asked"), [(401, 1), (404, 1), (500, 2)])
+def test_a_judge_is_not_asked_again_where_the_answer_would_be_the_same(
+    status: int, asked: int
+) -> None:
+    with RefusingModel() as server:
+        server.status = status
+        options: dict[str, Any] = {"api_key": "wrong", "max_retries": 0}
+        model = ChatOpenAI(model="m", base_url=server.url, **options)
+        evaluator = RulerEvaluator(model, attempts=2, passes=1)
+        with pytest.raises(JudgeError, match=f"{asked} attempts.* {status}"):
+            evaluator.invoke(RUNS)
+        assert len(server.requests) == evaluator.spent.calls == asked
 
 
 # ---- what every evaluator has from its base

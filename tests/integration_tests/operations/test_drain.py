@@ -172,6 +172,9 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
         assert "langchain_art_ready 0.0" in http.get("/metrics").text
         refused = http.post(CHAT, json=SAY)
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+        refused = http.post("/v1/messages", json=SAY)
+        assert refused.status_code == 503 and refused.json()["type"] == "error"
+        assert refused.json()["error"]["type"] == "overloaded_error"
         with httpx.Client(base_url=server.root, verify=TLS) as new:  # on a new connection, too
             assert new.get("/v1/models").status_code == 503
         waiter.join(15)
@@ -180,7 +183,7 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
         server.fault("")
         assert process.wait(60) == 0
     _, ended, cut, refusals = summary(server)
-    assert (ended, cut, refusals) == (1, 0, 2)
+    assert (ended, cut, refusals) == (1, 0, 3)
     server.start()
     with server.http() as http:  # the step that ran was finished, not done again
         found = http.get(f"/v1/jobs/{job['id']}").json()

@@ -13,6 +13,7 @@ from langchain_art_server.gateway.chat.request import CheckedChatRequest
 from langchain_art_server.gateway.refusals import answer, no_such_route, shown
 
 HUGE = 10**5000
+PATH = "/v1/chat/completions"
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -49,18 +50,18 @@ def test_a_message_shows_little_of_a_value_and_writes_little(value: Any) -> None
 def test_what_is_odd_is_refused_in_few_words(odd: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         CheckedChatRequest(ASK | odd)
-    assert len(answer(refused.value).body) < 5000
+    assert len(answer(refused.value, PATH).body) < 5000
 
 
 def test_what_nobody_expected_tells_nothing() -> None:
-    response = answer(ValueError("the password is 1234"))
+    response = answer(ValueError("the password is 1234"), PATH)
     assert response.status_code == 500
     error = json.loads(bytes(response.body))["error"]
     assert set(error) == {"message", "type", "code", "param"} and "1234" not in error["message"]
 
 
 def test_a_full_disk_is_said() -> None:
-    response = answer(OSError(errno.ENOSPC, "No space left on device"))
+    response = answer(OSError(errno.ENOSPC, "No space left on device"), PATH)
     assert response.status_code == 503 and response.headers["retry-after"]
 
 
