@@ -75,8 +75,9 @@ class RulerEvaluator(GroupEvaluator):
         seed: of the order.
         output_tokens: approximately the most tokens of one tool output; at least 40.
         budget: approximately the most tokens of all quoted text.
-        attempts: most questions per verdict, at least 1. After a reply of "too many requests" all
-            calls of the model wait as long as its ``Retry-After`` says, at most `timeout`.
+        attempts: most questions per verdict, at least 1; none follows a refusal that the same
+            question would get again (statuses such as 401). After a reply of "too many requests"
+            all calls of the model wait as long as its ``Retry-After`` says, at most `timeout`.
         timeout: most seconds for one call of the judge; None: no limit of ours.
         litellm_params: see `Judge`.
 
