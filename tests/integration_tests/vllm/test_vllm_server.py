@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.xdist_group("vllm-server"),
 ]
-KILLS = count(3, 20)
+KILLS = count(1, 20)
 VERSIONS = 7
 
 
