@@ -140,46 +140,60 @@ def groups() -> list[list[CandidateRun]]:
     ]
 
 
-def outcome(tiny: str, where: Path, rows: list[Row], start: Path, config: JobConfig) -> Any:
+@pytest.fixture(scope="module")
+def outcome(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobConfig], Any]:
     """All that a config decides: the plan, the adapter, how it was made, or why it was not."""
-    candidates = groups()
-    if (
-        isinstance(config, TrainConfig) and config.scores
-    ):  # rewards of calls have no place beside scores
-        candidates = [
-            [
-                replace(run, calls=tuple(replace(call, reward=None) for call in run.calls))
-                for run in runs
+    core, where = LearnerCore(tiny, losses=OWN), tmp_path_factory.mktemp("outcomes")
+    start = shake(fresh(core, where))
+    rows = jittered(on_policy(core, start, branching_rows(8, seed=9)), 0.3)
+
+    def of(config: JobConfig) -> Any:
+        candidates = groups()
+        if isinstance(config, TrainConfig) and config.scores:
+            # Rewards of calls have no place beside scores.
+            candidates = [
+                [
+                    replace(run, calls=tuple(replace(call, reward=None) for call in run.calls))
+                    for run in runs
+                ]
+                for runs in candidates
             ]
-            for runs in candidates
-        ]
-    heard: list[str] = []
-    out = folder(where, f"out{len(list(where.iterdir()))}")
-    try:
-        step = LearnerStep(start, out, 2, rows, config)
-        LearnerCore(tiny, losses=OWN).step(step, lambda _, message: heard.append(message))
-        made: Any = contents(out)[FILES[1]]
-    except ArtError as error:
-        made = str(error)
-    return plan(candidates, config), made, heard
+        heard: list[str] = []
+        out = folder(where, f"out{len(list(where.iterdir()))}")
+        try:
+            step = LearnerStep(start, out, 2, rows, config)
+            core.step(step, lambda _, message: heard.append(message))
+            made: Any = contents(out)[FILES[1]]
+        except ArtError as error:
+            made = str(error)
+        return plan(candidates, config), made, heard
+
+    return of
+
+
+#: Nothing is left out, and nothing refused.
+OPEN: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "guard": None,
+    "max_logprob_gap": None,
+    "max_kl": None,
+}
 
 
 @pytest.mark.parametrize("field", CHANGES)
-def test_every_field_acts(field: str, tiny: str, tmp_path: Path) -> None:
-    core = LearnerCore(tiny)
-    start = shake(fresh(core, tmp_path))
-    rows = branching_rows(8, seed=9)
-    rows = jittered(on_policy(core, start, rows), 0.3)
+def test_every_field_acts(field: str, outcome: Callable[[JobConfig], Any]) -> None:
     given, value = CHANGES[field]
-    open_ = {"guard": None, "max_logprob_gap": None, "max_kl": None}
-    base = {"learning_rate": 1e-2} | open_ | given
-    before = outcome(tiny, tmp_path, rows, start, made(base))
-    after = outcome(tiny, tmp_path, rows, start, made(changed(base, field, value)))
+    before = outcome(made(OPEN | given))
+    after = outcome(made(changed(OPEN | given, field, value)))
     assert before != after
     if field == "tokens_per_microbatch":
         assert len(before[2]) < len(after[2])
     if field == "max_logprob_gap":
         assert "nats apart per token" in after[1]
+
+
+def test_the_config_alone_decides(outcome: Callable[[JobConfig], Any]) -> None:
+    assert outcome(made(OPEN | TWICE)) == outcome(made(OPEN | TWICE))
 
 
 def test_no_field_is_left_out_of_the_test_above() -> None:
@@ -236,6 +250,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]
 
 
 @pytest.fixture(scope="module")
+def core(folders: tuple[Path, Path, Path]) -> LearnerCore:
+    return LearnerCore(str(folders[0]))
+
+
+@pytest.fixture(scope="module")
 def sampler(folders: tuple[Path, Path, Path]) -> tiny_models.LocalSampler:
     model, *adapters = folders
     made = tiny_models.LocalSampler(model)
@@ -281,28 +300,21 @@ def shifted(by: int) -> Callable[[Sequence[float]], Sequence[float]]:
 
 
 def try_step(
-    folders: tuple[Path, Path, Path], rows: list[Row], where: Path, **config: Any
+    core: LearnerCore, parent: Path, rows: list[Row], where: Path, staleness: float = 0.0
 ) -> dict[str, float]:
-    staleness = config.pop("staleness", 0.0)
-    step = LearnerStep(
-        folders[1],
-        folder(where, "out"),
-        1,
-        rows,
-        TrainConfig(learning_rate=2e-5, **config),
-        staleness=staleness,
-    )
-    return LearnerCore(str(folders[0])).step(step, quiet)
+    config, out = TrainConfig(learning_rate=2e-5), folder(where, "out")
+    return core.step(LearnerStep(parent, out, 1, rows, config, staleness=staleness), quiet)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_healthy_pair_passes(
     temperature: float,
+    core: LearnerCore,
     sampler: tiny_models.LocalSampler,
     folders: tuple[Path, Path, Path],
     tmp_path: Path,
 ) -> None:
-    metrics = try_step(folders, sampled(sampler, temperature=temperature), tmp_path)
+    metrics = try_step(core, folders[1], sampled(sampler, temperature=temperature), tmp_path)
     assert metrics["logprob_gap_mean"] < 1e-5 and metrics["guarded_fraction"] == 0.0
     assert metrics["importance_mean"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["importance_ess"] == pytest.approx(1.0, abs=1e-4)
@@ -323,21 +335,25 @@ def test_a_healthy_pair_passes(
 def test_each_fault_stops_the_step_and_is_named(
     fault: dict[str, Any],
     words: str,
+    core: LearnerCore,
     sampler: tiny_models.LocalSampler,
     folders: tuple[Path, Path, Path],
     tmp_path: Path,
 ) -> None:
     rows = sampled(sampler, **fault)
     with pytest.raises(ArtError, match=words) as caught:
-        try_step(folders, rows, tmp_path)
+        try_step(core, folders[1], rows, tmp_path)
     assert "Nothing was published" in str(caught.value)
     assert contents(tmp_path / "out") == {}
     (tmp_path / "stale").mkdir()
-    metrics = try_step(folders, rows, tmp_path / "stale", staleness=100.0)  # it may be that far
+    metrics = try_step(
+        core, folders[1], rows, tmp_path / "stale", staleness=100.0
+    )  # it may be that far
     assert metrics["logprob_gap_mean"] > 0.1
 
 
 def test_the_rows_that_are_furthest_off_are_looked_at(
+    core: LearnerCore,
     sampler: tiny_models.LocalSampler,
     folders: tuple[Path, Path, Path],
     tmp_path: Path,
@@ -346,14 +362,18 @@ def test_the_rows_that_are_furthest_off_are_looked_at(
     monkeypatch.setattr(training_batch, "PROBE_TOKENS", 40)
     rows = [*sampled(sampler), *sampled(sampler, adapter=None)[:5]]
     with pytest.raises(ArtError, match="did not apply the adapter"):
-        try_step(folders, rows, tmp_path)
+        try_step(core, folders[1], rows, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_with_nothing_else_to_learn_the_divergence_shrinks(
-    kind: str, sampler: tiny_models.LocalSampler, folders: tuple[Path, Path, Path], tmp_path: Path
+    kind: str,
+    core: LearnerCore,
+    sampler: tiny_models.LocalSampler,
+    folders: tuple[Path, Path, Path],
+    tmp_path: Path,
 ) -> None:
-    core, held, name = LearnerCore(str(folders[0])), folders[1], "agent@1"
+    held, name = folders[1], "agent@1"
     seen: list[float] = []
     for step in range(1, 7):
         rows = [replace(r, advantages=[0.0] * len(r.mask)) for r in sampled(sampler, name)]
