@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import ConfigError, PromptTooLong
-from langchain_art_server.backends.ipc.channel import Channel, EngineCall
+from langchain_art_server.backends.ipc.channel import Channel, EngineCall, import_function
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -27,6 +28,15 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
             waiting.remove(call)
             state["cancelled"] = state.get("cancelled", 0) + 1
         channel.flush()
+
+
+def serve_learner(channel: Channel, config: dict[str, Any]) -> None:
+    """The learner's child, which looks for the folder of temporary files once more.
+
+    It is forked, and what was imported before may have found another.
+    """
+    tempfile.tempdir = None
+    import_function("langchain_art_server.backends.peft.child:serve")(channel, config)
 
 
 def _answer(

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -50,11 +50,33 @@ from tests.support.ranks import (
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
 
 
+#: So many updates that a step of `many` has not ended when its first progress is heard.
+LONG = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT)
+
+
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `two` makes its temporary folders."""
+    return tmp_path_factory.mktemp("temporary")
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def two(tiny: str) -> AsyncIterator[PeftLearner]:
+async def two(tiny: str, temporary: Path) -> AsyncIterator[PeftLearner]:
     """A learner of two ranks."""
-    async for learner in started(ranked(tiny)):
+    async for learner in started(with_folders_in(temporary, ranked(tiny))):
         yield learner
+
+
+def with_folders_in(temporary: Path, learner: PeftLearner) -> PeftLearner:
+    """The learner, whose ranks make their temporary folders there."""
+    learner._program.target = "tests.support.worker_child:serve_learner"
+    learner._program._env["TMPDIR"] = str(temporary)
+    return learner
+
+
+def left(temporary: Path) -> list[str]:
+    """What is in the folders of ranks."""
+    return [one.name for one in temporary.glob("art-ranks-*/*")]
 
 
 @pytest.mark.slow
@@ -98,20 +120,38 @@ async def test_the_pairs_of_a_preference_step_may_be_on_different_ranks(
 
 
 @pytest.mark.slow
-async def test_a_rank_without_rows_waits_and_the_others_learn(tiny: str, tmp_path: Path) -> None:
-    core, learner = LearnerCore(tiny), ranked(tiny, 3)
+async def test_ranks_without_rows_wait_and_ranks_that_are_closed_leave_no_folder(
+    tiny: str, tmp_path: Path
+) -> None:
+    temporary = folder(tmp_path, "temporary")
+    core, learner = LearnerCore(tiny), with_folders_in(temporary, ranked(tiny, 3))
     start, rows = fresh(core, tmp_path), make_rows(1)
     expected, out = folder(tmp_path, "expected"), folder(tmp_path, "out")
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
     alone = core.step(LearnerStep(start, expected, 1, rows, config), quiet)
+    ranks, begun = list[int](), asyncio.Event()
+
+    async def say(_fraction: float, _message: str) -> None:
+        begun.set()
+
     await learner.start()
     try:
         metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+        ranks = others(learner.pid)
+        cut = LearnerStep(start, folder(tmp_path, "cut"), 1, make_rows(40), LONG)
+        task = asyncio.create_task(learner.step(cut, say))
+        await begun.wait()
+        assert len([*temporary.glob("art-ranks-*/**/rows.npz")]) == 1
     finally:
         await learner.close()
     assert distance(out, expected, FILES[1]) <= 1e-6
     assert metrics["rows"] == 1
     assert metrics["loss"] == pytest.approx(alone["loss"], rel=1e-5)  # Adam does not see its scale
+    with pytest.raises(EngineUnavailable, match="shut down"):
+        await task
+    assert len(ranks) == 2
+    await gone(ranks)
+    assert [*temporary.glob("art-ranks-*")] == []
 
 
 @pytest.mark.slow
@@ -161,107 +201,52 @@ async def test_ranks_are_in_step_after_one_that_was_cancelled_at_its_end(
 
 @pytest.mark.slow
 @in_its_loop
-async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
-    two: PeftLearner, tmp_path: Path
+async def test_a_rank_that_is_killed_takes_the_step_with_it_which_is_begun_again_and_leaves_no_rows(
+    two: PeftLearner, temporary: Path, tmp_path: Path
 ) -> None:
     start, rows, restarts = folder(tmp_path, "start"), make_rows(40), two.restarts
     await two.init_adapter(start, LORA)
-    # So many updates that the step has not ended when its first progress is heard.
-    config = TrainConfig(
-        learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
-    )
-    whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
-    await two.step(LearnerStep(start, whole, 1, rows, config), ignore)
-    victims = others(two.pid)
-    assert len(victims) == 1
-    killed: list[int] = []
+    whole = folder(tmp_path, "whole")
+    await two.step(LearnerStep(start, whole, 1, rows, LONG), ignore)
+    for rank in (1, 0):
+        out, seen = folder(tmp_path, f"out{rank}"), list[int]()
 
-    async def kill_once(_fraction: float, _message: str) -> None:
-        if not killed:
-            killed.extend(victims)
-            os.kill(victims[0], signal.SIGKILL)
-
-    await two.step(LearnerStep(start, out, 1, rows, config), kill_once)
-    assert two.restarts == restarts + 1 and killed
-    assert contents(out) == contents(whole)
-    assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
-
-
-def with_folders_in(tmp_path: Path, tiny: str) -> tuple[PeftLearner, Path]:
-    """A learner of two ranks, and where it makes its temporary folders."""
-    learner, temporary = ranked(tiny), folder(tmp_path, "temporary")
-    learner._program._env["TMPDIR"] = str(temporary)
-    learner._program._imports = ()  # a fork's imports may have looked for the folder before
-    return learner, temporary
-
-
-@pytest.mark.slow
-async def test_no_rows_are_left_by_a_step_and_no_folder_by_ranks_that_end(
-    tiny: str, tmp_path: Path
-) -> None:
-    learner, temporary = with_folders_in(tmp_path, tiny)
-    config = TrainConfig(
-        learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT
-    )
-    step = LearnerStep(folder(tmp_path, "start"), folder(tmp_path, "out"), 1, make_rows(40), config)
-    seen, ranks = list[int](), list[int]()
-
-    async def interrupted(end: Callable[[], object]) -> None:
-        """A step, in whose first progress `end` is called."""
-
-        async def say(_fraction: float, _message: str) -> None:
+        async def kill_once(
+            _fraction: float, _message: str, rank: int = rank, seen: list[int] = seen
+        ) -> None:
             if not seen:
                 seen.append(len([*temporary.glob("art-ranks-*/**/rows.npz")]))
-                ranks.extend(others(learner.pid))
-                end()
+                [other] = others(two.pid)
+                os.kill(other if rank else two.pid or 0, signal.SIGKILL)
 
-        seen.clear()
-        await learner.step(step, say)
-        assert seen == [1]
-
-    def left() -> list[str]:
-        return [one.name for one in temporary.glob("art-ranks-*/*")]
-
-    await learner.start()
-    try:
-        await learner.init_adapter(step.parent, LORA)
-        await interrupted(lambda: os.kill(others(learner.pid)[0], signal.SIGKILL))
-        assert left() == ["meeting"], "of the ranks that were started then"
-        await interrupted(lambda: os.kill(learner.pid or 0, signal.SIGKILL))
-        assert left() == ["meeting"]
-        stopped = asyncio.Event()
-        task = asyncio.create_task(interrupted(stopped.set))
-        await stopped.wait()
-    finally:
-        await learner.close()
-    with pytest.raises(EngineUnavailable, match="shut down"):
-        await task
-    await gone(ranks)
-    assert [*temporary.glob("art-ranks-*")] == []
+        await two.step(LearnerStep(start, out, 1, rows, LONG), kill_once)
+        restarts += 1
+        assert two.restarts == restarts and seen == [1]
+        assert contents(out) == contents(whole)
+        assert left(temporary) == ["meeting"], "of the ranks that were started then"
+        assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
 
 
 @pytest.mark.slow
+@in_its_loop
 async def test_a_rank_that_cannot_read_its_rows_fails_the_step_and_no_other_waits_for_it(
-    tiny: str, tmp_path: Path
+    two: PeftLearner, temporary: Path, tmp_path: Path
 ) -> None:
-    learner, temporary = with_folders_in(tmp_path, tiny)
-    config = TrainConfig(learning_rate=1e-2, **LENIENT)
+    config, restarts = TrainConfig(learning_rate=1e-2, **LENIENT), two.restarts
     step = LearnerStep(folder(tmp_path, "start"), folder(tmp_path, "out"), 1, make_rows(8), config)
-    await learner.start()
+    await two.init_adapter(step.parent, LORA)
+    [other] = others(two.pid)
+    os.kill(other, signal.SIGSTOP)
     try:
-        await learner.init_adapter(step.parent, LORA)
-        [other] = others(learner.pid)
-        os.kill(other, signal.SIGSTOP)
-        task = asyncio.create_task(learner.step(step, ignore))
+        task = asyncio.create_task(two.step(step, ignore))
         while not (files := [*temporary.glob("art-ranks-*/**/rows.npz")]):
             await asyncio.sleep(0.01)
         files[0].unlink()
-        os.kill(other, signal.SIGCONT)
-        with pytest.raises(ArtError, match=r"Rank 1 .* the rows in rows.npz cannot be read"):
-            await task
-        assert (await learner.step(step, ignore))["rows"] == 8 and learner.restarts == 0
     finally:
-        await learner.close()
+        os.kill(other, signal.SIGCONT)
+    with pytest.raises(ArtError, match=r"Rank 1 .* the rows in rows.npz cannot be read"):
+        await task
+    assert (await two.step(step, ignore))["rows"] == 8 and two.restarts == restarts
 
 
 def test_a_rank_that_is_stopped_is_killed_and_rank_0_ends(monkeypatch: pytest.MonkeyPatch) -> None:

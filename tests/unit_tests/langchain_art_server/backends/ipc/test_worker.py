@@ -1,6 +1,7 @@
 """A child process for an engine: calls, events, cancellation, crashes, and the parent's death."""
 
 import asyncio
+import contextlib
 import os
 import queue
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, PromptTooLong
 from langchain_art_server.backends.ipc import heartbeat
@@ -34,39 +36,48 @@ IMPORTS = ("tests.support.worker_child",)
 ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
 
 
-@pytest.fixture(params=["program", "forked"])
-async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Any]]:
-    made: list[Worker] = []
-    imports = IMPORTS if request.param == "forked" else ()
-    if imports and not can_fork():
+in_its_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module", params=["program", "forked"])
+def imports(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    if request.param == "forked" and not can_fork():
         pytest.skip("needs Linux and a CPU build of torch")
-
-    async def start(config: dict[str, Any] | None = None, **options: Any) -> Worker:
-        made.append(Worker(TARGET, config or {}, env=ENV, imports=imports, **options))
-        await made[-1].start()
-        return made[-1]
-
-    yield start
-    for worker in made:
-        await worker.close()
+    return IMPORTS if request.param == "forked" else ()
 
 
-async def test_results_of_many_calls_at_once_do_not_mix(make: Any) -> None:
-    worker = await make()
-    results = await asyncio.gather(*(worker.call("echo", {"i": i}) for i in range(200)))
-    assert results == [{"i": i} for i in range(200)]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker(imports: tuple[str, ...]) -> AsyncIterator[Worker]:
+    """One for all tests that leave it running, in whose event loop they run."""
+    async with running(imports) as one:
+        yield one
 
 
-async def test_a_payload_keeps_text_and_floats_exactly(make: Any) -> None:
-    worker = await make()
-    sent = {"text": 'é😀\x00"\n', "floats": [0.1, -5.342500686645508, 1e-300], "none": None}
-    assert await worker.call("echo", sent) == sent
+@pytest.fixture
+def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent child is noticed in a second."""
+    for module in (worker_module, heartbeat):
+        monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
 
 
-async def test_a_frame_may_be_larger_than_any_buffer(make: Any) -> None:
-    worker = await make()
-    sent = {"text": "x" * (8 << 20)}
-    assert await worker.call("echo", sent) == sent
+@contextlib.asynccontextmanager
+async def running(
+    imports: tuple[str, ...], config: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Worker]:
+    one = Worker(TARGET, config or {}, env=ENV, imports=imports, **options)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.close()
+
+
+@in_its_loop
+async def test_many_calls_at_once_get_back_exactly_what_each_sent(worker: Worker) -> None:
+    exact = {"text": 'é😀\x00"\n', "floats": [0.1, -5.342500686645508, 1e-300], "none": None}
+    larger_than_any_buffer = {"text": "x" * (8 << 20)}
+    sent = [*({"i": i} for i in range(200)), exact, larger_than_any_buffer]
+    assert await asyncio.gather(*(worker.call("echo", one) for one in sent)) == sent
 
 
 def test_a_timed_wait_for_a_call_ends_however_late_its_thread_goes_on() -> None:
@@ -109,14 +120,14 @@ async def test_frames_are_heard_whole_however_they_are_cut() -> None:
         assert isinstance(heard[-1][1], WorkerDied)
 
 
-async def test_events_come_in_order_before_the_result(make: Any) -> None:
-    worker = await make()
+@in_its_loop
+async def test_events_come_in_order_before_the_result(worker: Worker) -> None:
     got = [item async for item in worker.stream("count", {"n": 50})]
     assert got == [("event", i) for i in range(50)] + [("result", "done")]
 
 
-async def test_errors_keep_their_class_message_and_param(make: Any) -> None:
-    worker = await make()
+@in_its_loop
+async def test_errors_keep_their_class_message_and_param(worker: Worker) -> None:
     with pytest.raises(PromptTooLong, match=r"^too long$") as caught:
         await worker.call("raise", {})
     assert caught.value.param == "messages"
@@ -124,7 +135,6 @@ async def test_errors_keep_their_class_message_and_param(make: Any) -> None:
         await worker.call("bug", {})
 
 
-@pytest.mark.parametrize("imports", [(), IMPORTS])
 async def test_a_refused_start_raises_and_leaves_no_process(imports: tuple[str, ...]) -> None:
     worker = Worker(TARGET, {"refuse": "no such model"}, env=ENV, imports=imports)
     with pytest.raises(ConfigError, match=r"^no such model$"):
@@ -133,7 +143,6 @@ async def test_a_refused_start_raises_and_leaves_no_process(imports: tuple[str, 
     assert not worker.up.is_set()
 
 
-@pytest.mark.parametrize("imports", [(), IMPORTS])
 async def test_a_child_that_dies_at_start_raises(tmp_path: Path, imports: tuple[str, ...]) -> None:
     worker = Worker(TARGET, {"dies_at_start": str(tmp_path)}, env=ENV, imports=imports)
     with pytest.raises(EngineUnavailable, match="process ended"):
@@ -148,62 +157,64 @@ async def begun(worker: Worker) -> asyncio.Task[Any]:
     return task
 
 
-async def test_closing_a_stream_early_cancels_the_call(make: Any) -> None:
-    worker = await make()
+@in_its_loop
+async def test_a_stream_closed_early_and_a_cancelled_task_cancel_their_calls(
+    worker: Worker,
+) -> None:
+    before = await worker.call("cancelled", {})
     stream = worker.stream("wait", {})
     assert await anext(stream) == ("event", "waiting")
-    assert await worker.call("cancelled", {}) == 0
+    assert await worker.call("cancelled", {}) == before
     await stream.aclose()
-    await _until(lambda: worker.call("cancelled", {}), 1)
-
-
-async def test_a_cancelled_task_cancels_its_call(make: Any) -> None:
-    worker = await make()
+    await _until(lambda: worker.call("cancelled", {}), before + 1)
     task = await begun(worker)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await _until(lambda: worker.call("cancelled", {}), 1)
+    await _until(lambda: worker.call("cancelled", {}), before + 2)
 
 
-async def test_calls_are_sent_again_after_a_crash(make: Any, tmp_path: Path) -> None:
-    worker = await make()
-    first = worker.pid
+@in_its_loop
+async def test_calls_are_sent_again_after_a_crash(worker: Worker, tmp_path: Path) -> None:
+    first, restarts = worker.pid, worker.restarts
     results = await asyncio.gather(
         worker.call("die_unless", {"file": str(tmp_path / "died")}),
         *(worker.call("echo", {"i": i}) for i in range(5)),
     )
     assert results == ["alive", *({"i": i} for i in range(5))]
-    assert worker.restarts == 1
+    assert worker.restarts == restarts + 1
     assert worker.pid != first
 
 
-async def test_a_call_that_may_not_be_repeated_is_not_sent_again(make: Any, tmp_path: Path) -> None:
-    worker = await make()
+@in_its_loop
+async def test_a_call_that_may_not_be_repeated_is_not_sent_again(
+    worker: Worker, tmp_path: Path
+) -> None:
+    restarts = worker.restarts
     dying = worker.call("die_unless", {"file": str(tmp_path / "died")}, resend=False)
     with pytest.raises(WorkerDied, match="ended during this call") as caught:
         await dying
     assert caught.value.retry_after
     waiting = worker.call("echo", {"i": 1}, resend=False)  # made while there is no engine
     assert not worker.up.is_set() and await waiting == {"i": 1}
-    assert worker.restarts == 1
+    assert worker.restarts == restarts + 1
 
 
-async def test_kill_9_from_outside_loses_no_call(make: Any) -> None:
-    worker = await make()
-    waiting = await begun(worker)
+@in_its_loop
+async def test_kill_9_from_outside_loses_no_call(worker: Worker) -> None:
+    waiting, restarts = await begun(worker), worker.restarts
     assert not waiting.done()
-    os.kill(worker.pid, signal.SIGKILL)
+    os.kill(worker.pid or 0, signal.SIGKILL)
     await asyncio.sleep(0)
     assert await worker.call("echo", {"i": 1}) == {"i": 1}
-    assert worker.restarts == 1
+    assert worker.restarts == restarts + 1
     # It gave an event before the crash, so it can not be repeated without its caller's knowledge.
     with pytest.raises(WorkerDied):
         await waiting
 
 
-async def test_a_call_that_gave_an_event_is_not_sent_again(make: Any) -> None:
-    worker = await make()
+@in_its_loop
+async def test_a_call_that_gave_an_event_is_not_sent_again(worker: Worker) -> None:
     got: list[Any] = []
     with pytest.raises(WorkerDied, match="send it again") as caught:
         async for item in worker.stream("event_then_die", {}):
@@ -213,11 +224,12 @@ async def test_a_call_that_gave_an_event_is_not_sent_again(make: Any) -> None:
     assert await worker.call("echo", {}) == {}
 
 
-async def test_a_call_that_always_kills_the_child_is_given_up(make: Any) -> None:
-    worker = await make()
+@in_its_loop
+async def test_a_call_that_always_kills_the_child_is_given_up(worker: Worker) -> None:
+    restarts = worker.restarts
     with pytest.raises(WorkerDied):
         await worker.call("die", {})
-    assert worker.restarts == 3
+    assert worker.restarts == restarts + 3
     assert await worker.call("echo", {}) == {}
 
 
@@ -238,122 +250,83 @@ async def test_engines_outlive_what_they_were_forked_from() -> None:
         await worker.close()
 
 
-@pytest.mark.parametrize("imports", [(), IMPORTS], ids=["program", "forked"])
 async def test_on_ready_puts_the_state_back_before_calls_are_sent_again(
-    imports: tuple[str, ...],
+    imports: tuple[str, ...], tmp_path: Path
 ) -> None:
-    if imports and not can_fork():
-        pytest.skip("needs Linux and a CPU build of torch")
+    """Also if a child dies in it."""
 
     async def restore(info: dict[str, Any]) -> None:
         assert info["model"] == "m"
-        await holder[0].call("remember", {"value": 42}, early=True)
+        if worker.restarts:
+            await worker.call("die_unless", {"file": str(tmp_path / "died")}, early=True)
+        await worker.call("remember", {"value": 42}, early=True)
 
-    holder = [Worker(TARGET, {}, restore, env=ENV, imports=imports)]
-    worker = holder[0]
+    worker = Worker(TARGET, {}, restore, env=ENV, imports=imports)
     try:
         await worker.start()
         assert await worker.call("recall", {}) == 42
         os.kill(worker.pid or 0, signal.SIGKILL)
-        assert await worker.call("recall", {}) == 42
+        assert await asyncio.wait_for(worker.call("recall", {}), 30) == 42
+        assert (tmp_path / "died").exists()
     finally:
         await worker.close()
 
 
-async def test_a_child_that_dies_while_it_is_restored_does_not_hang(tmp_path: Path) -> None:
-    async def restore(info: dict[str, Any]) -> None:
-        if holder[0].restarts:
-            await holder[0].call("die_unless", {"file": str(tmp_path / "died")}, early=True)
-
-    holder = [Worker(TARGET, {}, restore, env=ENV)]
-    worker = holder[0]
-    try:
-        await worker.start()
-        os.kill(worker.pid or 0, signal.SIGKILL)
-        assert await asyncio.wait_for(worker.call("echo", {"i": 1}), 30) == {"i": 1}
-    finally:
-        await worker.close()
-
-
-async def test_starts_that_keep_failing_end_in_a_refusal(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_starts_that_keep_failing_end_in_a_refusal_until_one_works(
+    imports: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "MAX_FAILED_STARTS", 2)
+    monkeypatch.setattr(worker_module, "MAX_PAUSE", 0.2)
     flag = tmp_path / "flag"
-    worker = await make({"dies_at_start": str(flag)})
-    flag.touch()
-    with pytest.raises(EngineUnavailable, match="cannot be started"):
-        await worker.call("die", {})
-    with pytest.raises(EngineUnavailable, match="cannot be started"):
-        await worker.call("echo", {})
-    assert "cannot be started" in (worker.problem or "")
+    async with running(imports, {"dies_at_start": str(flag)}) as worker:
+        flag.touch()
+        with pytest.raises(EngineUnavailable, match="cannot be started"):
+            await worker.call("die", {})
+        with pytest.raises(EngineUnavailable, match="cannot be started"):
+            await worker.call("echo", {})
+        assert "cannot be started" in (worker.problem or "")
+        flag.unlink()
+        await asyncio.wait_for(worker.up.wait(), 30)
+        assert worker.problem is None
+        assert await worker.call("echo", {"i": 1}) == {"i": 1}
 
 
-async def test_starts_that_work_again_end_the_refusal(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "MAX_FAILED_STARTS", 1)
-    monkeypatch.setattr(worker_module, "MAX_PAUSE", 0.05)
-    flag = tmp_path / "flag"
-    worker = await make({"dies_at_start": str(flag)})
-    flag.touch()
-    with pytest.raises(EngineUnavailable, match="cannot be started"):
-        await worker.call("die", {})
-    flag.unlink()
-    await asyncio.wait_for(worker.up.wait(), 30)
-    assert worker.problem is None
-    assert await worker.call("echo", {"i": 1}) == {"i": 1}
-
-
-@pytest.fixture
-def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent child is noticed in a second."""
-    for module in (worker_module, heartbeat):
-        monkeypatch.setattr(module, "TICK_SECONDS", 0.1)
-
-
+@in_its_loop
 @pytest.mark.usefixtures("short_ticks")
-async def test_a_child_that_is_stopped_is_replaced(make: Any) -> None:
-    worker = await make()
-    first = worker.pid
-    os.kill(first, signal.SIGSTOP)
+async def test_a_child_that_is_stopped_is_replaced(worker: Worker) -> None:
+    first, restarts = worker.pid, worker.restarts
+    os.kill(first or 0, signal.SIGSTOP)
     assert await asyncio.wait_for(worker.call("echo", {"i": 1}), 30) == {"i": 1}
-    assert (worker.restarts, worker.problem) == (1, None)
+    assert (worker.restarts, worker.problem) == (restarts + 1, None)
     assert worker.pid != first
 
 
 @pytest.mark.usefixtures("short_ticks")
-async def test_a_child_whose_loop_hangs_is_replaced_and_the_call_is_not_sent_again(
-    make: Any,
+async def test_a_child_may_rest_without_calls_and_is_replaced_where_it_hangs_with_one(
+    imports: tuple[str, ...],
 ) -> None:
-    worker = await make(hang_seconds=0.5)
-    with pytest.raises(WorkerHung, match=r"did nothing for 0\.5 s"):
-        await asyncio.wait_for(worker.call("hang", {}), 30)
-    assert await worker.call("echo", {"i": 1}) == {"i": 1}
-    assert worker.restarts == 1
+    async with running(imports, hang_seconds=0.5) as worker:
+        await asyncio.sleep(1.5)  # three times as long
+        assert (worker.restarts, worker.problem) == (0, None)
+        with pytest.raises(WorkerHung, match=r"did nothing for 0\.5 s"):
+            await asyncio.wait_for(worker.call("hang", {}), 30)  # which is not sent again
+        assert await worker.call("echo", {"i": 1}) == {"i": 1}
+        assert worker.restarts == 1
 
 
-@pytest.mark.usefixtures("short_ticks")
-async def test_a_child_without_calls_may_rest(make: Any) -> None:
-    worker = await make(hang_seconds=0.2)
-    await asyncio.sleep(0.6)  # three times as long
-    assert (worker.restarts, worker.problem) == (0, None)
+async def test_close_fails_open_calls_and_ends_the_child(imports: tuple[str, ...]) -> None:
+    async with running(imports) as worker:
+        pid = worker.pid or 0
+        task = await begun(worker)
+        await worker.close()
+        with pytest.raises(EngineUnavailable, match="shut down"):
+            await task
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        with pytest.raises(EngineUnavailable, match="shut down"):
+            await worker.call("echo", {})
 
 
-async def test_close_fails_open_calls_and_ends_the_child(make: Any) -> None:
-    worker = await make()
-    pid = worker.pid
-    task = await begun(worker)
-    await worker.close()
-    with pytest.raises(EngineUnavailable, match="shut down"):
-        await task
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    with pytest.raises(EngineUnavailable, match="shut down"):
-        await worker.call("echo", {})
-
-
-@pytest.mark.parametrize("imports", [(), IMPORTS])
 def test_the_child_ends_when_its_parent_is_killed(imports: tuple[str, ...]) -> None:
     code = (
         "import asyncio, sys\n"
