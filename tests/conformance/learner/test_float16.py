@@ -38,18 +38,23 @@ from tests.support.tiny_models import LocalSampler, ask, save_model
 FIRST = 2.0**16
 
 
-@pytest.fixture
-def rounded(tiny: str, tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def rounded(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The tiny model with weights that float16 and float32 both hold."""
-    out = folder(tmp_path, "rounded")
+    out = tmp_path_factory.mktemp("rounded")
     shutil.copytree(tiny, out, dirs_exist_ok=True)
     AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float16).save_pretrained(out)
     return str(out)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def core(rounded: str) -> LearnerCore:
     return LearnerCore(rounded, dtype="float16")
+
+
+@pytest.fixture(scope="module")
+def twin(rounded: str) -> LearnerCore:
+    return LearnerCore(rounded, dtype="float32")
 
 
 def scale_of(adapter: Path) -> tuple[float, float]:
@@ -94,21 +99,21 @@ def test_a_card_without_bfloat16_gets_float16(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("share", [1.0, 1e-5])
 def test_the_gradient_is_that_of_float32_up_to_rounding(
-    share: float, core: LearnerCore, rounded: str, tmp_path: Path
+    share: float, core: LearnerCore, twin: LearnerCore, tmp_path: Path
 ) -> None:
     start = shake(fresh(core, tmp_path))
     found = gradient(core, start, share)
-    expected = gradient(LearnerCore(rounded, dtype="float32"), start, share)
+    expected = gradient(twin, start, share)
     # float16 has three bits more than bfloat16, whose bound is 0.03. Without a scale, gradients
     # of the smaller advantages are below its smallest number, and nothing would be left of them.
     assert (found - expected).norm() <= 0.004 * expected.norm()
 
 
 def test_updates_are_those_of_a_float32_twin(
-    core: LearnerCore, rounded: str, tmp_path: Path
+    core: LearnerCore, twin: LearnerCore, tmp_path: Path
 ) -> None:
     half = whole = start = shake(fresh(core, tmp_path))
-    twin, overflows = LearnerCore(rounded, dtype="float32"), 0.0
+    overflows = 0.0
     for step in range(1, 5):
         rows = make_rows(12, seed=step)
         out, other = folder(tmp_path, f"half{step}"), folder(tmp_path, f"whole{step}")
