@@ -42,14 +42,20 @@ from tests.support.learner_cases import (
 LAYERS = 12
 
 
-@pytest.fixture
-def core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LearnerCore:
-    """A learner of twelve layers, whose packer takes its device for a GPU."""
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(3)
     shape = SHAPE | {"num_hidden_layers": LAYERS, "max_position_embeddings": 1024}
     config = transformers.Qwen3Config(**shape, tie_word_embeddings=True)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    core = LearnerCore(str(tmp_path / "model"))
+    folder = tmp_path_factory.mktemp("model")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def core(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LearnerCore:
+    """A learner of twelve layers, whose packer takes its device for a GPU."""
+    core = LearnerCore(model)
     core._hold(fresh(core, tmp_path))
     monkeypatch.setattr(packer.Packer, "_device", torch.device("cuda"))
     return core
@@ -104,23 +110,22 @@ def test_short_rows_are_made_into_small_parts_and_computed_once(
     assert not core.packer.checkpoints
 
 
-@pytest.mark.parametrize(
-    ("launches", "way"),
-    [(0.0, Way.PLAIN), (100.0, Way.PLAIN), (200.0, Way.AGAIN), (1000.0, Way.CHECKPOINT)],
-)
 def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
-    launches: float, way: Way, core: LearnerCore, monkeypatch: pytest.MonkeyPatch
+    core: LearnerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = core.packer._measured()
-    core.packer.costs = PartCosts(launches, 0.0, 1.0)
-    monkeypatch.setattr(
-        packer, "free_bytes", lambda _device: 120 * core.packer.peak(plain) / packer.MEMORY_SHARE
-    )
-    packing = core.batch(make_rows(40), TrainConfig()).packing
-    assert core.packer.checkpoints == (way is Way.CHECKPOINT)
-    assert core.packer.recompute.on == (way is Way.AGAIN)
-    assert (packing.alive > 120) == (way is not Way.PLAIN)
-    assert sum(packing.parts) == packing.tokens
+    free = 120 * core.packer.peak(plain) / packer.MEMORY_SHARE
+    monkeypatch.setattr(packer, "free_bytes", lambda _device: free)
+    for launches, way in (
+        *((0.0, Way.PLAIN), (1000.0, Way.CHECKPOINT)),
+        *((200.0, Way.AGAIN), (100.0, Way.PLAIN)),
+    ):
+        core.packer.costs = PartCosts(launches, 0.0, 1.0)
+        packing = core.batch(make_rows(40), TrainConfig()).packing
+        assert core.packer.checkpoints == (way is Way.CHECKPOINT), way
+        assert core.packer.recompute.on == (way is Way.AGAIN), way
+        assert (packing.alive > 120) == (way is not Way.PLAIN), way
+        assert sum(packing.parts) == packing.tokens
 
 
 def test_the_padding_of_attention_to_blocks_is_not_taken_for_activations(
