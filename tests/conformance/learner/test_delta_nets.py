@@ -80,40 +80,44 @@ def recurrent_rule(
     return torch.stack(found, 1), None
 
 
-@pytest.mark.parametrize("budget", [8, 100, 10_000])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_forest_is_the_rows_one_by_one(
-    name: str, budget: int, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logprobs, and the gradient by all embeddings, in float64; each token is computed once."""
     one = scorer(name, tmp_path, torch.float64)
     one.base.set_experts_implementation("eager")  # the other one has no float64
-    rows = branching(budget, 14, 90 if budget > 8 else 9)
-    expected, gradient = list[Tensor](), torch.zeros(SHAPE["hidden_size"], dtype=torch.float64)
     layers = delta_nets(one.base)
     module = vars(sys.modules[type(layers[0]).__module__])
+    cases = [(branching(8, 14, 9), (8,)), (branching(100, 14, 90), (100, 10_000))]
+    alone: list[tuple[Tensor, Tensor]] = []
     with monkeypatch.context() as patched:
         patched.setitem(module, "torch_chunk_gated_delta_rule", recurrent_rule)
-        for row in rows:
-            counted = CountedTokens.of([row])
-            logprobs, of_row = packer._both_passes(
-                PaddedRows([row], counted, one.base), one, counted
-            )
-            expected.append(logprobs)
-            gradient += of_row
+        for rows, _ in cases:
+            each: list[tuple[Tensor, Tensor]] = []
+            for row in rows:
+                counted = CountedTokens.of([row])
+                padded = PaddedRows([row], counted, one.base)
+                each.append(packer._both_passes(padded, one, counted))
+            logprobs, gradients = zip(*each, strict=True)
+            alone.append((torch.cat(logprobs), torch.stack(gradients).sum(0)))
     install(layers)
     one.base.set_attn_implementation(FOREST_ATTENTION)
-    counted, seen = CountedTokens.of(rows), list[int]()
+    seen = list[int]()
     one.base.get_input_embeddings().register_forward_hook(
         lambda _module, args, _out: seen.append(args[0].numel())
     )
-    forest = ForestRows(rows, counted, budget, float("inf"), one.base, PartCosts())
-    found, of_forest = packer._both_passes(forest, one, counted)
-    assert (found - torch.cat(expected)).abs().max() < 1e-12
-    assert ((of_forest - gradient).norm() / gradient.norm()).item() < 1e-12
-    shown = [row.token_ids[:-1] for row in rows]
-    distinct = {tuple(ids[: at + 1]) for ids in shown for at in range(len(ids))}
-    assert sum(seen) == len(distinct) and (len(seen) > 1) == (budget < 10_000)
+    for (rows, budgets), (expected, gradient) in zip(cases, alone, strict=True):
+        counted = CountedTokens.of(rows)
+        shown = [row.token_ids[:-1] for row in rows]
+        distinct = {tuple(ids[: at + 1]) for ids in shown for at in range(len(ids))}
+        for budget in budgets:
+            seen.clear()
+            forest = ForestRows(rows, counted, budget, float("inf"), one.base, PartCosts())
+            found, of_forest = packer._both_passes(forest, one, counted)
+            assert (found - expected).abs().max() < 1e-12
+            assert ((of_forest - gradient).norm() / gradient.norm()).item() < 1e-12
+            assert sum(seen) == len(distinct) and (len(seen) > 1) == (budget < 10_000)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
