@@ -104,7 +104,9 @@ def rows_of(*calls: tuple[ChatReply, tuple[bytes, ...]], advantage: float = 1.0)
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_sampler_and_learner_have_the_plain_model_s_numbers(family: str, tmp_path: Path) -> None:
+def test_sampler_and_learner_have_the_plain_model_s_numbers_and_a_step_learns(
+    family: str, tmp_path: Path
+) -> None:
     model = save_vision_model(tmp_path / "model", family)
     adapter = save_adapter(tmp_path / "a", model, 1, target_modules=TARGETS)
     sampler = LocalSampler(model)
@@ -140,10 +142,31 @@ def test_sampler_and_learner_have_the_plain_model_s_numbers(family: str, tmp_pat
         gap = torch.tensor(reply.logprobs) - torch.tensor(logprobs[len(reply.prompt_token_ids) :])
         assert gap.abs().max() < 1e-5
 
+    (reply,) = sampler.chat(asked(message("see ", RED), images=(RED,), seed=1))
+    rows = rows_of((reply, (RED,)))
+    start, out = tmp_path / "v0", tmp_path / "v1"
+    start.mkdir()
+    out.mkdir()
+    core.init_adapter(start, LoraConfig())
+    step = LearnerStep(start, out, 1, rows, TrainConfig(learning_rate=1e-3))
+    metrics = core.step(step, nothing)
+    assert metrics["logprob_gap_max"] < 1e-5
+    (before,), (after,) = (core.logprobs(version, rows) for version in (start, out))
+    assert after.sum() > before.sum() + 1e-3
 
-def test_a_forest_shares_an_image_and_parts_at_another(tmp_path: Path) -> None:
-    model = save_vision_model(tmp_path / "model")
-    sampler, core = LocalSampler(model), LearnerCore(str(model), "cpu")
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_vision_model(tmp_path_factory.mktemp("vision") / "model")
+
+
+@pytest.fixture(scope="module")
+def sampler(model: Path) -> LocalSampler:
+    return LocalSampler(model)
+
+
+def test_a_forest_shares_an_image_and_parts_at_another(model: Path, sampler: LocalSampler) -> None:
+    core = LearnerCore(str(model), "cpu")
     seen = [(RED,), (RED,), (BLUE,)]
     replies = sampler.chat(
         *(asked(message("see ", *b, "?"), images=b, seed=n) for n, b in enumerate(seen))
@@ -167,25 +190,7 @@ def test_a_forest_shares_an_image_and_parts_at_another(tmp_path: Path) -> None:
         core.base(input_ids=torch.tensor([rows[0].token_ids]))
 
 
-@pytest.mark.parametrize("family", ["LLaVA", "Qwen3-VL", "Qwen3.5", GEMMA])
-def test_a_step_learns_from_a_reply_to_an_image(family: str, tmp_path: Path) -> None:
-    model = save_vision_model(tmp_path / "model", family)
-    sampler, core = LocalSampler(model), LearnerCore(str(model), "cpu")
-    (reply,) = sampler.chat(asked(message("see ", RED), images=(RED,), seed=1))
-    rows = rows_of((reply, (RED,)))
-    for version in ("v0", "v1"):
-        (tmp_path / version).mkdir()
-    core.init_adapter(tmp_path / "v0", LoraConfig())
-    config = TrainConfig(learning_rate=1e-3)
-    step = LearnerStep(tmp_path / "v0", tmp_path / "v1", 1, rows, config)
-    metrics = core.step(step, nothing)
-    assert metrics["logprob_gap_max"] < 1e-5
-    (before,), (after,) = (core.logprobs(tmp_path / v, rows) for v in ("v0", "v1"))
-    assert after.sum() > before.sum() + 1e-3
-
-
-def test_a_later_turn_has_the_sampled_tokens_of_earlier_ones(tmp_path: Path) -> None:
-    sampler = LocalSampler(save_vision_model(tmp_path / "model"))
+def test_a_later_turn_has_the_sampled_tokens_of_earlier_ones(sampler: LocalSampler) -> None:
     first = message("see ", RED)
     drawn = sampler.chat(*(asked(first, images=(RED,), seed=n, max_tokens=3) for n in range(32)))
     reply = next(one for one in drawn if one.content and one.content.isprintable())
@@ -205,9 +210,8 @@ def test_a_later_turn_has_the_sampled_tokens_of_earlier_ones(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_shown_is_refused(
-    said: tuple[str | bytes, ...], why: str, tmp_path: Path
+    said: tuple[str | bytes, ...], why: str, sampler: LocalSampler
 ) -> None:
-    sampler = LocalSampler(save_vision_model(tmp_path / "model"))
     bodies = tuple(one for one in said if isinstance(one, bytes))
     with pytest.raises(InvalidRequest, match=why):
         sampler.chat(asked(message(*said), images=bodies))
