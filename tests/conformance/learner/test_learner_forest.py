@@ -309,12 +309,15 @@ def with_images(forest: Forest) -> np.ndarray:
     return last
 
 
-@pytest.mark.parametrize("images", [False, True])
+#: Seeds of forests with images; the odd ones of all have sinks.
+IMAGES = (1, 2)
+
+
 @pytest.mark.parametrize("window", [None, 1, 7, 150])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None, images: bool) -> None:
+def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None) -> None:
     forest = grow(long_rows(seed))
-    last_N = with_images(forest) if images else None
+    last_N = with_images(forest) if seed in IMAGES else None
     torch.manual_seed(seed)
     count = len(forest.token_ids_N)
     q, k, v = (torch.randn(1, heads, count, 8, dtype=torch.float64) for heads in (4, 2, 2))
@@ -349,13 +352,12 @@ def test_the_tiles_equal_all_pairs_written_out(seed: int, window: int | None, im
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("images", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 150])
 @pytest.mark.parametrize("seed", range(4))
-def test_flex_attention_equals_the_tiles(seed: int, window: int | None, images: bool) -> None:
+def test_flex_attention_equals_the_tiles(seed: int, window: int | None) -> None:
     """Its forward pass; torch has no backward pass of it on CPU."""
     forest = grow(long_rows(seed))
-    last_N = with_images(forest) if images else None
+    last_N = with_images(forest) if seed in IMAGES else None
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, heads, len(forest.token_ids_N), 16) for heads in (4, 2, 2))
     sinks = torch.randn(4) if seed % 2 else None
