@@ -4,12 +4,10 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
-import pytest_asyncio
 
 from langchain_art.errors import ConfigError, EngineUnavailable
 from langchain_art.wire import KLPenalty, TrainConfig
@@ -78,23 +76,14 @@ async def test_files_of_their_own_make_the_same_versions_to_the_bit(
         await asyncio.wait_for(asyncio.to_thread(host._process.wait), 30)
 
 
-@pytest_asyncio.fixture
-async def two(tiny: str) -> AsyncIterator[tuple[PeftLearner, LocalActors]]:
-    learner, placed = far(tiny)
-    await learner.start()
-    yield learner, placed
-    await learner.close()
-
-
-async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_again(
-    two: tuple[PeftLearner, LocalActors], tmp_path: Path
+async def test_ranks_refuse_together_what_is_not_there_and_begin_again_when_one_is_killed(
+    tiny: str, tmp_path: Path
 ) -> None:
-    learner, placed = two
-    start, rows = folder(tmp_path, "start"), make_rows(40)
-    await learner.init_adapter(start, LORA)
-    whole, out = folder(tmp_path, "whole"), folder(tmp_path, "out")
-    await learner.step(LearnerStep(start, whole, 1, rows, CONFIG), ignore)
-    killed: list[int] = []
+    learner, placed = far(tiny)
+    start, whole, out, empty = (
+        folder(tmp_path, name) for name in ("start", "whole", "out", "empty")
+    )
+    rows, killed = make_rows(40), list[int]()
 
     async def kill_once(_fraction: float, _message: str) -> None:
         process = placed.hosts[1]._process
@@ -102,22 +91,18 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_and_it_is_begun_agai
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
 
-    await learner.step(LearnerStep(start, out, 1, rows, CONFIG), kill_once)
-    assert killed and learner.restarts == 1
-    assert contents(out) == contents(whole)
-
-
-async def test_what_is_not_there_is_refused_on_all_ranks_which_go_on(
-    two: tuple[PeftLearner, LocalActors], tmp_path: Path
-) -> None:
-    learner, _ = two
-    start, out, rows = folder(tmp_path, "start"), folder(tmp_path, "out"), make_rows(12)
-    await learner.init_adapter(start, LORA)
-    (empty := tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors is missing"):
-        await learner.step(LearnerStep(empty, out, 1, rows, CONFIG), ignore)
-    await learner.step(LearnerStep(start, out, 1, rows, CONFIG), ignore)
-    assert learner.restarts == 0
+    await learner.start()
+    try:
+        await learner.init_adapter(start, LORA)
+        with pytest.raises(ConfigError, match=r"adapter_model\.safetensors is missing"):
+            await learner.step(LearnerStep(empty, out, 1, rows, CONFIG), ignore)
+        await learner.step(LearnerStep(start, whole, 1, rows, CONFIG), ignore)
+        assert learner.restarts == 0
+        await learner.step(LearnerStep(start, out, 1, rows, CONFIG), kill_once)
+        assert killed and learner.restarts == 1
+        assert contents(out) == contents(whole)
+    finally:
+        await learner.close()
 
 
 async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
