@@ -28,6 +28,7 @@ from tests.support.learner_cases import (
 )
 from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.ranks import ignore
+from tests.support.soak import in_soak
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
@@ -40,7 +41,10 @@ def python() -> Path:
     return unsloth_python()
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama", "gemma3"])
+@pytest.fixture(
+    scope="module",
+    params=["qwen3", pytest.param("llama", marks=(in_soak, pytest.mark.soak)), "gemma3"],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("unsloth") / request.param, request.param)
 
