@@ -18,12 +18,6 @@ def test_every_span_of_a_run_has_an_id_of_its_own():
     assert found[0] != ids.call_observation_id("run-18", "a")
 
 
-def test_a_score_is_known_by_its_subject_and_name():
-    trace = ids.trace_id("run-17")
-    assert ids.score_id(trace, "reward") != ids.score_id(trace, "ruler")
-    assert ids.score_id(trace, "reward") == ids.score_id(trace, "reward")
-
-
 def test_the_url_of_a_trace_needs_no_request():
     url = ids.trace_url("https://lf.example/", "my project", "run-17")
     assert url == f"https://lf.example/project/my%20project/traces/{ids.trace_id('run-17')}"

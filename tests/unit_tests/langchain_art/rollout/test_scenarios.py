@@ -17,11 +17,9 @@ from langchain_art.rollout.scenarios import (
     draw,
     group_ids,
     load,
-    portable,
     rollout_name,
 )
 from langchain_art.wire import ID
-from langchain_art.wire.identifiers import scenario_id
 from tests.support import leased_agent
 
 
@@ -117,12 +115,3 @@ def test_other_values_are_refused_with_their_place(scenario: Any) -> None:
 def test_the_name_of_any_base_model_makes_a_groups_id() -> None:
     [name] = group_ids("eval:Qwen/Qwen2.5-0.5B-Instruct", ["a"])
     assert ID.fullmatch(name) and name.startswith("eval:Qwen-Qwen2.5-0.5B-Instruct:a-")
-
-
-def test_a_set_is_the_same_list_in_whatever_order_a_process_has_it() -> None:
-    one, other = {0, 8}, {8, 0}
-    assert list(one) != list(other)
-    found = [portable({"tags": some}) for some in (one, other)]
-    assert found == [{"scenario": {"tags": [0, 8]}}] * 2
-    assert portable({"tags": {"b", "a"}}) == {"scenario": {"tags": ["a", "b"]}}
-    assert scenario_id({"tags": one}) == scenario_id({"tags": other})

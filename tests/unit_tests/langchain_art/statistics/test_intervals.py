@@ -155,16 +155,6 @@ def test_the_unpaired_test_comes_near_to_all_assignments() -> None:
         unpaired_test([], [1.0])
 
 
-def test_without_an_effect_one_in_twenty_is_significant() -> None:
-    """Rejections of the paired test under the null: a binomial of 400 with p = 0.05 (exactly less,
-    since p is discrete)."""
-    chance = random.Random(3)
-    rejected = sum(
-        paired_test([chance.gauss(0, 1) for _ in range(8)]).p_value < 0.05 for _ in range(400)
-    )
-    assert 5 <= rejected <= 36
-
-
 def test_the_bootstrap_is_near_the_normal_interval_of_many_values() -> None:
     chance = random.Random(3)
     values = [chance.gauss(2.0, 1.0) for _ in range(400)]
@@ -181,18 +171,6 @@ def test_the_bootstrap_of_two_values_is_that_of_their_three_means() -> None:
     assert bootstrap([0.5] * 7) == (0.5, 0.5)
     with pytest.raises(ValueError, match="at least one"):
         bootstrap([])
-
-
-def test_the_mean_of_scenarios_equals_a_numpy_twin() -> None:
-    numpy = pytest.importorskip("numpy")
-    draw = random.Random(0)
-    rewards = [[draw.gauss(0.3, 1) for _ in range(draw.randrange(4))] for _ in range(40)]
-    known = [some for some in rewards if some]
-    means = numpy.array([numpy.mean(some, dtype=numpy.float64) for some in known])
-    found = intervals.mean_of_scenarios(rewards)
-    assert found.mean == pytest.approx(numpy.mean(numpy.concatenate(known)), rel=1e-12)
-    assert found.ci95 == pytest.approx(Z95 * means.std(ddof=1) / len(means) ** 0.5, rel=1e-12)
-    assert (found.rewards, found.scenarios) == (sum(map(len, known)), len(known))
 
 
 @pytest.mark.parametrize(

@@ -179,18 +179,6 @@ def test_an_interrupted_attempt_that_ran_again_is_discarded() -> None:
 # ---- who hears
 
 
-def test_nested_scopes_both_hear() -> None:
-    model = Scripted(lines=["x"])
-    with capture() as outer:
-        model.invoke("1")
-        with capture() as inner:
-            model.invoke("2")
-            with capture() as innermost:
-                model.invoke("3")
-        model.invoke("4")
-    assert [len(run.turns) for run in (outer, inner, innermost)] == [4, 2, 1]
-
-
 def test_a_scope_inside_of_a_node() -> None:
     seen: list[Any] = []
     model = Scripted(lines=["x"])

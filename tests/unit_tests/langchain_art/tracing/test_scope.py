@@ -140,21 +140,6 @@ async def awaited(asked: Any) -> Any:
     return await asked
 
 
-async def test_tasks_of_a_generators_body_are_heard() -> None:
-    async def body() -> AsyncIterator[Any]:
-        with capture() as run:
-            yield run
-            await asyncio.gather(*(model.ainvoke(f"task {number}") for number in range(3)))
-            await asyncio.gather(*(asyncio.to_thread(model.invoke, "thread") for _ in range(2)))
-            yield run
-
-    runs: list[Any] = []
-    async for run in body():
-        runs.append(run)
-        await asyncio.gather(model.ainvoke("reader"), asyncio.to_thread(model.invoke, "reader"))
-    assert sorted(heard(runs[0])) == ["task 0", "task 1", "task 2", "thread", "thread"]
-
-
 async def test_a_task_that_goes_on_while_the_reader_has_an_item_is_heard() -> None:
     parts: asyncio.Queue[str | None] = asyncio.Queue()
     taken, asked = asyncio.Event(), asyncio.Event()

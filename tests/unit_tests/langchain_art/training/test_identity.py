@@ -198,12 +198,6 @@ def test_a_set_is_the_same_in_every_process() -> None:
     assert told([Told(tools=one)]) == told([Told(tools=same)]) != told([Told(tools={0, 9})])
 
 
-def test_an_array_counts_by_all_of_it() -> None:
-    array = np.arange(2000)
-    before, after = ([{"id": 1, "q": some}] for some in (array, np.where(array == 1000, 0, array)))
-    assert told(before).differences(told(after)) == ["the content of scenarios"]
-
-
 def test_scenarios_that_are_no_json_count_by_their_id() -> None:
     class Odd:
         def __init__(self, id: str) -> None:

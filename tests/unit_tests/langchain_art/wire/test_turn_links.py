@@ -13,19 +13,6 @@ from langchain_art.wire.turn_links import (
 )
 
 
-def test_a_prompt_continues_the_longest_conversation_that_it_begins_with() -> None:
-    tree = ConversationTree()
-    tree.add_reply(tree.locate(["q"]), "a", call=0)
-    tree.add_reply(tree.locate(["q", "a", "r"]), "b", call=1)
-    tree.add_reply(tree.locate(["q", "a", "r"]), "b", call=2)
-    found = tree.locate(["q", "a", "r", "b", "s"])
-    assert (found.known, found.continues) == (4, (1, 2))
-    forked = tree.locate(["q", "a", "other"])
-    assert (forked.known, forked.continues) == (2, (0,))
-    assert tree.locate(["q"]).continues == tree.locate(["x", "a"]).continues == ()
-    assert tree.locate(["q", "a", "other"]).node == forked.node
-
-
 @given(st.lists(st.tuples(st.text("ab", max_size=6), st.sampled_from(["", "a", "b"]))))
 def test_a_tree_finds_what_a_list_of_all_conversations_finds(calls: list[tuple[str, str]]) -> None:
     """Each a prompt, a letter a message, and the reply that it gets, or none."""

@@ -104,15 +104,6 @@ def test_thousands_of_rows_and_a_deep_trie_take_no_recursion() -> None:
     assert len(wide.token_ids_N) == 3002
 
 
-@settings(max_examples=150)
-@given(sequences(), st.integers(1, 60), st.sampled_from([math.inf, 3.0]))
-def test_parts_are_all_tokens_once_in_depth_first_order(
-    rows: list[list[int]], budget: int, token_cost: float
-) -> None:
-    forest = grow(rows, token_cost)
-    check_parts(forest, split(forest, budget))
-
-
 def check_parts(forest: Forest, parts: list[Part]) -> None:
     size = len(forest.token_ids_N)
     at = np.arange(size)
@@ -158,7 +149,9 @@ def test_a_budget_holds_where_rows_allow_it() -> None:
 def test_rows_are_read_from_parts_with_copies_and_see_themselves_alone(
     rows: list[list[int]], budget: int, token_cost: float
 ) -> None:
-    nested = split(grow(rows, token_cost), budget)
+    grown = grow(rows, token_cost)
+    nested = split(grown, budget)
+    check_parts(grown, nested)
     for costs in (PartCosts(9.0, 1.0, 1.0), PartCosts(0.0, 50.0, 1.0)):
         forest, parts = lay_out(rows, token_cost, budget, costs)
         check_parts(forest, parts)
