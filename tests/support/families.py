@@ -161,19 +161,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3": ("LlamaConfig", {"rope_parameters": LLAMA3_ROPE}),
     "Mistral": ("MistralConfig", {"sliding_window": None}),
     "Mistral, sliding window": ("MistralConfig", {"sliding_window": 24}),
-    "Gemma 3": (
-        "Gemma3TextConfig",
-        {"query_pre_attn_scalar": 8, **SLIDING},
-    ),
+    "Gemma 3": ("Gemma3TextConfig", {"query_pre_attn_scalar": 8, **SLIDING}),
     "Qwen3-Next": ("Qwen3NextConfig", DELTA | EXPERTS),
     "Qwen3.5, Qwen3.6": ("Qwen3_5TextConfig", DELTA),
     "Qwen3.5 MoE": ("Qwen3_5MoeTextConfig", DELTA | EXPERTS),
     "DeepSeek V3, Kimi K2": ("DeepseekV3Config", MLA),
     "DeepSeek V3, its dense layers": ("DeepseekV3Config", MLA | {"first_k_dense_replace": 3}),
-    "gpt-oss": (
-        "GptOssConfig",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING},
-    ),
+    "gpt-oss": ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, **SLIDING}),
     **{name: (kind, text) for name, (kind, text, _, _) in WRAPPERS.items()},
 }
 #: Those that are tried on vLLM. On a CPU it starts no gated delta net, and none that reads images.

@@ -82,11 +82,7 @@ class FaultyProxy:
                 one.transport.abort() if fate == "reset" else one.close()
 
     async def _copy(
-        self,
-        source: asyncio.StreamReader,
-        sink: asyncio.StreamWriter,
-        most: int | None,
-        fate: str,
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, most: int | None, fate: str
     ) -> None:
         """Until the end, or for `most` bytes."""
         passed = 0

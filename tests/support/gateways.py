@@ -49,11 +49,7 @@ class Gateways:
     """A fleet of two servers; one that is killed is the test's to start again."""
 
     def __init__(
-        self,
-        folder: Path,
-        postgres: Postgres,
-        settings: str = "",
-        api_key: str | None = None,
+        self, folder: Path, postgres: Postgres, settings: str = "", api_key: str | None = None
     ) -> None:
         self.folder, self.url = folder, postgres.database()
         self.stop_file = folder / "stop"

@@ -119,10 +119,7 @@ def _tokenizer(model: Path, size: int) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": [*tokens, *missing],
-        "tokenizer.ggml.token_type": [
-            *map(int, kinds),
-            *(int(TokenType.UNUSED) for _ in missing),
-        ],
+        "tokenizer.ggml.token_type": [*map(int, kinds), *(int(TokenType.UNUSED) for _ in missing)],
         "tokenizer.ggml.merges": [" ".join(pair) for pair in known["model"]["merges"]],
         "tokenizer.ggml.eos_token_id": ids["<|endoftext|>"],
         "tokenizer.ggml.padding_token_id": ids["<|endoftext|>"],

@@ -43,12 +43,7 @@ def rewarded(http: httpx.Client, run: str, reward: float, **asked: Any) -> str:
 
 
 def run_of(
-    http: httpx.Client,
-    policy: str,
-    reward: float,
-    seed: int,
-    node: str | None = None,
-    **told: Any,
+    http: httpx.Client, policy: str, reward: float, seed: int, node: str | None = None, **told: Any
 ) -> str:
     """A run with one call and a reward, and what else is told with it; its id."""
     run = new_id("run")

@@ -310,10 +310,7 @@ PLACES: dict[str, Place] = {
     "behind thoughts": lambda w, e, r: (f"<think>{_json(_other(e, r))}</think>{w}", None),
     "behind reasoning": lambda w, e, r: (
         AIMessage(
-            [
-                {"type": "reasoning", "reasoning": _json(_other(e, r))},
-                {"type": "text", "text": w},
-            ]  # type: ignore[arg-type]
+            [{"type": "reasoning", "reasoning": _json(_other(e, r))}, {"type": "text", "text": w}]  # type: ignore[arg-type]
         ),
         None,
     ),

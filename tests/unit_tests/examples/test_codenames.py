@@ -1,5 +1,3 @@
-"""Codenames: boards, the rules against a second telling of them, the random players, the graph."""
-
 from itertools import combinations
 
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Deep research: what the corpus holds, the reward by its rule, and the figures of the nodes."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""The documentation example: its pages, its questions and their split, its reward."""
-
 import inspect
 import json
 import textwrap

@@ -1,5 +1,3 @@
-"""The mailboxes of the e-mail assistant: one right mail, found by the tools and by nothing less."""
-
 import json
 import re
 

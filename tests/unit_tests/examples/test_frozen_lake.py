@@ -1,5 +1,3 @@
-"""The Frozen Lake example: TextArena's lakes, the walk over one, its reward, and the agent."""
-
 import json
 import random
 from collections import deque

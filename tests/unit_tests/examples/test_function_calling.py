@@ -1,5 +1,3 @@
-"""The function calling example: its split, and the worth of a call by a checker of equality."""
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The MCP example: the server's tools, tasks without overlap, and the judge's rule."""
-
 import random
 import sqlite3
 from contextlib import closing

@@ -1,5 +1,3 @@
-"""What examples share: ``--level``, ``--control``, and ``python -m examples.evaluate``."""
-
 import sys
 from pathlib import Path
 from types import ModuleType

@@ -1,5 +1,3 @@
-"""Temporal Clue: puzzles have one solution, by a reading of their texts; answers are scored."""
-
 import re
 from collections.abc import Callable
 from itertools import permutations, product

@@ -1,5 +1,3 @@
-"""Text-to-SQL: what a gold query must give by plain Python, and a database that nobody can harm."""
-
 import random
 import re
 import sqlite3

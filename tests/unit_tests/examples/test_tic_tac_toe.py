@@ -1,5 +1,3 @@
-"""Tic-tac-toe: the rules, and the perfect player against all games there are."""
-
 from collections import Counter
 
 from hypothesis import given

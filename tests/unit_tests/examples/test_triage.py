@@ -1,5 +1,3 @@
-"""The triage example: its messages, and its agent on a model that answers by the schema."""
-
 from collections import Counter
 
 from examples.triage.tickets import DEPARTMENTS, PROBLEMS, tickets

@@ -1,5 +1,3 @@
-"""2048: the rules against an implementation of another kind, and what a game is worth."""
-
 import re
 
 from hypothesis import given

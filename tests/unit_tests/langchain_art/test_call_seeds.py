@@ -1,5 +1,3 @@
-"""Seeds of a run's calls."""
-
 import asyncio
 import os
 import random

@@ -1,5 +1,3 @@
-"""The GPUs that CUDA may use, as the driver's tool lists them."""
-
 from pathlib import Path
 
 import pytest

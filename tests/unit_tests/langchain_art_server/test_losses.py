@@ -16,8 +16,7 @@ MODULE = "tests.support.own_losses"
 
 
 @pytest.mark.parametrize(
-    "function",
-    [own_losses.clipped, own_losses.by_call, own_losses.weighted, own_losses.bounded],
+    "function", [own_losses.clipped, own_losses.by_call, own_losses.weighted, own_losses.bounded]
 )
 def test_the_built_in_losses_keep_all_promises(function: LossFunction) -> None:
     check_loss(function, policy_gradient=True)

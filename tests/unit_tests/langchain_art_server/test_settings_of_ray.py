@@ -1,5 +1,3 @@
-"""What `[ray]` and ``--ray`` allow, and what they say of what they do not."""
-
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any

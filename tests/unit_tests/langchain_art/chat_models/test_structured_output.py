@@ -1,5 +1,3 @@
-"""The schemas that are sent say what was asked for, and cut replies are told as cut."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The card of an exported adapter."""
-
 from typing import Any
 
 import pytest

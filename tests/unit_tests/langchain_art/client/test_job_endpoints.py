@@ -1,5 +1,3 @@
-"""Orders that are refused before they are sent."""
-
 import pytest
 
 from langchain_art import ArtClient

@@ -1,5 +1,3 @@
-"""Filters, advantages and weights together, over groups of runs."""
-
 import math
 import random
 from collections import Counter
@@ -10,12 +8,7 @@ from hypothesis import strategies as st
 
 from langchain_art.credit.batch_plan import call_weights, exclusion, plan, stale, unscored
 from langchain_art.credit.candidates import CallDecision, CandidateCall, CandidateRun
-from langchain_art.wire import (
-    ClippedRatio,
-    ConstantAggregation,
-    OverlongPenalty,
-    TrainConfig,
-)
+from langchain_art.wire import ClippedRatio, ConstantAggregation, OverlongPenalty, TrainConfig
 
 MEAN = TrainConfig(advantage="mean")
 

@@ -192,10 +192,7 @@ def test_the_gigpo_vector() -> None:
 
 def test_states_teach_where_runs_do_not() -> None:
     # Both win; the second takes a detour, and its first return is discounted more.
-    runs = [
-        run(1, call(prompt="s")),
-        run(1, call(prompt="s"), call(prompt="t")),
-    ]
+    runs = [run(1, call(prompt="s")), run(1, call(prompt="s"), call(prompt="t"))]
     credit = group_credit(runs, TrainConfig(advantage="mean", credit=AnchorCredit(discount=0.5)))
     assert credit.advantages == {(0, 0): 0.25, (1, 0): -0.25}
     assert credit.reasons == {(1, 1): "calls.zero_variance"}

@@ -1,5 +1,3 @@
-"""Environments of others without a model: what a graph is told, which scenarios are held out."""
-
 import random
 import sys
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Evaluators made of evaluators: what they score, what they keep, and what they never guess."""
-
 from collections.abc import Callable
 from typing import Any
 

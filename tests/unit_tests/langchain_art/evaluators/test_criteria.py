@@ -1,5 +1,3 @@
-"""The weighted criteria: vectors by hand, bounds of all inputs, and what is refused."""
-
 import math
 from typing import Any
 
@@ -126,9 +124,7 @@ def example_run() -> Trajectory:
 
 async def test_the_score_is_the_weighted_sum_and_every_criterion_is_reported() -> None:
     criteria = WeightedCriteriaEvaluator(
-        optimal_steps=2,
-        required_actions=["search", "read", "answer"],
-        seconds=run_facts.seconds,
+        optimal_steps=2, required_actions=["search", "read", "answer"], seconds=run_facts.seconds
     )
     (score,) = await criteria.ascore(group(example_run(), answer="14 March"))
     assert score is not None

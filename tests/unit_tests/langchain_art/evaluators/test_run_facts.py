@@ -1,5 +1,3 @@
-"""What a run did, read off its turns; tool errors against LangGraph's own tool node."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""Runs to export."""
-
 from __future__ import annotations
 
 from typing import Any

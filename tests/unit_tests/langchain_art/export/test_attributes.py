@@ -1,5 +1,3 @@
-"""What each span says, to Langfuse and to any other backend."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""`Exporter`: what it refuses, what it samples, and what it makes of a run of production."""
-
 import gc
 import threading
 from collections.abc import Iterator

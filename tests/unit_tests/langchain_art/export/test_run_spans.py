@@ -1,5 +1,3 @@
-"""The list of a run's spans: of what was recorded, and of the turns alone."""
-
 import operator
 from typing import Annotated, Any
 
@@ -52,11 +50,7 @@ def test_each_attempt_and_each_branch_is_a_span_of_its_own() -> None:
     )
     spans = spans_of(graph.add_edge(START, "writer").add_edge("writer", END).compile())
     nodes = [span for span in spans if span.kind == "node"]
-    assert [(one.attempt, one.outcome) for one in nodes] == [
-        (1, "error"),
-        (2, "error"),
-        (3, "ok"),
-    ]
+    assert [(one.attempt, one.outcome) for one in nodes] == [(1, "error"), (2, "error"), (3, "ok")]
     assert nodes[0].error == "ConnectionError: flaky" and nodes[2].error is None
 
     class Many(MessagesState):

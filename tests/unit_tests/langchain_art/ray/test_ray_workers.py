@@ -1,5 +1,3 @@
-"""Which workers on a cluster may be asked for, and where their server must be."""
-
 from typing import Any
 
 import pytest

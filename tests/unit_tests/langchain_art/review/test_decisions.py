@@ -1,5 +1,3 @@
-"""Approved, edited and rejected tool calls as reviews."""
-
 import json
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""A judge is trusted in the bands of its scores in which people agree with it."""
-
 from langchain_art.review.report import bands_of
 from langchain_art.statistics.intervals import wilson
 

@@ -1,5 +1,3 @@
-"""Groups in the order in which they end, no further ahead than is allowed."""
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable

@@ -162,10 +162,7 @@ class Model(BaseModel):
         ("Hi", "Hi"),
         ({"id": 1, "answer": "x"}, {"id": 1, "answer": "x"}),
         (Question("q", ("a", "b"), "x"), {"id": "q", "input": ["a", "b"], "answer": "x"}),
-        (
-            Model(id="m", day=datetime.date(2026, 1, 2)),
-            {"id": "m", "day": "2026-01-02"},
-        ),
+        (Model(id="m", day=datetime.date(2026, 1, 2)), {"id": "m", "day": "2026-01-02"}),
         ([HumanMessage("Hi")], None),
     ],
 )

@@ -1,5 +1,3 @@
-"""Groups' ids, and rollouts by name."""
-
 import subprocess
 import sys
 from functools import partial

@@ -175,11 +175,7 @@ def test_the_bootstrap_of_two_values_is_that_of_their_three_means() -> None:
 
 @pytest.mark.parametrize(
     ("rewards", "expected"),
-    [
-        ([], (None, None, 0, 0)),
-        ([[], []], (None, None, 0, 0)),
-        ([[0.5, 1.0]], (0.75, None, 2, 1)),
-    ],
+    [([], (None, None, 0, 0)), ([[], []], (None, None, 0, 0)), ([[0.5, 1.0]], (0.75, None, 2, 1))],
 )
 def test_without_two_scenarios_there_is_no_interval(
     rewards: list[list[float]], expected: tuple[object, ...]

@@ -1,5 +1,3 @@
-"""Which of several answers to one prompt count."""
-
 import json
 import re
 from dataclasses import dataclass

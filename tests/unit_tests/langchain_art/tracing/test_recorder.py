@@ -1,5 +1,3 @@
-"""What a run came to, and which calls count, when graphs fail, wait, and are gone on with."""
-
 import asyncio
 import gc
 import logging

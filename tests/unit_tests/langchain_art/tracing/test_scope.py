@@ -1,5 +1,3 @@
-"""Which calls a scope hears that a generator opens, or a context manager."""
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Generator, Iterator

@@ -1,5 +1,3 @@
-"""Which calls of sub-agents count, if a node around them is interrupted and run again."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Which trackers a fit gets, and what is refused before it begins."""
-
 import importlib.util
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace

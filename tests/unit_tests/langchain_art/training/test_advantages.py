@@ -1,5 +1,3 @@
-"""What `Trainer(advantages=)` may return, and what is said of all else."""
-
 import math
 from typing import Any, get_args
 
@@ -11,14 +9,7 @@ from hypothesis import strategies as st
 from langchain_art import AnchorCredit, Trainer
 from langchain_art.errors import ConfigError
 from langchain_art.training.advantages import advantages_of, check_hook, group_has_zero_variance
-from langchain_art.wire import (
-    TrainConfig,
-    TrainRequest,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-    Usage,
-)
+from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, TrajectoryGroup, Turn, Usage
 from langchain_art.wire.choices import CreditKind
 from langchain_art_server.jobs.batch_builder import Batch
 from tests.support.call_records import record

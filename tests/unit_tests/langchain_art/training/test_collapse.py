@@ -1,5 +1,3 @@
-"""A collapse is seen in its step or evaluation, and what may be chance is none; and a gain."""
-
 import math
 import random
 import statistics
@@ -9,13 +7,7 @@ from typing import Any
 import pytest
 
 from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_tail
-from langchain_art.training.collapse import (
-    AT_END,
-    Sign,
-    held_out_sign,
-    new_signs,
-    no_gain,
-)
+from langchain_art.training.collapse import AT_END, Sign, held_out_sign, new_signs, no_gain
 from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
 from tests.support.soak import count
@@ -397,8 +389,7 @@ def test_a_fit_that_gets_no_worse_is_seldom_taken_back(
         rates = [draw.betavariate(0.7, 1.3) for _ in range(scenarios)]
         evals = [
             evaluation(
-                step,
-                [sum(draw.random() < p for _ in range(samples)) / samples for p in rates],
+                step, [sum(draw.random() < p for _ in range(samples)) / samples for p in rates]
             )
             for step in range(count)
         ]

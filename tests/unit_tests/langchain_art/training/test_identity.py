@@ -1,5 +1,3 @@
-"""The identity of a fit, and what counts as the source of a rollout: nothing of libraries."""
-
 import importlib.util
 import linecache
 import random

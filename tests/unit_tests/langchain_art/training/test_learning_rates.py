@@ -1,5 +1,3 @@
-"""The rate of a fit whose config names none: what its steps make of it."""
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""What a step and a fit say of themselves: for one policy, for several, and on the screen."""
-
 import io
 from typing import Any
 
@@ -22,11 +20,7 @@ from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
 
 def node(tokens: int, abs_: float = 0.5, mean: float = 0.0, **excluded: int) -> NodeReport:
     return NodeReport(
-        calls=tokens // 8,
-        tokens=tokens,
-        advantage_mean=mean,
-        advantage_abs=abs_,
-        excluded=excluded,
+        calls=tokens // 8, tokens=tokens, advantage_mean=mean, advantage_abs=abs_, excluded=excluded
     )
 
 

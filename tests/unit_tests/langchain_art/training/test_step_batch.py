@@ -1,5 +1,3 @@
-"""Which scenarios a fit draws that goes on after a stop."""
-
 import asyncio
 import io
 from collections import Counter

@@ -1,5 +1,3 @@
-"""Names and values of what trackers are given, and the cells of their tables."""
-
 import json
 from typing import Any
 

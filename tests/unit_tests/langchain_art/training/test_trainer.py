@@ -1,5 +1,3 @@
-"""What `Trainer` refuses before it asks a server or runs anything, and how it says so."""
-
 import io
 import traceback
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The learning rate of an adapter whose config names none."""
-
 import pytest
 
 from langchain_art.wire import (

@@ -1,5 +1,3 @@
-"""Secrets are not shown; what is no secret is."""
-
 import pytest
 
 from langchain_art.wire.api_keys import RunKey

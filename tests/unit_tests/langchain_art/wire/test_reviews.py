@@ -1,5 +1,3 @@
-"""Reviews say what their kind says, and each of them once."""
-
 from typing import Any
 
 import pytest

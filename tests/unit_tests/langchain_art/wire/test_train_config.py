@@ -148,8 +148,7 @@ FULL = TrainConfig(
 
 
 @pytest.mark.parametrize(
-    "config",
-    [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL],
+    "config", [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL]
 )
 def test_a_config_is_the_same_after_the_wire(config: TrainConfig | SFTConfig) -> None:
     request = TrainRequest(policy="p", groups=(("a",),), config=config)
@@ -170,10 +169,7 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
     [
         ({"schedule": {"decay_steps": 3, "warmup_steps": 3}}, "decay_steps to be the larger"),
         ({"loss": {"kind": "clip", "dual_clip": 1.0}}, "greater than 1"),
-        (
-            {"loss": {"kind": "gspo", "dual_clip": 3.0}},
-            r"loss\.dual_clip: this option",
-        ),
+        ({"loss": {"kind": "gspo", "dual_clip": 3.0}}, r"loss\.dual_clip: this option"),
         ({"loss": {"kind": "dppo_tv", "clip_high": 1.0}}, "less than 1"),
         ({"loss": {"kind": "dppo_tv", "importance_sampling": None}}, "is not known here"),
         ({"loss": 3}, "valid dictionary or object"),

@@ -1,5 +1,3 @@
-"""`wire.turn_links`: which call continues which, and which were superseded."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Readiness: false while a part fails, with the reason, and true again by itself."""
-
 import asyncio
 import shutil
 from collections.abc import AsyncIterator

@@ -1,5 +1,3 @@
-"""Policies: what is routed is what is stored, and what has no room is refused."""
-
 import asyncio
 import sqlite3
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Requests that wait for a change look for it in turns: one client's leave time for others."""
-
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

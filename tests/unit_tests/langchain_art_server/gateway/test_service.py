@@ -1,5 +1,3 @@
-"""A data directory that cannot be used is refused in words."""
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,5 +1,3 @@
-"""Sessions end with their time, when their person logs out, and with the server."""
-
 import pytest
 
 from langchain_art_server.gateway import sessions

@@ -1,5 +1,3 @@
-"""From scored runs to rows: which calls learn, what a baseline is made of, what nodes report."""
-
 from collections import Counter
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The queue of jobs: what may be retried, what is cancelled, and that the others go on."""
-
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable

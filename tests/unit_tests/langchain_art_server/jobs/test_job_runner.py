@@ -1,5 +1,3 @@
-"""Jobs go on when the store comes back."""
-
 import asyncio
 import logging
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Steps between a version and those that it descends from."""
-
 import pytest
 
 from langchain_art_server.jobs.eligibility import steps_since

@@ -1,5 +1,3 @@
-"""What many ask for at once is read once, and never before it was asked for."""
-
 import asyncio
 
 from pydantic import BaseModel

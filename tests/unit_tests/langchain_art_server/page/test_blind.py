@@ -1,5 +1,3 @@
-"""Pairs of two versions' runs: which is shown where, and what people's choices come to."""
-
 from collections import Counter
 
 import pytest

@@ -1,5 +1,3 @@
-"""The page's files as they go over the wire: packed, asked again by ETag, and none but them."""
-
 import gzip
 
 import httpx

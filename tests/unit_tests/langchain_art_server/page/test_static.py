@@ -1,5 +1,3 @@
-"""The page's files: vendored ones are what the manifest says, and no script makes markup."""
-
 import hashlib
 import json
 import re

@@ -1,5 +1,3 @@
-"""How far a step may have moved the weights, and that no gradients move them further."""
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The database's writer: calls share transactions, everybody hears how their own ended."""
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Two servers' stores on one PostgreSQL: who may write, and in which order calls began."""
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The log of what was done has a bound by tenant, in entries and in bytes."""
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,5 +1,3 @@
-"""A page leaves a damaged row out, says so, and goes on behind it: in every list."""
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What a run is scored with: what a `Reward` changes, and what a job keeps of it."""
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -76,10 +76,7 @@ CASES: list[tuple[dict[str, Any], Callable[[Trajectory], bool]]] = [
     ({"node": "critic"}, lambda run: any(t.node == "critic" for t in run.turns)),
     ({"status": "failed"}, lambda run: run.status == "failed"),
     ({"reward_min": 0.5}, lambda run: (run.total_return or 0) >= 0.5),
-    (
-        {"reward_max": 0.0},
-        lambda run: run.total_return is not None and run.total_return <= 0,
-    ),
+    ({"reward_max": 0.0}, lambda run: run.total_return is not None and run.total_return <= 0),
     ({"score": "ruler"}, lambda run: "ruler" in run.scores),
     ({"score": "h", "score_min": 0.3}, lambda run: run.scores.get("h", 0) >= 0.3),
     ({"text": "REFUND"}, lambda run: _says(run, "refund")),

@@ -1,5 +1,3 @@
-"""The log's lines: what they have of a request or a job, and what they never have."""
-
 import json
 import logging
 import sys

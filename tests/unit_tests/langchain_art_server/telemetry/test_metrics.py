@@ -1,5 +1,3 @@
-"""What is counted, and that labels stay few."""
-
 from prometheus_client import generate_latest
 
 from langchain_art.wire import TrainJob, TrainResult

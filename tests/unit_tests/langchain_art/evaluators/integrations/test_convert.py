@@ -1,5 +1,3 @@
-"""Outputs of other libraries become groups of runs."""
-
 from typing import Any
 
 import pytest

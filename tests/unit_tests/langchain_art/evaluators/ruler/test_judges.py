@@ -1,5 +1,3 @@
-"""Judges as LangChain's users make them; one limit for a model; timeouts, pauses, cancelling."""
-
 import asyncio
 import json
 import subprocess

@@ -174,7 +174,7 @@ def test_results_of_parallel_calls_say_whose_they_are() -> None:
     )
     one = Trajectory(id="a", turns=(Turn(messages=(ASK, reply, *results), reply=says("ok")),))
     assert [kind for kind, _ in kinds(one)][2:] == [
-        *("call", "call", "result 2", "result 1", "result", "assistant"),
+        *("call", "call", "result 2", "result 1", "result", "assistant")
     ]
 
 

@@ -86,11 +86,7 @@ def test_parallel_nodes_that_interleave_make_one_row_each() -> None:
 
 
 def test_the_longest_open_row_wins() -> None:
-    calls = [
-        call("short", [1], [2]),
-        call("other", [1], [2, 3]),
-        call("next", [1, 2, 3, 9], [4]),
-    ]
+    calls = [call("short", [1], [2]), call("other", [1], [2, 3]), call("next", [1, 2, 3, 9], [4])]
     assert [row.token_ids for row in rows_of_run(calls)] == [[1, 2], [1, 2, 3, 9, 4]]
 
 

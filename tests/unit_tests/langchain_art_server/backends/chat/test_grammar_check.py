@@ -1,5 +1,3 @@
-"""The process that proves grammars: its answers, its limits, and its deaths."""
-
 import sys
 from collections.abc import Iterator
 

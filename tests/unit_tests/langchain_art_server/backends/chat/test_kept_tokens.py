@@ -1,5 +1,3 @@
-"""The cache of texts' tokens: its memory."""
-
 import re
 import tracemalloc
 from array import array

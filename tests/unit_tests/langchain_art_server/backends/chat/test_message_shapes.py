@@ -194,8 +194,7 @@ def test_a_template_without_the_user_or_the_replies_is_refused(role: str, say: s
 
 
 @pytest.mark.parametrize(
-    ("role", "conversation_"),
-    [("system", ("system", "user")), ("tool", ("user", "call", "tool"))],
+    ("role", "conversation_"), [("system", ("system", "user")), ("tool", ("user", "call", "tool"))]
 )
 def test_a_role_that_the_template_leaves_out_is_refused_by_name(
     role: str, conversation_: tuple[str, ...]

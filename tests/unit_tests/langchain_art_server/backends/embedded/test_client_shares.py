@@ -1,5 +1,3 @@
-"""Whose turn it is, by what clients ask of the engine."""
-
 import random
 
 from langchain_art_server.backends.base import Sampling

@@ -1,5 +1,3 @@
-"""Logprobs of the tokens that are drawn."""
-
 import random
 
 import pytest

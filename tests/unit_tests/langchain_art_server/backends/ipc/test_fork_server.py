@@ -1,5 +1,3 @@
-"""A forked engine's end, asked for by several threads."""
-
 import os
 import socket
 import sys

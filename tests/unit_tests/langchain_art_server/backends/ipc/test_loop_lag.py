@@ -1,5 +1,3 @@
-"""The longest pause of a loop, in the last minute."""
-
 import asyncio
 import time
 

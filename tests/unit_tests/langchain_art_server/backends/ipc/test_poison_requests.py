@@ -1,5 +1,3 @@
-"""Requests that were running at an engine's deaths: which are refused, and for how long."""
-
 from dataclasses import replace
 
 import pytest

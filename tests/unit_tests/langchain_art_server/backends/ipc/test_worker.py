@@ -1,5 +1,3 @@
-"""A child process for an engine: calls, events, cancellation, crashes, and the parent's death."""
-
 import asyncio
 import contextlib
 import os

@@ -1,5 +1,3 @@
-"""Which RoPE changes with the length of a row, and where."""
-
 from types import SimpleNamespace
 from typing import Any
 

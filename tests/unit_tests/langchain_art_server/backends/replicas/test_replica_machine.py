@@ -1,5 +1,3 @@
-"""Any order of publishing, unloading, calls, deaths and returns of replicas."""
-
 import asyncio
 import tempfile
 from collections import Counter

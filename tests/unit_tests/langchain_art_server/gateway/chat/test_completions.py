@@ -1,5 +1,3 @@
-"""One request beside others: turns of the event loop, choices that fail, what is counted."""
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator

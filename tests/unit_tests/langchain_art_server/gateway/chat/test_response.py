@@ -1,5 +1,3 @@
-"""Chunks of a stream: what a client reads, however it splits lines."""
-
 import json
 import sys
 

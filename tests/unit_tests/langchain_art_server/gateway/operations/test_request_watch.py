@@ -1,5 +1,3 @@
-"""What is told of a request that has no answer, and what is answered while the server drains."""
-
 import logging
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""The queue of rollouts: who has which, until when, on both databases."""
-
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
