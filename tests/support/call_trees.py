@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
 from hypothesis import strategies as st
 
-from langchain_art_server.algorithms.sequences.training_rows import SampledCall
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall
+from langchain_art_server.storage.tables import CallRecord
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -39,3 +44,22 @@ def trees_of_calls(draw: st.DrawFn) -> list[SampledCall]:
             )
         )
     return calls
+
+
+def sampled_tokens(calls: Iterable[SampledCall | CallRecord]) -> Counter[tuple[Any, ...]]:
+    """Each token of these calls with all that stood before it."""
+    return Counter(
+        ((*call.prompt_token_ids, *call.token_ids[:i]), token, call.logprobs[i], call.temperature)
+        for call in calls
+        for i, token in enumerate(call.token_ids)
+    )
+
+
+def trained_tokens(rows: Iterable[Row]) -> Counter[tuple[Any, ...]]:
+    """Each token that these rows train, likewise."""
+    return Counter(
+        (tuple(row.token_ids[:i]), token, row.logprobs[i], row.temperature)
+        for row in rows
+        for i, (token, trained) in enumerate(zip(row.token_ids, row.mask, strict=True))
+        if trained
+    )

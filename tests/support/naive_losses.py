@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 #: One token's loss, its derivative with respect to its own logprob (gspo: of the ratio's exponent),
 #: and which bound acted.
@@ -41,11 +43,50 @@ def naive_dppo(new: float, sampler: float, a: float, low: float, high: float) ->
 
 
 def naive_gspo(
-    new: list[float], old: list[float], a: list[float], calls: list[int], low: float, high: float
+    new: list[float], old: list[float], a: list[float], calls: list[float], low: float, high: float
 ) -> list[Naive]:
     found = []
     for t, call in enumerate(calls):
         own = [k for k, other in enumerate(calls) if other == call]
         mean = math.fsum(new[k] - old[k] for k in own) / len(own)
         found.append(naive_clip(mean, 0.0, a[t], low, high, None))
+    return found
+
+
+def naive_losses(
+    kind: str,
+    new: list[float],
+    old: list[float],
+    a: list[float],
+    calls: list[float],
+    low: float,
+    high: float,
+    dual: float | None,
+) -> list[Naive]:
+    if kind == "gspo":
+        return naive_gspo(new, old, a, calls, low, high)
+    rows = zip(new, old, a, strict=True)
+    if kind == "clip":
+        return [naive_clip(*row, low, high, dual) for row in rows]
+    naive = {"cispo": naive_cispo, "dppo_tv": naive_dppo}[kind]
+    return [naive(*row, low, high) for row in rows]
+
+
+def naive_importance(
+    gaps: list[float], calls: Sequence[float], sampling: Any, guard: float | None
+) -> list[tuple[float, bool, bool]]:
+    """Of each token its weight, whether importance sampling limits it, and whether the guard."""
+    kind = sampling.kind if sampling else "off"
+    low, high = getattr(sampling, "low", None) or 0.0, sampling.high if sampling else math.inf
+    found = []
+    for gap, call in zip(gaps, calls, strict=True):
+        own = [g for g, other in zip(gaps, calls, strict=True) if other == call]
+        weight = math.exp(math.fsum(own) if kind == "sequence_mask" else gap)
+        limited = not low <= weight <= high
+        if kind in ("truncated", "off"):
+            weight = min(weight, high) if kind == "truncated" else 1.0
+        elif limited:
+            weight = 0.0
+        guarded = guard is not None and abs(math.fsum(own) / len(own)) > math.log(guard)
+        found.append((0.0 if guarded else weight, limited, guarded))
     return found

@@ -603,6 +603,9 @@ def test_group_ids_are_ids_distinct_and_stable() -> None:
     assert len(set(ids)) == len(ids)
     assert all(ID.fullmatch(one) for one in ids)
     assert ids[:2] == ["fit:3:q-1", "fit:3:q-1:2"]
+    [of_a_base_model] = group_ids("eval:Qwen/Qwen2.5-0.5B-Instruct", ["a"])
+    assert ID.fullmatch(of_a_base_model)
+    assert of_a_base_model.startswith("eval:Qwen-Qwen2.5-0.5B-Instruct:a-")
 
 
 def test_batches_are_epochs_without_replacement() -> None:

@@ -13,11 +13,9 @@ from langchain_art.rollout.scenarios import (
     check_portable,
     check_scenarios,
     draw,
-    group_ids,
     load,
     rollout_name,
 )
-from langchain_art.wire import ID
 from tests.support import leased_agent
 
 
@@ -108,8 +106,3 @@ def test_json_values_go_to_workers(scenario: Any) -> None:
 def test_other_values_are_refused_with_their_place(scenario: Any) -> None:
     with pytest.raises(ConfigError, match=r"train_scenarios\[1\]: got .*, expected a JSON value"):
         check_portable(["q", scenario], "train_scenarios")
-
-
-def test_the_name_of_any_base_model_makes_a_groups_id() -> None:
-    [name] = group_ids("eval:Qwen/Qwen2.5-0.5B-Instruct", ["a"])
-    assert ID.fullmatch(name) and name.startswith("eval:Qwen-Qwen2.5-0.5B-Instruct:a-")

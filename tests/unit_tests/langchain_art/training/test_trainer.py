@@ -34,10 +34,8 @@ def test_what_is_no_list_of_scenarios_is_refused(tmp_path: Path, scenarios: Any)
     assert "eval_scenarios: got" in str(found.value)
     with pytest.raises(ConfigError, match="scenarios: got"):
         Trainer("p", out_dir=tmp_path).evaluate_sync(lambda _: 1.0, scenarios)
-
-
-def test_no_scenarios_are_refused(tmp_path: Path) -> None:
     assert "train_scenarios: got none" in str(refused(tmp_path, []).value)
+    assert "['Which project?']" in str(refused(tmp_path, "Which project?").value)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +100,6 @@ def test_the_part_that_may_fail_is_a_fraction(wrong: float) -> None:
         Trainer("p", max_failed=wrong)
 
 
-def test_the_text_is_shown_as_it_should_be_written(tmp_path: Path) -> None:
-    assert "['Which project?']" in str(refused(tmp_path, "Which project?").value)
-
-
 @pytest.mark.parametrize("policy", ["Qwen/Qwen2.5-0.5B", "My Agent", "-x", "a..b"])
 def test_a_name_that_no_policy_can_have_is_refused_in_words(tmp_path: Path, policy: str) -> None:
     found = str(refused(tmp_path, ["a"], policy=policy).value)
@@ -144,11 +138,6 @@ def test_a_hook_for_advantages_meets_the_config_of_each_policy() -> None:
 
 def trainer(out: Path, **options: Any) -> Trainer:
     return Trainer("tiny", out_dir=out, console=Console(file=io.StringIO()), **options)
-
-
-def test_an_unknown_value_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="got workers='slurm', expected one of"):
-        trainer(tmp_path, workers="slurm")
 
 
 @pytest.mark.parametrize("method", ["fit_sync", "evaluate_sync"])

@@ -69,32 +69,17 @@ def test_every_default_of_a_job() -> None:
     assert SFTConfig().model_dump() == expected
 
 
+def clipped(kind: str, low: float, high: float, aggregation: str) -> dict[str, Any]:
+    bounds = {"kind": kind, "clip_low": low, "clip_high": high}
+    return bounds | {"importance_sampling": TRUNCATED, "aggregation": aggregation}
+
+
 @pytest.mark.parametrize(
     ("field", "group", "expected"),
     [
         ("loss", ClippedRatio(), TrainConfig().model_dump()["loss"]),
-        (
-            "loss",
-            GSPO(),
-            {
-                "kind": "gspo",
-                "clip_low": 3e-4,
-                "clip_high": 4e-4,
-                "importance_sampling": TRUNCATED,
-                "aggregation": "sequence",
-            },
-        ),
-        (
-            "loss",
-            CISPO(),
-            {
-                "kind": "cispo",
-                "clip_low": 1.0,
-                "clip_high": 4.0,
-                "importance_sampling": TRUNCATED,
-                "aggregation": "token",
-            },
-        ),
+        ("loss", GSPO(), clipped("gspo", 3e-4, 4e-4, "sequence")),
+        ("loss", CISPO(), clipped("cispo", 1.0, 4.0, "token")),
         (
             "loss",
             DPPOTV(),
@@ -164,6 +149,16 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         TrainRequest.model_validate(body | {"config": {"kind": "ppo"}})
 
 
+LONG, BY_SCORES = OverlongPenalty(tokens=8, buffer=4), Standardized(scores={"a": 1.0})
+ADVANTAGES = "'mean', 'leave_one_out', 'maxrl', 'batch_standardized', 'standardized'"
+BLIND = {"teacher": "a@1", "rewards": False}
+K2 = {"estimator": "k2", "coefficient": 0.1}
+
+
+def weighed(kind: str, **options: float | None) -> dict[str, Any]:
+    return {"loss": {"kind": "clip", "importance_sampling": {"kind": kind} | options}}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -174,19 +169,10 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"loss": {"kind": "dppo_tv", "importance_sampling": None}}, "is not known here"),
         ({"loss": 3}, "valid dictionary or object"),
         ({"loss": {"clip_low": 0.1}}, "discriminator 'kind'"),
-        (
-            {"advantage": "rloo"},
-            "'mean', 'leave_one_out', 'maxrl', 'batch_standardized', 'standardized'",
-        ),
+        ({"advantage": "rloo"}, ADVANTAGES),
         ({"distillation": {"teacher": "solver"}}, "expected 'policy@version', as in 'solver@7'"),
-        (
-            {"distillation": {"teacher": "a@1"}, "kl": {"estimator": "k2", "coefficient": 0.1}},
-            "got kl and distillation",
-        ),
-        (
-            {"distillation": {"teacher": "a@1", "rewards": False}, "credit": "node"},
-            "where no reward is read",
-        ),
+        ({"distillation": {"teacher": "a@1"}, "kl": K2}, "got kl and distillation"),
+        ({"distillation": BLIND, "credit": "node"}, "where no reward is read"),
         ({"credit": "step"}, "'run', 'node', 'call', 'turn', 'anchor'"),
         ({"kl": {"estimator": "k3"}}, "kl.coefficient: Field required"),
         ({"kl": {"coefficient": 0.1}}, "kl.estimator: Field required"),
@@ -196,22 +182,10 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"loss": {"kind": "clip", "aggregation": "constant"}}, "aggregation"),
         ({"loss": {"kind": "clip", "aggregation": {"kind": "constant"}}}, "Field required"),
         ({"loss": {"kind": "clip", "aggregation": {"value": 0.0}}}, "equal to 0.000001"),
-        (
-            {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "low": 0.5}}},
-            r"importance_sampling\.low: this option is not known",
-        ),
-        (
-            {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "high": None}}},
-            "valid number",
-        ),
-        (
-            {"loss": {"kind": "clip", "importance_sampling": {"kind": "icepop", "low": None}}},
-            "valid number",
-        ),
-        (
-            {"loss": {"kind": "clip", "importance_sampling": {"kind": "truncated", "high": 1.0}}},
-            "greater than 1",
-        ),
+        (weighed("truncated", low=0.5), r"importance_sampling\.low: this option is not known"),
+        (weighed("truncated", high=None), "valid number"),
+        (weighed("icepop", low=None), "valid number"),
+        (weighed("truncated", high=1.0), "greater than 1"),
         ({"loss": {"kind": "clip", "importance_sampling": "off"}}, "'truncated', 'icepop'"),
         ({"guard": 1.0}, "greater than 1"),
         ({"guard": 0.9}, "greater than 1"),
@@ -221,20 +195,14 @@ def test_a_config_without_a_kind_is_one_of_reinforcement_learning() -> None:
         ({"credit": {"kind": "turn", "weight": 1.0}}, "is not known here"),
         ({"credit": {"kind": "anchor", "weight": 0.0}}, "greater than 0"),
         ({"advantage": {"kind": "mean", "scores": {"a": 1.0}}}, "is not known here"),
-        ({"advantage": Standardized(scores={"a": 1.0}), "credit": "node"}, "credit='run'"),
+        ({"advantage": BY_SCORES, "credit": "node"}, "credit='run'"),
         ({"advantage": {"kind": "standardized", "scores": {"a": float("nan")}}}, "finite"),
         ({"overlong": {"tokens": 8}}, "overlong.buffer: Field required"),
         ({"overlong": {"buffer": 8}}, "overlong.tokens: Field required"),
         ({"overlong": {"tokens": 8, "buffer": 9}}, "at most as large"),
-        ({"overlong": OverlongPenalty(tokens=8, buffer=4), "advantage": "maxrl"}, "maxrl"),
-        ({"overlong": OverlongPenalty(tokens=8, buffer=4), "credit": "call"}, "credit='call'"),
-        (
-            {
-                "overlong": OverlongPenalty(tokens=8, buffer=4),
-                "advantage": Standardized(scores={"a": 1.0}),
-            },
-            "no reward that could be lowered",
-        ),
+        ({"overlong": LONG, "advantage": "maxrl"}, "maxrl"),
+        ({"overlong": LONG, "credit": "call"}, "credit='call'"),
+        ({"overlong": LONG, "advantage": BY_SCORES}, "no reward that could be lowered"),
         ({"learning_rate": float("nan")}, "finite"),
         ({"loss": {"kind": "clip", "clip_high": float("inf")}}, "finite"),
         ({"clip_low": 0.2}, "is not known here"),

@@ -57,17 +57,16 @@ def mutant(rng: random.Random) -> bytes:
 
 
 class Wire(asyncio.Transport):
-    """A connection without a socket."""
+    """A connection without a socket: answers are not read, and what comes is given at once."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.closed = False
 
-    def write(self, data: Any) -> None:
-        """The answers are not read."""
-
-    def write_eof(self) -> None:
-        """The answers end."""
+    def write(self, data: Any) -> None: ...
+    def write_eof(self) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -78,14 +77,7 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
-    def abort(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        """Whatever comes is given at once."""
-
-    def resume_reading(self) -> None:
-        """Whatever comes is given at once."""
+    abort = close
 
 
 #: Connections that somebody still refers to.

@@ -1,7 +1,6 @@
 """The audit says of every turn what training makes of it: the same, token by token."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +12,7 @@ from langchain_art_server.jobs.audit import audit, chosen_calls
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord, StoredRun
 from tests.support.call_records import record
-from tests.support.call_trees import common, trees_of_calls
+from tests.support.call_trees import common, sampled_tokens, trained_tokens, trees_of_calls
 from tests.support.soak import count
 
 
@@ -121,17 +120,6 @@ CHOICES = st.dictionaries(
 )
 
 
-def tokens_of(turns: list[Turn], records: dict[str, CallRecord]) -> Counter[tuple[Any, ...]]:
-    """Each token of these turns with all that stood before it."""
-    found: Counter[tuple[Any, ...]] = Counter()
-    for turn in turns:
-        one = records[turn.call_id or ""]
-        for i, token in enumerate(one.token_ids):
-            before = (*one.prompt_token_ids, *one.token_ids[:i])
-            found[before, token, one.logprobs[i], one.temperature] += 1
-    return found
-
-
 @pytest.mark.soak
 @settings(max_examples=count(100, 2000), deadline=None)
 @given(runs("a"), runs("b"), CHOICES)
@@ -164,18 +152,12 @@ def test_audit_and_training_agree_on_any_run(
     )
     assert reasons == {k: v for k, v in batch.excluded.items() if k.startswith("calls.")}
     learning = [
-        source
+        records[source.call_id or ""]
         for told, trajectory in zip(audits, trajectories, strict=True)
         for turn, source in zip(told.turns, trajectory.turns, strict=True)
         if turn.trained_tokens
     ]
-    laid: Counter[tuple[Any, ...]] = Counter()
-    for row in batch.rows:
-        for i, mask in enumerate(row.mask):
-            if mask:
-                place = (tuple(row.token_ids[:i]), row.token_ids[i])
-                laid[*place, row.logprobs[i], row.temperature] += 1
-    assert laid == tokens_of(learning, records)
+    assert trained_tokens(batch.rows) == sampled_tokens(learning)
 
 
 @pytest.mark.soak

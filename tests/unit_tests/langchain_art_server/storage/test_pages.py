@@ -13,30 +13,20 @@ from langchain_art_server.storage.tables import ACTIONS, EVENTS, JOBS, REVIEWS, 
 Read = Callable[[Store, int, str | None], Awaitable[Page[Any]]]
 #: Of each list: its table, the column of its cursor, one that is damaged, and how a page is read.
 LISTS: dict[str, tuple[sa.Table, str, str, Read]] = {
-    "trajectories": (
-        TRAJECTORIES,
-        "id",
-        "scenario",
-        lambda store, limit, after: store.recent_trajectories(limit, after=after),
-    ),
-    "jobs": (JOBS, "id", "error", lambda store, limit, after: store.jobs.page(limit, after)),
-    "events": (
-        EVENTS,
-        "seq",
-        "message",
-        lambda store, limit, after: store.jobs.events("j-0", int(after or 0), limit),
-    ),
+    "runs": (TRAJECTORIES, "id", "scenario", lambda s, n, a: s.recent_trajectories(n, after=a)),
+    "jobs": (JOBS, "id", "error", lambda s, n, a: s.jobs.page(n, a)),
+    "events": (EVENTS, "seq", "message", lambda s, n, a: s.jobs.events("j-0", int(a or 0), n)),
     "reviews": (
         REVIEWS,
         "number",
         "source",
-        lambda store, limit, after: store.reviews.page(limit, after=int(after or 0)),
+        lambda s, n, a: s.reviews.page(n, after=int(a or 0)),
     ),
-    "actions": (
+    "log": (
         ACTIONS,
         "number",
         "subject",
-        lambda store, limit, after: store.keys.actions(limit, int(after) if after else None),
+        lambda s, n, a: s.keys.actions(n, int(a) if a else None),
     ),
 }
 

@@ -1,4 +1,3 @@
-import math
 import random
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from langchain_art.wire import IcePop, SequenceMask, TruncatedIS
 from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.token_losses import call_means, call_sums
+from tests.support.naive_losses import naive_importance
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -56,23 +56,9 @@ def test_against_loops(seed: int, kind: str) -> None:
         sampling,
         guard,
     )
-    low = getattr(sampling, "low", None) or 0.0
-    high = sampling.high if sampling else math.inf
-    for t in range(tokens):
-        own = [log for log, call in zip(logs, calls, strict=True) if call == calls[t]]
-        weight = math.exp(math.fsum(own) if kind.startswith("sequence_mask") else logs[t])
-        limited = not low <= weight <= high
-        if kind == "truncated":
-            weight = min(weight, high)
-        elif kind == "off":
-            weight = 1.0
-        elif limited:
-            weight = 0.0
-        mean = math.exp(math.fsum(own) / len(own))
-        factor = guard or math.inf
-        guarded = not 1 / factor <= mean <= factor
-        assert found.weights_T[t].item() == pytest.approx(0.0 if guarded else weight, rel=1e-9)
-        assert (bool(found.limited_T[t]), bool(found.guarded_T[t])) == (limited, guarded)
+    weights, limited, guarded = zip(*naive_importance(logs, calls, sampling, guard), strict=True)
+    assert found.weights_T.tolist() == pytest.approx(weights, rel=1e-9)
+    assert (found.limited_T.tolist(), found.guarded_T.tolist()) == ([*limited], [*guarded])
 
 
 def test_sums_and_means_by_call_and_their_gradient() -> None:

@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,21 +10,19 @@ from langchain_art.wire import LRSchedule
 from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
 
 
-def test_the_worked_example() -> None:
-    schedule = LRSchedule(warmup_steps=2, decay_steps=12, final_fraction=0.1)
-    got = [learning_rate(1e-3, schedule, step) for step in (1, 2, 7, 12, 13, 10_000)]
-    assert got == pytest.approx([5e-4, 1e-3, 5.5e-4, 1e-4, 1e-4, 1e-4], rel=1e-12)
-
-
-def test_without_warm_up_and_decay_it_is_constant() -> None:
-    assert {learning_rate(0.5, LRSchedule(), step) for step in range(1, 50)} == {0.5}
-
-
-def test_warm_up_alone_and_decay_alone() -> None:
-    warm = LRSchedule(warmup_steps=4)
-    assert [learning_rate(1.0, warm, s) for s in range(1, 7)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    fall = LRSchedule(decay_steps=4, final_fraction=0.0)
-    assert [learning_rate(1.0, fall, s) for s in range(1, 7)] == [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]
+@pytest.mark.parametrize(
+    ("given", "steps", "expected"),
+    [
+        ({}, range(1, 50), [1.0] * 49),
+        ({"warmup_steps": 4}, range(1, 7), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
+        ({"decay_steps": 4, "final_fraction": 0.0}, range(1, 7), [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
+        ({"warmup_steps": 2, "decay_steps": 12}, (1, 2, 7, 12, 9999), [0.5, 1, 0.55, 0.1, 0.1]),
+    ],
+)
+def test_by_hand(given: dict[str, Any], steps: Sequence[int], expected: list[float]) -> None:
+    schedule = LRSchedule(**{"final_fraction": 0.1} | given)
+    found = [learning_rate(1e-3, schedule, step) for step in steps]
+    assert found == pytest.approx([1e-3 * share for share in expected], rel=1e-12)
 
 
 @given(st.integers(0, 20), st.integers(1, 20), st.floats(0, 1), st.integers(1, 60))

@@ -27,7 +27,7 @@ from langchain_art.wire import (
 )
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens, objective
-from tests.support.naive_losses import Naive, naive_cispo, naive_clip, naive_dppo, naive_gspo
+from tests.support.naive_losses import Naive, naive_importance, naive_losses
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -89,49 +89,22 @@ def terms(case: dict[str, list[float]], which: list[int] | None = None) -> dict[
     return {"tokens": tokens} | {f"{name}_T": columns.get(name) for name in names}
 
 
-def naive_losses(case: dict[str, list[float]], config: JobConfig) -> list[Naive]:
+def naive_terms(case: dict[str, list[float]], config: JobConfig) -> list[Naive]:
     if isinstance(config, SFTConfig):
-        return [(-new, -1.0, None) for new in case["logprobs"]]
-    low, high = config.loss.clip_low, config.loss.clip_high
-    rows = list(zip(case["logprobs"], case["old_logprobs"], case["advantages"], strict=True))
-    if config.loss.kind == "gspo":
-        calls = [int(call) for call in case["calls"]]
-        return naive_gspo(
-            case["logprobs"], case["old_logprobs"], case["advantages"], calls, low, high
-        )
-    if config.loss.kind == "cispo":
-        return [naive_cispo(*row, low, high) for row in rows]
-    if config.loss.kind == "dppo_tv":
-        sampler = case["sampler_logprobs"]
-        return [naive_dppo(r[0], s, r[2], low, high) for r, s in zip(rows, sampler, strict=True)]
-    return [naive_clip(*row, low, high, config.loss.dual_clip) for row in rows]
+        return [(-new, -1.0, "") for new in case["logprobs"]]
+    loss: Any = config.loss
+    old = case["sampler_logprobs" if loss.kind == "dppo_tv" else "old_logprobs"]
+    given = (case["logprobs"], old, case["advantages"], case["calls"], loss.clip_low)
+    return naive_losses(loss.kind, *given, loss.clip_high, getattr(loss, "dual_clip", None))
 
 
 def naive_weights(
     case: dict[str, list[float]], config: JobConfig
 ) -> list[tuple[float, bool, bool]]:
     gaps = [o - s for o, s in zip(case["old_logprobs"], case["sampler_logprobs"], strict=True)]
-    sampling = guard = None
-    if isinstance(config, TrainConfig):
-        sampling, guard = getattr(config.loss, "importance_sampling", None), config.guard
-    kind = sampling.kind if sampling else "off"
-    found = []
-    for t, gap in enumerate(gaps):
-        own = [g for g, call in zip(gaps, case["calls"], strict=True) if call == case["calls"][t]]
-        weight = math.exp(math.fsum(own) if kind == "sequence_mask" else gap)
-        low = getattr(sampling, "low", None) or 0.0
-        high = sampling.high if sampling else math.inf
-        limited = not low <= weight <= high
-        weight = {
-            "truncated": min(weight, high),
-            "off": 1.0,
-            "icepop": 0.0 if limited else weight,
-            "sequence_mask": 0.0 if limited else weight,
-        }[kind]
-        mean = abs(math.fsum(own) / len(own))
-        guarded = guard is not None and mean > math.log(guard)
-        found.append((0.0 if guarded else weight, limited, guarded))
-    return found
+    loss, guard = getattr(config, "loss", None), getattr(config, "guard", None)
+    sampling = getattr(loss, "importance_sampling", None)
+    return naive_importance(gaps, case["calls"], sampling, guard)
 
 
 def naive_kl(new: float, base: float, old: float, kind: str) -> tuple[float, float]:
@@ -148,7 +121,7 @@ def naive_distillation(new: float, teacher: float, old: float) -> tuple[float, f
 
 def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[float]]:
     """The loss, and its gradient with respect to each logprob, by hand."""
-    losses, weights = naive_losses(case, config), naive_weights(case, config)
+    losses, weights = naive_terms(case, config), naive_weights(case, config)
     penalty, bonus = getattr(config, "kl", None), getattr(config, "entropy_bonus", 0.0)
     teacher = getattr(config, "distillation", None)
     total, slopes = 0.0, []
@@ -236,7 +209,7 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
     moves = [math.exp(x - o) for x, o in zip(new, old, strict=True)]
     weights = naive_weights(case, config)
     used = [weight for weight, _, _ in weights]
-    bounds = [bound for _, _, bound in naive_losses(case, config)]
+    bounds = [bound for _, _, bound in naive_terms(case, config)]
     squares = math.fsum(w * w for w in used)
     expected = {
         "ratio_mean": math.fsum(moves) / n,

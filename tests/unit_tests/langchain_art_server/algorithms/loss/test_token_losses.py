@@ -23,7 +23,7 @@ from langchain_art_server.algorithms.loss.token_losses import (
     kl_penalty,
     token_logprobs,
 )
-from tests.support.naive_losses import Naive, naive_cispo, naive_clip, naive_dppo, naive_gspo
+from tests.support.naive_losses import naive_losses
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -46,50 +46,11 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def columns(case: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    new_T, old_T, a_T = (
-        torch.tensor(case[name], dtype=torch.float64) for name in ("new", "old", "advantages")
-    )
-    return new_T, old_T, a_T, torch.tensor(case["calls"])
-
-
-def _clip(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
-    _, old_T, a_T, _ = columns(case)
-    return clip_loss(new_T, old_T, a_T, case["low"], case["high"], case["dual"])
-
-
-def _gspo(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
-    _, old_T, a_T, calls_T = columns(case)
-    return gspo_loss(new_T, old_T, a_T, calls_T, case["low"], case["high"])
-
-
-def _cispo(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
-    _, old_T, a_T, _ = columns(case)
-    return cispo_loss(new_T, old_T, a_T, case["low"], case["high"])
-
-
-def _dppo(case: dict[str, Any], new_T: Tensor) -> TokenLoss:
-    _, old_T, a_T, _ = columns(case)
-    return dppo_tv_loss(new_T, old_T, a_T, case["low"], min(case["high"], 0.9))
-
-
-def _naive(name: str, case: dict[str, Any]) -> list[Naive]:
-    low, high = case["low"], case["high"]
-    rows = list(zip(case["new"], case["old"], case["advantages"], strict=True))
-    if name == "gspo":
-        return naive_gspo(case["new"], case["old"], case["advantages"], case["calls"], low, high)
-    if name == "clip":
-        return [naive_clip(*row, low, high, case["dual"]) for row in rows]
-    if name == "cispo":
-        return [naive_cispo(*row, low, high) for row in rows]
-    return [naive_dppo(*row, low, min(high, 0.9)) for row in rows]
-
-
-LOSSES: dict[str, Callable[[dict[str, Any], Tensor], TokenLoss]] = {
-    "clip": _clip,
-    "gspo": _gspo,
-    "cispo": _cispo,
-    "dppo_tv": _dppo,
+LOSSES: dict[str, Callable[..., TokenLoss]] = {
+    "clip": lambda new, old, a, calls, low, high, dual: clip_loss(new, old, a, low, high, dual),
+    "gspo": lambda new, old, a, calls, low, high, dual: gspo_loss(new, old, a, calls, low, high),
+    "cispo": lambda new, old, a, calls, low, high, dual: cispo_loss(new, old, a, low, high),
+    "dppo_tv": lambda new, old, a, calls, low, high, dual: dppo_tv_loss(new, old, a, low, high),
 }
 
 
@@ -97,9 +58,12 @@ LOSSES: dict[str, Callable[[dict[str, Any], Tensor], TokenLoss]] = {
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_losses_and_gradients_equal_their_naive_twins(name: str, case: dict[str, Any]) -> None:
-    new_T = columns(case)[0].requires_grad_()
-    found = LOSSES[name](case, new_T)
-    naive = _naive(name, case)
+    new_T, old_T, a_T = (torch.tensor(case[key], dtype=F64) for key in ("new", "old", "advantages"))
+    new_T.requires_grad_()
+    bounds = (case["low"], min(case["high"], 0.9) if name == "dppo_tv" else case["high"])
+    found = LOSSES[name](new_T, old_T, a_T, torch.tensor(case["calls"]), *bounds, case["dual"])
+    rows = (case[key] for key in ("new", "old", "advantages", "calls"))
+    naive = naive_losses(name, *rows, *bounds, case["dual"])
     assert found.loss_T.tolist() == pytest.approx([n[0] for n in naive], rel=1e-9, abs=1e-12)
     assert found.low_T.tolist() == [n[2] == "low" for n in naive]
     assert found.high_T.tolist() == [n[2] == "high" for n in naive]

@@ -54,14 +54,7 @@ def test_rows_are_read_from_it_and_see_themselves_alone(
 ) -> None:
     forest = grow(rows, token_cost)
     size = len(forest.token_ids_N)
-    at = np.arange(size)
-    for row, places in zip(rows, forest.rows, strict=True):
-        assert forest.token_ids_N[places].tolist() == row
-        assert forest.depth_N[places].tolist() == list(range(len(row)))
-        for seen, place in enumerate(places.tolist()):
-            ancestors = at[(at <= place) & (place < forest.exit_N)]
-            assert ancestors.tolist() == places[: seen + 1].tolist()
-    assert set(np.concatenate(forest.rows).tolist()) == set(range(size))
+    check_rows(forest, rows)
     assert sum(s.end - s.start for s in forest.segments) == size
     for index, segment in enumerate(forest.segments):
         assert set(forest.exit_N[segment.start : segment.end].tolist()) == {segment.exit}
@@ -102,6 +95,17 @@ def test_thousands_of_rows_and_a_deep_trie_take_no_recursion() -> None:
     assert len(split(forest, 100)) > 10
     wide = grow([[1, 2, n] for n in range(3000)])
     assert len(wide.token_ids_N) == 3002
+
+
+def check_rows(forest: Forest, rows: list[list[int]]) -> None:
+    at = np.arange(len(forest.token_ids_N))
+    for row, places in zip(rows, forest.rows, strict=True):
+        assert forest.token_ids_N[places].tolist() == row
+        assert forest.depth_N[places].tolist() == list(range(len(row)))
+        for seen, place in enumerate(places.tolist()):
+            ancestors = at[(at <= place) & (place < forest.exit_N)]
+            assert ancestors.tolist() == places[: seen + 1].tolist()
+    assert set(np.concatenate(forest.rows).tolist()) == set(at.tolist())
 
 
 def check_parts(forest: Forest, parts: list[Part]) -> None:
@@ -155,14 +159,7 @@ def test_rows_are_read_from_parts_with_copies_and_see_themselves_alone(
     for costs in (PartCosts(9.0, 1.0, 1.0), PartCosts(0.0, 50.0, 1.0)):
         forest, parts = lay_out(rows, token_cost, budget, costs)
         check_parts(forest, parts)
-        at = np.arange(len(forest.token_ids_N))
-        for row, places in zip(rows, forest.rows, strict=True):
-            assert forest.token_ids_N[places].tolist() == row
-            assert forest.depth_N[places].tolist() == list(range(len(row)))
-            for seen, place in enumerate(places.tolist()):
-                ancestors = at[(at <= place) & (place < forest.exit_N)]
-                assert ancestors.tolist() == places[: seen + 1].tolist()
-        assert set(np.concatenate(forest.rows).tolist()) == set(at.tolist())
+        check_rows(forest, rows)
         sizes = [[len(part.tokens_P) for part in some] for some in (parts, nested)]
         if most_alive(nested) <= budget:
             assert most_alive(parts) <= budget and costs.of(sizes[0]) <= costs.of(sizes[1])

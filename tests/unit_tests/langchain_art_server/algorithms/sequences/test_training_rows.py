@@ -1,7 +1,6 @@
 import itertools
 import math
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from langchain_art_server.algorithms.sequences.training_rows import (
     rows_of_run,
     shares,
 )
-from tests.support.call_trees import trees_of_calls
+from tests.support.call_trees import sampled_tokens, trained_tokens, trees_of_calls
 from tests.support.soak import count
 
 
@@ -132,23 +131,13 @@ def parts_of_trees(draw: st.DrawFn) -> list[SampledCall]:
 @example([call(f"{n}{k}", [0] * n, [0], advantage=0.25) for n in (1, 2) for k in (1, 2)])
 def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
     rows = rows_of_run(calls)
-    wanted: Counter[tuple[Any, ...]] = Counter()
-    for c in calls:
-        for i, (token, logprob) in enumerate(zip(c.token_ids, c.logprobs, strict=True)):
-            shown = (*c.prompt_token_ids, *c.token_ids[:i])
-            wanted[shown, token, logprob, c.temperature] += 1
-    got: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         assert len(row.token_ids) == len(row.mask) == len(row.logprobs) == len(row.advantages)
         assert row.mask[0] == 0 and row.mask[-1] == 1
         for i, trained in enumerate(row.mask):
             assert row.advantages[i] == (0.25 if trained else 0.0)
-            if trained:
-                place = (tuple(row.token_ids[:i]), row.token_ids[i])
-                got[*place, row.logprobs[i], row.temperature] += 1
-            else:
-                assert row.logprobs[i] == 0.0
-    assert got == wanted
+            assert trained or row.logprobs[i] == 0.0
+    assert trained_tokens(rows) == sampled_tokens(calls)
 
 
 @pytest.mark.soak

@@ -83,12 +83,6 @@ def test_forgetting_a_root_leaves_the_others() -> None:
     assert prefixes.held == 4
 
 
-def test_a_limit_leaves_tokens_to_compute() -> None:
-    prefixes = cache(4)
-    prefixes.insert(0, spell([1, 2]), states(0, spell([1, 2])))
-    assert len(prefixes.match(0, spell([1, 2]), 2 * BLOCK - 1)[0]) == 1
-
-
 _tokens = st.lists(st.integers(0, 1), max_size=70)
 
 

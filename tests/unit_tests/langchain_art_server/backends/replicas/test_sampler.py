@@ -291,13 +291,6 @@ async def test_the_state_is_the_loop_lag_and_least_memory_of_those_that_answer(
     assert await replicas.state() == SamplerState(pytest.approx(0.1), None)
 
 
-def test_a_run_stays_and_new_runs_go_to_the_least_loaded() -> None:
-    runs = StickyRuns()
-    assert [runs.choose(f"r{i}", {0: 0, 1: 0, 2: 0}) for i in range(6)] == [0, 1, 2, 0, 1, 2]
-    assert runs.choose("r1", {0: 0, 1: 5, 2: 0}) == 1
-    assert runs.choose("new", {0: 4, 1: 5, 2: 3}) == 2
-
-
 def test_a_run_leaves_a_replica_that_is_far_more_loaded_and_stays_with_the_other() -> None:
     runs, least = StickyRuns(), 3
     assert runs.choose("r", {0: 0, 1: 0}) == 0
