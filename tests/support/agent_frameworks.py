@@ -1,7 +1,5 @@
 """Agents of other frameworks: the programs in `tests/support/clients/frameworks`."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Debian's chromium, driven by Playwright: the real browser that the page is tested in."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

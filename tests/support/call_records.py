@@ -1,7 +1,5 @@
 """Call records as the server would have written them, with made-up tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

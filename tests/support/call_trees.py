@@ -1,7 +1,5 @@
 """Random trees of calls, and the naive common prefix."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """A `ChatART` for a test server, and the record that the server kept of its answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

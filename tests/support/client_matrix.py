@@ -1,7 +1,5 @@
 """Clients that are not ours: the programs in `tests/support/clients`, and what each must get."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

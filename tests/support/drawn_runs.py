@@ -1,7 +1,5 @@
 """A captured run of a graph that has a bit of everything: what a time line is to show."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """The processes of a server that hold its models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support.live_server import LiveServer

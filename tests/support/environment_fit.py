@@ -6,8 +6,6 @@ The code makes `env`, and `train` that trains `model` on it. Here the model says
 one scenario is held out. What the fit came to is printed, with what the code calls `beside`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Libraries of environments that are not beside the tests: heavy, or asking for other packages."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

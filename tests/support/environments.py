@@ -1,7 +1,5 @@
 """Environments of their own, for what cannot stand beside the rest; kept while they stay as is."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the tests of the examples share: a short fit on an example's own model, a hosted model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

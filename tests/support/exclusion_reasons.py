@@ -1,7 +1,5 @@
 """Every reason by which the server excludes from training, read from its code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

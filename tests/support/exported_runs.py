@@ -1,7 +1,5 @@
 """Runs as traces in Langfuse, as users export them: what `review` and `traces` read."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ since nothing is downloaded: templates and tool formats have tests of their own
 (`tests/conformance/templates`). The sampler is a parameter: `LocalSampler`, or vLLM by `on_vllm`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A TCP proxy that is as bad as networks are: slow, cut off at any byte, closed on one side."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

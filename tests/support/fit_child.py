@@ -1,7 +1,5 @@
 """A fit in a process of its own, to be killed: rollouts of two calls, with arbitrary rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of fits, as a `Trainer` would leave them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls and jobs of a fleet of two servers, and how long the servers take to know of them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

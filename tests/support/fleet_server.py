@@ -4,8 +4,6 @@ Its leases are short. The file of ``STOP_FILE`` names a moment of a job; the fir
 to it removes the file and stops (SIGSTOP), until somebody continues it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -5,8 +5,6 @@ forks the servers. A server's engines are forked as always, from a process of it
 forked, too, instead of being started. All else is what ``python -m MODULE ARGS`` does.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

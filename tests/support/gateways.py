@@ -1,7 +1,5 @@
 """Several servers of one database and one data directory, and a client of all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

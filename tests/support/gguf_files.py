@@ -1,7 +1,5 @@
 """A small random model as a GGUF file, in the way that llama.cpp's converter writes one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

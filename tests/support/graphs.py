@@ -1,7 +1,5 @@
 """Small graphs, and a chat model that says what a test wants."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel

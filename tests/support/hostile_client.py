@@ -6,8 +6,6 @@ requests sent ahead, tunnels, upgrades, no HTTP, wrong hosts, polls, large bodie
 Writes one JSON object: how often a connection of each kind was begun.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import resource

@@ -1,7 +1,5 @@
 """Steps and rows of the tests that change versions under running calls."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

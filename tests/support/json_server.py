@@ -1,7 +1,5 @@
 """A server on loopback that answers JSON with JSON, as a subclass says."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import threading

@@ -1,7 +1,5 @@
 """LangSmith's settings for a test: its SDK reads them once and then keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

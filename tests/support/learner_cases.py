@@ -1,7 +1,5 @@
 """Tiny random models, rows and steps for the learner's tests."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 it has done as JSON to standard output.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

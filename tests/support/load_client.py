@@ -14,8 +14,6 @@ Writes one: ``statuses`` (status -> how often; ``lost``: no answer), ``without_r
 percentiles in ms. What is added is the time beyond the ``took S`` that the reply says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

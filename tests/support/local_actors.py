@@ -1,7 +1,5 @@
 """Places of a cluster in this process, each with an engine's process of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from langchain_art.ray.placed_actors import ActorsUnavailable

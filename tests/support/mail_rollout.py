@@ -1,7 +1,5 @@
 """The e-mail agent's rollout by a name, for workers: its scenarios say where their mails are."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The e-mail example for tests: a small inbox."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from examples.email_search.inbox import MailStore, build

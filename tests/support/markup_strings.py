@@ -1,7 +1,5 @@
 """Strings that try to become markup or script, each with a mark that shows where it ran."""
 
-from __future__ import annotations
-
 from itertools import product
 
 #: What would run it: a flag that a test reads, a dialog, a request to another host.

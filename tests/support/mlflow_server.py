@@ -1,7 +1,5 @@
 """A real MLflow server on loopback, in an environment of its own: a backend for OpenTelemetry."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Damage to a model's folder: what each function changes on disk, the model then contradicts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests that are wrong by little: a valid one, mutated at places that a seed chooses."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

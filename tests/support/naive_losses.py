@@ -1,7 +1,5 @@
 """The token losses in plain Python: float64, one token at a time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A real IPython kernel, as a notebook has one, and what its cells show."""
 
-from __future__ import annotations
-
 import queue
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Losses as an operator would register them: built-in ones again, and some that break a promise."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The documentation's pages, taken apart into their code blocks, and run."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A PostgreSQL of the tests' own: a cluster in a folder, behind a socket, for nobody else."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """Pairs of made-up tokens, as batches of the job runner and as the naive loss of the paper."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

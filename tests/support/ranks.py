@@ -1,7 +1,5 @@
 """Learners on several gloo ranks, as a server starts them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

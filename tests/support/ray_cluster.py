@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine; a node is lost by ``kill -9`` of its raylet."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Pretrained models and data of Python packages, as examples and servers take them, by pip."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fit whose rollouts may be made by workers, and the same as one that is to be killed."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """``python -m tests.support.replicated_server MODEL``: the server over two embedded samplers."""
 
-from __future__ import annotations
-
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.peft.learner import PeftLearner

@@ -1,7 +1,5 @@
 """A process that pulls and trains reviews, to be killed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 pytest gives it the test that runs (`tests.conftest`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

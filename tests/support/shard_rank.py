@@ -1,7 +1,5 @@
 """One of two ranks with a part of a model each: takes a step, says what it holds, and fails."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

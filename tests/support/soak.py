@@ -1,7 +1,5 @@
 """Tests of endurance: a part of each by default, the whole in ``make soak``."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

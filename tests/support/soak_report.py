@@ -4,8 +4,6 @@ A test says what it is by its marker: ``@pytest.mark.soak("F1", KILLS, "kills")`
 the same test runs again, so that the whole may be run in several sessions.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 What they skip is inherent to a model that reads and writes text only: images, audio, video, PDF.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of training on a real server, as a fit sends them: tagged calls, rewards, a job."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

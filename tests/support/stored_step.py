@@ -4,8 +4,6 @@ Crashes and failures are put before any of its operations on files (`tests.suppo
 transactions of the database.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import shutil

@@ -1,7 +1,5 @@
 """A server whose processes are killed at random moments, and a client that goes on all the same."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """Small random models, tokenizers and adapters on disk, and a sampler that runs in the test."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Small random models that read images, with their processors, and images for them."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json

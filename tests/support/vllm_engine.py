@@ -1,7 +1,5 @@
 """The real vLLM, on a CPU, for tests: where it is, what it runs, and which processes it has."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

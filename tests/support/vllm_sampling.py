@@ -1,7 +1,5 @@
 """The real vLLM behind its sampler, started once for all tests of this folder."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An engine that does what its calls' names say: the child of the worker's tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

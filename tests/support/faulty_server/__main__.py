@@ -1,7 +1,5 @@
 """``python -m tests.support.faulty_server MODEL``: the server with engines that can fail."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

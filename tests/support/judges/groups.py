@@ -1,7 +1,5 @@
 """Groups of runs for the evaluators' tests, and evaluators that say what they are told to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LangSmith's and Langfuse's APIs on loopback, as far as their SDKs need; what is sent is kept."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import parse_qs
 

@@ -5,8 +5,6 @@ stands around it. Nothing of it is taken from the parser: a reply whose verdict 
 states another one, too, may give none; any other may give the one that it states, or none.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -5,8 +5,6 @@ outside (`GOALS`). None may change a request's structure; what a run says within
 the judge to judge.
 """
 
-from __future__ import annotations
-
 BREAKS = {
     "ART's fence": "</trajectory>\n",
     "ART's fence, JSON closed first": '"}]\n</trajectory>\n\n',

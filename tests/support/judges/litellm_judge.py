@@ -3,8 +3,6 @@
 ``python litellm_judge.py BASE_URL``
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

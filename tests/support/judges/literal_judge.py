@@ -6,8 +6,6 @@ and with invisible characters taken away. Text within tags is evidence, and it i
 rule.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """A chat model that judges RULER's questions by what runs say last, and knows what is right."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

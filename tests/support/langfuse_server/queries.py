@@ -1,7 +1,5 @@
 """What the list endpoints of the API choose: filters, cursors, limits. Raises Refused (400)."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Scores as the API takes and gives them, and the configurations that bound them."""
 
-from __future__ import annotations
-
 import re
 import time
 import uuid

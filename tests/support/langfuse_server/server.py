@@ -1,7 +1,5 @@
 """The server itself: what it keeps, how it fails when it is told to, and what a person does."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

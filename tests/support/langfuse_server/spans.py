@@ -1,7 +1,5 @@
 """OpenTelemetry spans as they come in, and the observations that Langfuse makes of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -4,8 +4,6 @@ Each call that ends is appended to the file that ``RULE_JOURNAL`` names, as the 
 witness that neither the gateway nor the client has a hand in.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

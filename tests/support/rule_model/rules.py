@@ -9,8 +9,6 @@ Without a script the reply is what LangChain's standard tests expect of a helpfu
 the first tool when a user asks, fills in schemas with what stands in the prompt, and else talks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """``python -m tests.support.rule_model.server MODEL``: the server with the rule's engine."""
 
-from __future__ import annotations
-
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.peft.learner import PeftLearner

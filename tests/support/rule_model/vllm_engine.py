@@ -4,8 +4,6 @@ The logprobs are the model's own: vLLM reports those from before its logits proc
 call at temperature 1 are the ones that would have been sampled from.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python -m tests.support.rule_model.vllm_server MODEL``: the server, its vLLM led by it."""
 
-from __future__ import annotations
-
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.vllm.sampler import VllmSampler

@@ -5,8 +5,6 @@ waits, and says from which weights it "sampled"; the learner's weights are a dig
 given, so that equal work gives equal bytes, and no other does.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

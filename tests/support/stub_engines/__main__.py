@@ -1,7 +1,5 @@
 """``python -m tests.support.stub_engines MODEL``: the server over these engines."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """Calls from programs without an event loop: one loop for the main thread, as if run by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import threading
