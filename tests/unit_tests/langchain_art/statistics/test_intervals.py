@@ -173,6 +173,18 @@ def test_the_bootstrap_of_two_values_is_that_of_their_three_means() -> None:
         bootstrap([])
 
 
+def test_the_mean_of_scenarios_equals_a_numpy_twin() -> None:
+    numpy = pytest.importorskip("numpy")
+    draw = random.Random(0)
+    rewards = [[draw.gauss(0.3, 1) for _ in range(draw.randrange(4))] for _ in range(40)]
+    known = [some for some in rewards if some]
+    means = numpy.array([numpy.mean(some, dtype=numpy.float64) for some in known])
+    found = intervals.mean_of_scenarios(rewards)
+    assert found.mean == pytest.approx(numpy.mean(numpy.concatenate(known)), rel=1e-12)
+    assert found.ci95 == pytest.approx(Z95 * means.std(ddof=1) / len(means) ** 0.5, rel=1e-12)
+    assert (found.rewards, found.scenarios) == (sum(map(len, known)), len(known))
+
+
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [([], (None, None, 0, 0)), ([[], []], (None, None, 0, 0)), ([[0.5, 1.0]], (0.75, None, 2, 1))],
