@@ -3,6 +3,7 @@
 import io
 import statistics
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,16 @@ class Student:
 
     def step(self, distillation: Distillation, reward: float | None = None) -> TrainResult:
         """A step on thirty new answers, which all get one reward, or none."""
-        runs: list[Trajectory] = []
-        for _ in range(30):
+
+        def answer(_: int) -> Trajectory:
             with capture(scenario="snow") as run:
                 self._model.invoke(QUESTION)
             run.reward = reward
-            runs.append(run.trajectory())
-        group = TrajectoryGroup(id=uuid.uuid4().hex, trajectories=tuple(runs))
+            return run.trajectory()
+
+        with ThreadPoolExecutor(30) as threads:
+            runs = tuple(threads.map(answer, range(30)))
+        group = TrajectoryGroup(id=uuid.uuid4().hex, trajectories=runs)
         config = TrainConfig(learning_rate=3e-3, distillation=distillation)
         job = self.client.train([group], self.name, config)
         self.credit = f"runs/{runs[0].id}/credit/{job.id}"
