@@ -8,9 +8,11 @@ import math
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from langchain_art import ArtClient, ChatART, TrainConfig, Trainer
@@ -33,24 +35,25 @@ class Policy:
 
     def rollouts(self, **sampling: Any) -> list[list[str]]:
         """Two groups of runs, with the length of the reply for a reward."""
-        ids: list[str] = []
-        with self.server.http() as http:
-            for index in range(16):
-                self._runs += 1
-                run = f"{self.name}-{self._runs}"
-                body: dict[str, Any] = {
-                    "model": self.name,
-                    "messages": [{"role": "user", "content": f"When is it? {index // 8}"}],
-                    "max_tokens": 24,
-                    "seed": self._runs,
-                    "art": {"trajectory_id": run},
-                }
-                answer = http.post("/v1/chat/completions", json=body | sampling)
-                assert answer.status_code == 200, answer.text
-                said = answer.json()["usage"]["completion_tokens"]
-                self.client.reward(run, said + index / 100)
-                ids.append(run)
+        numbers = range(self._runs, self._runs + 16)
+        self._runs += 16
+        with self.server.http() as http, ThreadPoolExecutor(16) as threads:
+            ids = list(threads.map(lambda number: self._run(http, number, sampling), numbers))
         return [ids[:8], ids[8:]]
+
+    def _run(self, http: httpx.Client, number: int, sampling: dict[str, Any]) -> str:
+        run = f"{self.name}-{number}"
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": [{"role": "user", "content": f"When is it? {number % 16 // 8}"}],
+            "max_tokens": 24,
+            "seed": number,
+            "art": {"trajectory_id": run},
+        }
+        answer = http.post("/v1/chat/completions", json=body | sampling)
+        assert answer.status_code == 200, answer.text
+        self.client.reward(run, answer.json()["usage"]["completion_tokens"] + number % 16 / 100)
+        return run
 
     def train(self, groups: list[list[str]], config: TrainConfig = BOLD) -> dict[str, float]:
         return self.client.wait(self.client.train(groups, self.name, config)).metrics
@@ -126,10 +129,10 @@ def test_a_step_on_what_a_faulty_sampler_said_is_refused(
 
 def test_the_learner_saves_what_it_began_with(policy: Policy) -> None:
     policy.server.fault("learner saves its parent")
-    said = policy.refusal(policy.rollouts())
-    assert "The learner's step left the adapter as it was" in said
+    groups = policy.rollouts()
+    assert "The learner's step left the adapter as it was" in policy.refusal(groups)
     policy.server.fault("")
-    policy.train(policy.rollouts())
+    policy.train(groups)
     policy.server.fault("learner saves its parent")
     assert "byte for byte" in policy.refusal(policy.rollouts())
 
@@ -146,46 +149,38 @@ def test_a_step_of_which_the_trust_region_keeps_nothing_is_said_and_no_fault(
     assert policy.client.policy(policy.name).version == 1
 
 
-@pytest.mark.parametrize(
-    ("saved", "words"),
-    [
+def test_the_learner_saves_weights_that_no_step_makes(policy: Policy) -> None:
+    groups = policy.rollouts()
+    for saved, words in (
         ("nan", "holds numbers that are not finite"),
         ("-inf", "holds numbers that are not finite"),
         ("times 10", "expected at most"),  # its answers are finite
         ("times 1e30", "expected at most"),
-    ],
-)
-def test_the_learner_saves_weights_that_no_step_makes(
-    policy: Policy, saved: str, words: str
-) -> None:
-    policy.server.fault(f"learner saves weights {saved}")
-    said = policy.refusal(policy.rollouts())
-    assert words in said and "Nothing was published" in said
+    ):
+        policy.server.fault(f"learner saves weights {saved}")
+        said = policy.refusal(groups)
+        assert words in said and "Nothing was published" in said
     policy.server.fault("")
-    assert 0 < policy.train(policy.rollouts())["weight_change"] < 3 * 4 * 1e-2
+    assert 0 < policy.train(groups)["weight_change"] < 3 * 4 * 1e-2
     assert policy.versions() == (1, [0, 1], ["0", "1"])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reward_is_not_a_number(policy: Policy, value: float) -> None:
+def test_a_reward_is_not_a_number(policy: Policy) -> None:
     [one, *_], _ = policy.rollouts()
-    with policy.server.http() as http:
-        answer = http.put(
-            f"/v1/trajectories/{one}/reward",
-            content=f'{{"reward": {"NaN" if math.isnan(value) else "Infinity"}}}',
-            headers={"Content-Type": "application/json"},
-        )
+    for value, written in ((math.nan, "NaN"), (math.inf, "Infinity")):
+        with policy.server.http() as http:
+            answer = http.put(
+                f"/v1/trajectories/{one}/reward",
+                content=f'{{"reward": {written}}}',
+                headers={"Content-Type": "application/json"},
+            )
         assert answer.status_code == 400
         assert "expected finite numbers, and null for no score" in answer.text
-    for make in (
-        lambda: Reward(reward=value),
-        lambda: Trajectory(id="t", reward=value),
-        lambda: Turn(reward=value),
-    ):
-        with pytest.raises(ValueError, match="expected a finite number"):
-            make()
-    with pytest.raises((InvalidRequest, ValueError), match="finite"):
-        policy.client.reward(one, value)
+        for model in (Reward, Trajectory, Turn):
+            with pytest.raises(ValueError, match="expected a finite number"):
+                model.model_validate({"id": "t", "reward": value})
+        with pytest.raises((InvalidRequest, ValueError), match="finite"):
+            policy.client.reward(one, value)
 
 
 def test_a_rollout_returns_nan(policy: Policy, tmp_path: Path) -> None:
@@ -273,7 +268,8 @@ def test_a_policy_is_deleted_and_made_again_without_using_a_name_twice(policy: P
 def test_a_version_that_cannot_be_served_is_withdrawn(policy: Policy) -> None:
     policy.train(policy.rollouts())
     policy.server.fault("published version refused")
-    assert f"{policy.name}@2 is not to be loaded" in policy.refusal(policy.rollouts())
+    groups = policy.rollouts()
+    assert f"{policy.name}@2 is not to be loaded" in policy.refusal(groups)
     policy.server.fault("")
-    policy.train(policy.rollouts())
+    policy.train(groups)
     assert policy.versions() == (3, [0, 1, 3], ["0", "1", "3"]), "a name is used once"
