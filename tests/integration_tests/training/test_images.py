@@ -13,7 +13,7 @@ from langchain_core.messages import HumanMessage
 from langchain_art import ChatART, LocalServer, capture
 from langchain_art.wire import Trajectory
 from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeing_agent import Agent, learn
 from tests.support.soak import in_soak
 from tests.support.vision_models import picture, save_vision_model
@@ -138,7 +138,7 @@ def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path:
     model = save_vision_model(tmp_path / "model")
     settings = 'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
     with (
-        LiveServer(tmp_path / "data", settings=settings, model=model) as server,
+        ForkedServer(tmp_path / "data", settings=settings, model=model) as server,
         server.http() as http,
     ):
         answer = post(http, standard_part(RED), model="tiny")
