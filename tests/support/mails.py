@@ -14,7 +14,7 @@ def mails_of(folder: Path, n_train: int, n_test: int) -> MailStore:
 
 async def check_exact_runs(server: LiveServer, folder: Path) -> None:
     """Runs of the agent are captured, recorded and trained token for token."""
-    mails = mails_of(folder, 8, 1)
+    mails = mails_of(folder, 4, 1)
     model = ChatART(model="tiny", base_url=server.base_url, max_tokens=48)
     async with AsyncArtClient(server.base_url) as client:
         await client.create_policy("exact")
