@@ -107,7 +107,7 @@ def test_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
 
 
 def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) -> None:
-    small = {"groups_per_step": 2, "held_out": 2}
+    small = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
     found = short_fit(FROZEN_LAKE, server.base_url, tmp_path, steps=1, **small)
     [policy] = FROZEN_LAKE.policies
     assert found["adapter"].startswith(f"{policy}@") and "reached" in found["measures"]
@@ -133,6 +133,8 @@ def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Pat
     assert "correct: " in evaluation(FUNCTION_CALLING, *asked)
 
 
+@in_soak
+@pytest.mark.soak
 def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path) -> None:
     """One question in four runs, and two held-out ones before and after."""
     small = replace(DOCUMENTATION, policies=(server.policy,))
