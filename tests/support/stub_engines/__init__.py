@@ -34,10 +34,10 @@ class StubServer(ForkedServer):
         stub = {"STUB_SECONDS": f"{seconds[0]} {seconds[1]}"} | (env or {})
         module = "tests.support.stub_engines"
         super().__init__(data_dir, *args, settings=settings, env=stub, module=module)
-        self._alone = alone
+        self.alone = alone
 
     def _launch(self) -> Any:
-        return LiveServer._launch(self) if self._alone else super()._launch()
+        return LiveServer._launch(self) if self.alone else super()._launch()
 
 
 def mark(weights: bytes) -> float:
