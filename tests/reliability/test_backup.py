@@ -23,17 +23,16 @@ from langchain_art import ArtClient
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server import backups
-from langchain_art_server.backups import DUMP, Scrub, back_up
+from langchain_art_server.backups import Scrub, back_up
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage.store import Store
 from tests.support.live_server import REPO, ForkedServer
 from tests.support.operations import Operations
-from tests.support.postgres import Postgres
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.steps_of_a_fit import rewarded, trained
-from tests.support.stored_step import RATE, stored
+from tests.support.stored_step import RATE
 
 BACKUPS = count(2, 100)
 TENANTS = ("default", "ana")
@@ -204,42 +203,7 @@ def test_a_version_that_comes_and_goes_while_the_database_is_copied(
     assert AdapterStore(target / "adapters").unused("tiny") == 5, "a name is used once"
 
 
-@pytest.mark.slow
-def test_a_database_of_postgresql_is_dumped_with_its_tenants(
-    postgres: Postgres, tmp_path: Path
-) -> None:
-    key, url, place = new_api_key(), postgres.database(), tmp_path / "copy"
-    options = ("--database-url", url)
-    with ForkedServer(tmp_path / "data", *options, env={"ART_API_KEY": key}) as server:
-        keys = {"default": key}
-        with ArtClient(server.base_url, api_key=key) as client:
-            keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
-        with ArtClient(server.base_url, api_key=keys["ana"]) as client:
-            client.create_policy("tiny")
-        with server.http(keys["ana"]) as http:
-            train(http, "first", [])
-        versions, damaged = back_up(server.data_dir, place, url)
-        with server.http(keys["ana"]) as http:
-            train(http, "later", [])  # which is not in it
-    ana = {("tiny", 0), ("tiny", 1)}
-    assert not damaged and versions == {Path(): {("tiny", 0)}, Path("tenants", "ana"): ana}
-    other = postgres.database()
-    options = ["--single-transaction", "--no-owner", f"--dbname={other.replace('+psycopg', '')}"]
-    subprocess.run(["pg_restore", *options, place / DUMP], check=True, timeout=60)
-    options = ("--database-url", other)
-    with (
-        ForkedServer(place, *options, env={"ART_API_KEY": key}) as again,
-        again.http(keys["ana"]) as http,
-    ):
-        assert train(http, "later", []) == 2
-
-
 # --- what is refused ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("stored"))
 
 
 def refusal(kind: type[ArtError], do: Callable[[], Any]) -> str:

@@ -18,7 +18,7 @@ from langchain_art_server.gateway.app import create_app
 from langchain_art_server.gateway.http_protocol import DeadlineHttp
 from langchain_art_server.page.routes import page_routes
 from langchain_art_server.storage.tables import META
-from tests.support.stored_step import steps, stored
+from tests.support.stored_step import steps
 
 KINDS = (dict, list, set, deque, weakref.WeakValueDictionary, weakref.WeakSet)
 OF_POLICIES = "`max_policies`, and their versions that are kept"
@@ -145,10 +145,11 @@ def test_each_table_has_a_bound() -> None:
 
 
 @pytest.mark.slow
-async def test_each_container_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stored").mkdir()
+async def test_each_container_has_a_bound(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with (
-        steps(stored(tmp_path / "stored"), tmp_path, monkeypatch) as made,
+        steps(data, tmp_path, monkeypatch) as made,
         made.service(made.copy()) as service,
     ):
         app = create_app(service, page_routes)

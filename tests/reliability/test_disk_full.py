@@ -162,10 +162,7 @@ def ended(client: Client, job: str) -> dict[str, Any]:
     return found
 
 
-def test_a_backup_that_has_no_space_is_refused_in_words(disk: Path, tmp_path: Path) -> None:
-    from tests.support.stored_step import stored
-
-    data = stored(tmp_path)
+def test_a_backup_that_has_no_space_is_refused_in_words(disk: Path, data: Path) -> None:
     fill(disk, 1 << 18)
     argv = [sys.executable, "-m", "langchain_art_server.backups", "backup", str(data)]
     done = subprocess.run(

@@ -10,11 +10,13 @@ import math
 import os
 import random
 import shutil
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
 
 from langchain_art_server.gateway.refusals import answer
@@ -33,14 +35,8 @@ from tests.support.stored_step import (
     ended,
     learned,
     steps,
-    stored,
     submit,
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stored(tmp_path_factory.mktemp("stored"))
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,16 @@ class Truth:
     first: list[bytes]
     """The learned files of the first step's version."""
     second: list[bytes]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(
+    data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Steps, Truth]]:
+    """Steps, and what they are without a crash and an error."""
+    with pytest.MonkeyPatch.context() as patch:
+        async with steps(data, tmp_path_factory.mktemp("steps"), patch) as made:
+            yield made, await undisturbed(made)
 
 
 async def undisturbed(made: Steps) -> Truth:
@@ -138,29 +144,29 @@ async def done_or(service: Service, stopped: asyncio.Event) -> None:
 #: What a crash leaves of what was not flushed; so many at each operation, in turn.
 LEFT: tuple[Mode, ...] = ("drop", "tear", "reorder", "keep")
 MODES = count(1, len(LEFT))
+#: Of the operations before which the machine stops.
+STRIDE = 3 // count(1, 3)
 
 
 @pytest.mark.soak
 @pytest.mark.slow
-async def test_a_crash_at_any_operation_of_a_step(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with steps(data, tmp_path, monkeypatch) as made:
-        truth = await undisturbed(made)
-        assert len(truth.operations) > 20
-        for at in range(1, len(truth.operations) + 2):
-            modes: list[Mode] = [LEFT[(at + more) % len(LEFT)] for more in range(MODES)]
-            places: dict[Mode, Path] = {mode: made.free_place() for mode in modes}
-            await crash(made, at, places)
-            for mode, place in places.items():
-                where = f"{mode}, before {[*truth.operations, 'nothing more'][at - 1]}"
-                async with made.service(place) as service:
-                    try:
-                        assert await check(service, place, truth) == [3, 4]
-                    except BaseException as error:
-                        error.add_note(where)
-                        raise
-                shutil.rmtree(place)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_crash_at_any_operation_of_a_step(engines: tuple[Steps, Truth]) -> None:
+    made, truth = engines
+    assert len(truth.operations) > 20
+    for at in range(STRIDE, len(truth.operations) + 2, STRIDE):
+        modes: list[Mode] = [LEFT[(at + more) % len(LEFT)] for more in range(MODES)]
+        places: dict[Mode, Path] = {mode: made.free_place() for mode in modes}
+        await crash(made, at, places)
+        for mode, place in places.items():
+            where = f"{mode}, before {[*truth.operations, 'nothing more'][at - 1]}"
+            async with made.service(place) as service:
+                try:
+                    assert await check(service, place, truth) == [3, 4]
+                except BaseException as error:
+                    error.add_note(where)
+                    raise
+            shutil.rmtree(place)
 
 
 class Disk:
@@ -186,31 +192,28 @@ MORE = (0, 1, math.inf)
 
 @pytest.mark.soak
 @pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
 async def test_an_error_at_any_operation_of_a_step(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engines: tuple[Steps, Truth], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full, or fails: 503 and retryable, reads go on, and it goes on by itself."""
     monkeypatch.setattr(job_queue, "RETRY_SECONDS", 0.02)
-    draw = random.Random(drawn_seed())
-    async with steps(data, tmp_path, monkeypatch) as made:
-        truth = await undisturbed(made)
-        cases = [(at, more) for at in range(1, len(truth.operations)) for more in MORE]
-        for at, more in draw.sample(cases, count(12, len(cases))):
-            number = draw.choice([errno.ENOSPC, errno.EIO])
-            place, disk = made.copy(), Disk(at, number, more)
-            async with made.service(place) as service:
-                with Operations(place, DATABASE) as operations:
-                    operations.before, made.operations = disk.before, operations
-                    try:
-                        await disturbed(service, disk)
-                        disk.mended = True
-                        await check(service, place, truth)
-                    except BaseException as error:
-                        error.add_note(
-                            f"{os.strerror(number)}, {more=}, {truth.operations[at - 1]}"
-                        )
-                        raise
-            shutil.rmtree(place)
+    draw, (made, truth) = random.Random(drawn_seed()), engines
+    cases = [(at, more) for at in range(1, len(truth.operations)) for more in MORE]
+    for at, more in draw.sample(cases, count(8, len(cases))):
+        number = draw.choice([errno.ENOSPC, errno.EIO])
+        place, disk = made.copy(), Disk(at, number, more)
+        async with made.service(place) as service:
+            with Operations(place, DATABASE) as operations:
+                operations.before, made.operations = disk.before, operations
+                try:
+                    await disturbed(service, disk)
+                    disk.mended = True
+                    await check(service, place, truth)
+                except BaseException as error:
+                    error.add_note(f"{os.strerror(number)}, {more=}, {truth.operations[at - 1]}")
+                    raise
+        shutil.rmtree(place)
 
 
 async def disturbed(service: Service, disk: Disk) -> None:

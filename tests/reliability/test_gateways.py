@@ -4,6 +4,7 @@ import math
 import os
 import queue
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import FinishedRollout, QueuedRollout
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
-from langchain_art_server.backups import back_up
+from langchain_art_server.backups import DUMP, back_up
 from tests.support import leased_agent
 from tests.support.fleet_jobs import (
     QUESTION,
@@ -34,6 +35,7 @@ from tests.support.fleet_jobs import (
 )
 from tests.support.gateways import AnyGateway, Gateway, Gateways
 from tests.support.hot_swap import train_once
+from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres, programs
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
@@ -41,8 +43,11 @@ from tests.support.soak import count
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Gateways]:
-    settings = "keep_checkpoints = 1000\nmax_policies = 1000\n"
-    with Gateways(tmp_path_factory.mktemp("fleet"), postgres, settings=settings) as made:
+    settings, folder = (
+        "keep_checkpoints = 1000\nmax_policies = 1000\n",
+        tmp_path_factory.mktemp("fleet"),
+    )
+    with Gateways(folder, postgres, settings=settings, api_key=new_api_key()) as made:
         yield made
 
 
@@ -72,7 +77,7 @@ def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
 def test_a_server_with_another_base_model_is_refused(fleet: Gateways) -> None:
     args = ("--config", str(fleet.folder / "fleet.toml"), "--database-url", fleet.url)
     args = (*args, "--served-model-name", "another")
-    env = {"STOP_FILE": str(fleet.stop_file)}
+    env = {"STOP_FILE": str(fleet.stop_file), "ART_API_KEY": fleet.all[0].api_key}
     other = Gateway(fleet.folder, 2, fleet.folder / "data", *args, env=env)
     assert "another base model than this one: 'another', unq" in other.refusal()
     assert said(fleet.all[0], "tiny").status_code == 200
@@ -158,7 +163,8 @@ def test_a_holder_that_slept_publishes_nothing(fleet: Gateways, moment: str) -> 
     assert len(set(made)) == 4, "each job made one version"
     trained = fleet.rows("SELECT trajectory_id FROM trained WHERE policy = :p", p=policy)
     assert len(trained) == len({row.trajectory_id for row in trained}) == 12
-    events = AnyGateway(fleet).ok("GET", f"/v1/jobs/{job['id']}/events")["data"]
+    with other.http() as http:
+        events = http.get(f"/v1/jobs/{job['id']}/events").json()["data"]
     assert [one["message"] for one in events].count(f"{policy}@{version} serves") == 1
 
 
@@ -217,26 +223,32 @@ def test_a_job_of_the_other_server_is_cancelled(fleet: Gateways) -> None:
 
 @pytest.mark.slow
 def test_a_tenant_and_a_backup_are_of_all_servers(
-    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    fleet: Gateways, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The backup is a dump with its tenants, and adapters: a server on them goes on."""
     monkeypatch.setenv("PATH", f"{programs()}{os.pathsep}{os.environ['PATH']}")  # pg_dump's
-    servers_key = new_api_key()
-    with Gateways(tmp_path, postgres, api_key=servers_key) as made:
-        one, other = made.all
-        with ArtClient(one.base_url, api_key=servers_key) as administrator:
-            key = administrator.create_key("one", tenant="ana").key
-        until = time.monotonic() + 60
-        one.api_key = other.api_key = key
-        with other.http() as http:
-            while http.post("/v1/policies", json={"name": "own"}).status_code == 401:
-                assert time.monotonic() < until, "the key is not known on the other server"
-                time.sleep(0.5)
-            train_once(http, 0, "own")
+    (one, other), place = fleet.all, tmp_path / "backup"
+    servers_key = one.api_key
+    with ArtClient(one.base_url, api_key=servers_key) as administrator:
+        key = administrator.create_key("one", tenant="ana").key
+    until = time.monotonic() + 60
+    monkeypatch.setattr(one, "api_key", key)
+    with other.http(key) as http:
+        while http.post("/v1/policies", json={"name": "own"}).status_code == 401:
+            assert time.monotonic() < until, "the key is not known on the other server"
+            time.sleep(0.5)
+        train_once(http, 0, "own")
         routes_to(one, "own", "own@1")
-        named, damaged = back_up(made.folder / "data", tmp_path / "backup", made.url)
-        assert not damaged
-        ana = {("own", 0), ("own", 1)}
-        assert named == {Path(): {("tiny", 0)}, Path("tenants", "ana"): ana}
+        named, damaged = back_up(fleet.folder / "data", place, fleet.url)
+        train_once(http, 1, "own")  # which is not in it
+    assert not damaged and named[Path("tenants", "ana")] == {("own", 0), ("own", 1)}
+    assert named.keys() == {Path(), Path("tenants", "ana")} and ("tiny", 0) in named[Path()]
+    url = postgres.database()
+    options = ["--single-transaction", "--no-owner", f"--dbname={url.replace('+psycopg', '')}"]
+    subprocess.run(["pg_restore", *options, place / DUMP], check=True, timeout=60)
+    env = {"ART_API_KEY": servers_key}
+    with ForkedServer(place, "--database-url", url, env=env) as again, again.http(key) as http:
+        train_once(http, 1, "own")
 
 
 # --- under load ----------------------------------------------------------------------------------
@@ -303,15 +315,19 @@ class TrainingClient(threading.Thread):
 
 @pytest.mark.slow
 def test_two_servers_lease_rollouts_out_and_one_is_killed(
-    tmp_path: Path, postgres: Postgres
+    fleet: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is run to its end once, by a worker of the server that is left, or of both."""
+    """Each is run to its end once, by a worker of the server that is left, or of both.
+
+    The last test of this fleet: one of its servers has ended after it.
+    """
     rollouts = [
         QueuedRollout(id=f"lent-{n}", scenario={"id": f"q-{n}", "q": n, "pause": 0.2})
         for n in range(24)
     ]
-    with Gateways(tmp_path, postgres) as fleet, ExitStack() as stack:
-        one, other = fleet.all
+    one, other = fleet.all
+    monkeypatch.setenv("ART_API_KEY", one.api_key)
+    with ExitStack() as stack:
         working = [leased_agent.start(gateway.base_url, 1.0, 2) for gateway in fleet.all]
         for worker in working:
             stack.callback(worker.communicate)
