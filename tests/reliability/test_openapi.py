@@ -1,5 +1,6 @@
 """Requests that the OpenAPI document allows, and those that it forbids: answered as it says."""
 
+import json
 import re
 import subprocess
 import sys
@@ -23,11 +24,13 @@ EXAMPLES = count(5, 300)
 def test_no_generated_request_is_answered_otherwise_than_documented(
     tmp_path: Path, kind: str
 ) -> None:
-    """With the server's key, and in the soak with a key of each scope."""
+    """With the server's key, each third path; in the soak all paths, and a key of each scope."""
     key, document = new_api_key(), tmp_path / "openapi.json"
     server = StubServer(tmp_path / "data", env={"ART_API_KEY": key}).start()
     with server.http() as client:
-        document.write_bytes(client.get("/openapi.json").content)
+        found = client.get("/openapi.json").json()
+        found["paths"] = dict([*found["paths"].items()][:: 3 // count(1, 3)])
+        document.write_text(json.dumps(found))
         if kind in SCOPES:
             asked = {"name": kind, "tenant": "ana", "scopes": [kind]}
             key = client.post("/v1/keys", json=asked).json()["key"]
