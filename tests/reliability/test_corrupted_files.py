@@ -8,8 +8,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -19,7 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from langchain_art_server import backups
 from tests.support.engines import engines
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
@@ -121,11 +121,9 @@ class Stored:
         return [p for p in found if not p.name.endswith(_NOT_DATA) and p.stat().st_size]
 
     def scrub(self) -> tuple[int, str]:
-        argv = [sys.executable, "-m", "langchain_art_server.backups", "scrub"]
-        argv.append(str(self.server.data_dir))
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, done.stdout + done.stderr
+        done = CliRunner().invoke(backups.cli, ["scrub", str(self.server.data_dir)])
+        assert isinstance(done.exception, SystemExit | None), done.exception
+        return done.exit_code, done.output
 
 
 def contents(answer: httpx.Response) -> bytes:
