@@ -317,10 +317,7 @@ class TrainingClient(threading.Thread):
 def test_two_servers_lease_rollouts_out_and_one_is_killed(
     fleet: Gateways, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is run to its end once, by a worker of the server that is left, or of both.
-
-    The last test of this fleet: one of its servers has ended after it.
-    """
+    """Each is run to its end once, by a worker of the server that is left, or of both."""
     rollouts = [
         QueuedRollout(id=f"lent-{n}", scenario={"id": f"q-{n}", "q": n, "pause": 0.2})
         for n in range(24)
@@ -347,6 +344,7 @@ def test_two_servers_lease_rollouts_out_and_one_is_killed(
             client.put_rollouts("lent", leased_agent.NAME, rollouts)
             wait(leased=True)
             other.kill()
+            stack.callback(other.start)  # for the other tests of this fleet
             taken: dict[str, FinishedRollout] = {}
             while len(taken) < len(rollouts):
                 found = client.take_rollouts("lent", list(taken), wait=5)
