@@ -315,7 +315,7 @@ class TrainingClient(threading.Thread):
 
 @pytest.mark.slow
 def test_two_servers_lease_rollouts_out_and_one_is_killed(
-    fleet: Gateways, monkeypatch: pytest.MonkeyPatch
+    fleet: Gateways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is run to its end once, by a worker of the server that is left, or of both."""
     rollouts = [
@@ -325,9 +325,12 @@ def test_two_servers_lease_rollouts_out_and_one_is_killed(
     one, other = fleet.all
     monkeypatch.setenv("ART_API_KEY", one.api_key)
     with ExitStack() as stack:
-        working = [leased_agent.start(gateway.base_url, 1.0, 2) for gateway in fleet.all]
+        working = [
+            leased_agent.start(gateway.base_url, tmp_path / f"worker-{number}.log", 1.0, 2)
+            for number, gateway in enumerate(fleet.all)
+        ]
         for worker in working:
-            stack.callback(worker.communicate)
+            stack.callback(worker.wait)
             stack.callback(worker.kill)
         with ArtClient(one.base_url) as client:
             names = {f":{worker.pid}" for worker in working}

@@ -36,8 +36,8 @@ _IMPORTS = (
 class ForkedProgram:
     """A forked server: the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, process: ChildProcess) -> None:
-        self._process = process
+    def __init__(self, process: ChildProcess, log: Path) -> None:
+        self._process, self.log = process, log
         self.poll, self.kill = process.poll, process.kill
 
     @property
@@ -64,14 +64,23 @@ class ForkedProgram:
 
 
 def start(
-    module: str, args: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
+    module: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    log: Path,
+    imports: Sequence[str] = (),
 ) -> ForkedProgram:
-    """Run ``python -m module args`` in `cwd`, with `env` alone, what it says appended to `log`."""
+    """Run ``python -m module args`` in `cwd`, with `env` alone, what it says appended to `log`.
+
+    `imports`: what it needs besides, imported before it and all later ones are forked.
+    """
+    log.touch()
     config = {"module": module, "args": args, "env": env, "cwd": str(cwd), "log": str(log)}
-    program = EngineProgram(f"{__name__}:serve", config, {}, _IMPORTS, sys.executable)
+    program = EngineProgram(f"{__name__}:serve", config, {}, (*_IMPORTS, *imports), sys.executable)
     process, ours = program.launch()
     ours.close()
-    return ForkedProgram(process)
+    return ForkedProgram(process, log)
 
 
 def serve(_channel: object, config: dict[str, Any]) -> None:

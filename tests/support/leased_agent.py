@@ -9,11 +9,16 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from langchain_art import AsyncArtClient, ChatART, Run, capture
 from langchain_art.rollout.worker import LeaseWorker
+from tests.support.live_server import REPO
+
+if TYPE_CHECKING:
+    from tests.support.forked_start import ForkedProgram
 
 NAME = "tests.support.leased_agent:rollout"
 
@@ -46,11 +51,13 @@ async def work(url: str, seconds: float, concurrency: int) -> None:
         sys.stdout.write(json.dumps(dataclasses.asdict(await worker.run())))
 
 
-def start(url: str, seconds: float = 2.0, concurrency: int = 4) -> subprocess.Popen[str]:
-    """A worker in a process of its own."""
-    argv = [sys.executable, "-m", __name__, url, str(seconds), str(concurrency)]
-    env = os.environ | {"ART_BASE_URL": url}
-    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+def start(url: str, log: Path, seconds: float = 2.0, concurrency: int = 4) -> ForkedProgram:
+    """A worker in a process of its own, which writes to `log`."""
+    from tests.support import forked_start  # needs the server's packages
+
+    args, env = [url, str(seconds), str(concurrency)], os.environ | {"ART_BASE_URL": url}
+    imports = ("langchain_art.chat_models", "langchain_art.rollout.worker")
+    return forked_start.start(__name__, args, env, REPO, log, imports)
 
 
 if __name__ == "__main__":

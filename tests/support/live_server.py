@@ -154,7 +154,6 @@ class ForkedServer(LiveServer):
     def _launch(self) -> ForkedProgram:
         from tests.support import forked_start  # needs the server's packages
 
-        self.log.touch()
         return forked_start.start(self._module, self._args, self._env, REPO, self.log)
 
 

@@ -4,8 +4,12 @@ import dataclasses
 import functools
 import itertools
 import queue
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -13,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from langchain_art_server import merge_adapter
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
 from langchain_art_server.backends.embedded.process import TransformersHost
@@ -311,3 +316,14 @@ def row_of(reply: ChatReply, advantage: float) -> Row:
         zeros + [min(0.0, value) for value in reply.logprobs],
         zeros + [advantage] * len(said),
     )
+
+
+def merge_here(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """The program of an export that merges, in this process, where torch is imported already."""
+    why = ""
+    with mock.patch.object(sys, "argv", command[2:]):
+        try:
+            merge_adapter.main()
+        except SystemExit as end:
+            why = str(end.code)
+    return subprocess.CompletedProcess(command, bool(why), stderr=why)

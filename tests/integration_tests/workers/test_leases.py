@@ -3,12 +3,14 @@
 import io
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from rich.console import Console
 
 from langchain_art import ArtClient, ChatART, ConfigError, RolloutFailed, TrainConfig, Trainer
 from langchain_art.wire import QueuedRollout, ServerStatus
+from tests.support.forked_start import ForkedProgram
 from tests.support.leased_agent import NAME, rollout, start
 from tests.support.stub_engines import StubServer
 
@@ -30,14 +33,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
 
 
 @contextmanager
-def workers(
-    server: StubServer, count: int, **options: Any
-) -> Generator[list[subprocess.Popen[str]]]:
+def workers(server: StubServer, count: int, **options: Any) -> Generator[list[ForkedProgram]]:
     """Workers that are known to the server, by the order of their start."""
     with ExitStack() as stack:
-        found: list[subprocess.Popen[str]] = []
+        found: list[ForkedProgram] = []
         for _ in range(count):
-            found.append(start(server.base_url, **options))
+            log = server.data_dir.parent / f"worker-{uuid.uuid4().hex}.log"
+            found.append(start(server.base_url, log, **options))
             stack.callback(end, found[-1])
         names = {str(one.pid) for one in found}
         until(server, lambda seen: names <= {one.name.split(":")[1] for one in seen.workers})
@@ -53,13 +55,14 @@ def batch(server: StubServer, name: str) -> Generator[ArtClient]:
             client.cancel_rollouts(name)
 
 
-def end(worker: subprocess.Popen[str]) -> dict[str, Any]:
+def end(worker: ForkedProgram) -> dict[str, Any]:
     """What a worker says that it has done; empty if it was killed."""
     if worker.poll() is None:
         worker.send_signal(signal.SIGCONT)
         worker.terminate()
-    said, _ = worker.communicate(timeout=60)
-    return json.loads(said) if said else {}
+    worker.wait(timeout=60)
+    [said] = re.findall(r"^\{.*\}$", worker.log.read_text(), re.MULTILINE) or ["{}"]
+    return json.loads(said)
 
 
 def until(server: StubServer, true: Callable[[ServerStatus], bool]) -> ServerStatus:
@@ -71,7 +74,7 @@ def until(server: StubServer, true: Callable[[ServerStatus], bool]) -> ServerSta
     return seen
 
 
-def held(seen: ServerStatus, worker: subprocess.Popen[str]) -> int:
+def held(seen: ServerStatus, worker: ForkedProgram) -> int:
     return sum(one.leased for one in seen.workers if one.name.endswith(f":{worker.pid}"))
 
 
