@@ -76,17 +76,13 @@ def said_by_the_code() -> str:
     return "\n".join(texts)
 
 
-def test_messages_that_troubleshooting_explains_exist() -> None:
+def test_messages_and_reasons_that_troubleshooting_explains_exist() -> None:
     said = said_by_the_code()
     messages = re.findall(r"^`([^`]+)`.*\n:   ", TROUBLES, re.MULTILINE)
     assert len(messages) > 20
     parts = {part.strip(" `") for one in messages for part in re.split("…", one)}
     unknown = {part for part in parts if len(part) > 3 and part not in said}
     assert not unknown
-
-
-def test_reasons_that_troubleshooting_explains_exist() -> None:
-    said = said_by_the_code()
     reasons = re.findall(
         r"`(groups|runs|calls)\.(\w+)`", TROUBLES.partition("What was excluded")[2]
     )

@@ -23,7 +23,7 @@ from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.__main__ import cli as server_cli
 from tests.support.fits import write_fit
 from tests.support.live_server import BASE_MODEL, REPO, LiveServer
-from tests.support.tiny_models import save_model
+from tests.support.tiny_models import merge_here, save_model
 
 COMMANDS = [
     "demo",
@@ -373,6 +373,7 @@ def test_what_cannot_be_merged_is_said_in_a_line(
 ) -> None:
     """An install is advised only where something is missing."""
     other, whole = save_model(tmp_path / "other"), tmp_path / "whole"
+    monkeypatch.setattr("langchain_art.cli.export.subprocess.run", merge_here)
     with ArtClient() as client:
         with pytest.raises(ArtError, match="cannot be put on") as failed:
             export.export_merged(client, here.policy, 0, whole, str(other))

@@ -19,23 +19,31 @@ from langchain_art.errors import ServerUnreachable
 from tests.support.live_server import BASE_MODEL
 
 
-def test_a_server_that_dies_is_started_again_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_server_that_dies_or_was_stopped_is_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Over stub engines: the subject is the server's process."""
     caplog.set_level(logging.WARNING, "langchain_art.client.local_server")
-    with LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data") as server:
-        first = server.pid
-        assert first is not None
-        with ArtClient(server.base_url, patience=300) as client:
+    monkeypatch.setenv("STUB_SECONDS", "0 0")
+    server = LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data")
+    server._argv[2] = "tests.support.stub_engines"
+    for life in range(1, 3):
+        with server, ArtClient(server.base_url, patience=300) as client:
+            first = server.pid
+            assert first is not None
+            assert server.start().pid == first  # a notebook's cell that is run twice
             assert client.policy("mine").version == 0
             os.kill(first, signal.SIGKILL)
-            while server.restarts == 0:
+            while server.restarts < life:
                 time.sleep(0.02)
             assert client.policy("mine").version == 0
-        assert server.pid != first
-    (line,) = [said for said in caplog.messages if not said.startswith(("waiting", "http"))]
-    assert line.startswith("The local server ended with status -9 and is started again")
-    assert str(server.log) in line
+            assert (second := server.pid) not in (None, first)
+        assert second is not None and not psutil.pid_exists(second)
+    lines = [said for said in caplog.messages if not said.startswith(("waiting", "http"))]
+    for line in lines:
+        assert line.startswith("The local server ended with status -9 and is started again")
+        assert str(server.log) in line
+    assert len(lines) == 2
 
 
 def test_a_server_ends_with_its_program_that_is_killed(tmp_path: Path) -> None:
@@ -77,23 +85,3 @@ def test_a_server_that_cannot_start_says_why(
     assert "no-model" in str(refused.value).split("It said:")[1]
     assert f"got the model '{model}', but {model} does not" in str(refused.value)  # not wrapped
     assert len(contexts) <= 1
-
-
-def test_a_server_that_was_stopped_is_started_again(tmp_path: Path) -> None:
-    server = LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data")
-    pids: list[int | None] = []
-    try:
-        for _ in range(2):
-            pids.append(server.start().pid)
-            assert server.start().pid == pids[-1]  # a notebook's cell that is run twice
-            with ArtClient(server.base_url) as client:
-                assert client.policy("mine").version == 0
-            server.stop()
-            assert [pid for pid in pids if pid is not None and psutil.pid_exists(pid)] == []
-        with server:  # it is watched as the first one was
-            assert server.pid is not None
-            os.kill(server.pid, signal.SIGKILL)
-            while server.restarts == 0:
-                time.sleep(0.02)
-    finally:
-        server.stop()
