@@ -22,6 +22,7 @@ from benchmarks.gpu.profile import by_class, class_of
 from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from langchain_art.gpu_memory import MemoryNeeds, Shape
+from tests.support import forked_start
 from tests.support.live_server import REPO
 from tests.support.soak import count, in_soak
 
@@ -80,15 +81,16 @@ def test_all_parts_write_one_report(tmp_path: Path) -> None:
 
 def test_a_killed_part_leaves_what_it_had_as_valid_json(tmp_path: Path) -> None:
     """Killed as soon as it has a figure: no figure waits for the last one."""
-    argv = [sys.executable, "-m", "benchmarks.gpu.variants", "--small", "--out", str(tmp_path)]
     path, seen = tmp_path / "variants-small.json", set[int]()
-    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.DEVNULL) as part:
-        while part.poll() is None and len(seen) < 3:
-            if path.exists():
-                seen.add(len(json.loads(path.read_text())["variants"]))
-            time.sleep(0.05)
-        part.kill()
-    assert len(seen) == 3, f"all figures came at once: {seen}"
+    args, log = ["--small", "--out", str(tmp_path)], tmp_path / "log"
+    part = forked_start.start("benchmarks.gpu.variants", args, dict(os.environ), REPO, log)
+    while part.poll() is None and len(seen) < 3:
+        if path.exists():
+            seen.add(len(json.loads(path.read_text())["variants"]))
+        time.sleep(0.05)
+    part.kill()
+    part.wait()
+    assert len(seen) == 3, f"all figures came at once: {seen} {log.read_text()[-2000:]}"
     left = json.loads(path.read_text())
     assert len(left["variants"]) >= 3 and left["hardware"]["packages"]["torch"]
     for one in left["variants"].values():
@@ -112,7 +114,9 @@ def test_parts_that_are_killed_at_random_leave_valid_json(tmp_path: Path) -> Non
             assert json.loads(path.read_text())["hardware"], path
 
 
-def test_every_part_imports_with_what_the_lock_of_a_gpu_has() -> None:
+def test_every_part_imports_with_what_the_lock_of_a_gpu_has_and_refuses_without_a_gpu(
+    tmp_path: Path,
+) -> None:
     """Without the tests' packages and the examples': the environment of docs/gpu.md has none."""
     locked = (REPO / "requirements/gpu.txt").read_text()
     for package in ("pytest", "pytest_asyncio", "langchain", "hypothesis"):
@@ -120,11 +124,15 @@ def test_every_part_imports_with_what_the_lock_of_a_gpu_has() -> None:
     code = (
         "import importlib, sys\n"
         "sys.modules |= dict.fromkeys(('pytest', 'pytest_asyncio', 'langchain', 'hypothesis'))\n"
-        "from benchmarks.gpu.__main__ import PARTS\n"
+        "from benchmarks.gpu.__main__ import PARTS, main\n"
         "for part in PARTS: importlib.import_module(f'benchmarks.gpu.{part}')\n"
+        "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = [sys.executable, "-c", code, "--out", str(tmp_path)]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "needs a GPU" in done.stderr
 
 
 def test_a_kernel_has_the_class_of_its_name() -> None:
@@ -180,14 +188,6 @@ def test_the_estimate_in_the_report_is_the_doctors() -> None:
     shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
     expected = MemoryNeeds(shape, "bfloat16", 16).step(5000)
     assert estimate(about, 5000, checkpointed=True) == expected
-
-
-def test_a_gpu_model_is_refused_without_a_gpu(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)]
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "needs a GPU" in done.stderr
 
 
 def parameters(name: str) -> int:

@@ -5,16 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_server import BASE_MODEL
+from tests.support.live_server import BASE_MODEL, REPO
 from tests.support.notebook_kernels import running_kernel
 
+#: Its server is over stub engines: its models are not the subject.
 BEGIN = f"""
+import os, random
 from langchain_art import ArtClient, ChatART, LocalServer, TrainConfig, Trainer, capture
-server = LocalServer({str(BASE_MODEL)!r}, policies=["p"], data_dir="data").start()
+server = LocalServer({str(BASE_MODEL)!r}, policies=["p"], data_dir="data")
+server._argv[2] = "tests.support.stub_engines"
+os.environ["STUB_SECONDS"] = "0.2 0.3"
+os.environ["PYTHONPATH"] = os.pathsep.join([{str(REPO)!r}, os.environ.get("PYTHONPATH", "")])
+server.start()
 model = ChatART(model="p", base_url=server.base_url, max_tokens=8)
 async def rollout(question):
     async with capture(scenario=question) as run:
-        run.reward = float("a" in (await model.ainvoke(question)).text)
+        await model.ainvoke(question)
+        run.reward = random.random()
     return run
 config = TrainConfig(learning_rate=1e-3)
 trainer = Trainer(model, group_size=4, groups_per_step=1, config=config, out_dir="fit")
