@@ -17,7 +17,7 @@ import textarena
 from langchain_art import ArtClient, Trajectory
 from tests.support.environment_fit import fit, names_of
 from tests.support.environment_libraries import APART, python_of, told
-from tests.support.live_server import REPO, LiveServer, free_port
+from tests.support.live_server import REPO, TLS, LiveServer, free_port
 from tests.support.pages import blocks
 from tests.support.soak import count
 
@@ -35,7 +35,7 @@ def openenv_url() -> Iterator[str]:
         try:
             while process.poll() is None:
                 try:
-                    httpx.get(f"{url}/health").raise_for_status()
+                    httpx.get(f"{url}/health", verify=TLS).raise_for_status()
                     break
                 except httpx.TransportError:
                     time.sleep(0.05)

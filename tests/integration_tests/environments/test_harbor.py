@@ -119,11 +119,12 @@ def test_a_fit_learns_from_the_verifiers_reward(
     policy, steps = f"harbor-{uuid.uuid4().hex[:8]}", count(1, 10)
     code = CODE[who].replace('"type": "docker"', f'"import_path": "{RUNTIME}"')
     code = code.replace('"project_path": "agent"', '"project_path": "agent", "skip_install": True')
-    # Each of the agent's runs is two processes that import LangChain, and samples without a seed.
-    code = code.replace(
-        "evaluator=", f"group_size=4, groups_per_step={(few := count(1, 2))}, evaluator="
-    )
-    groups, size = (few, 4) if who == "agent" else (4, 8)
+    # Each of the agent's runs is a process that imports LangChain, and samples without a seed.
+    few = count(1, 2)
+    code = code.replace("evaluator=", f"group_size=4, groups_per_step={few}, evaluator=")
+    groups, size, held_out = (few, 4, 0) if who == "agent" else (4, 8, 2)
+    if who == "agent":
+        code += "\nimport dataclasses\nenv = dataclasses.replace(env, held_out=())\n"
     code += FAILING if who == "graph" else ""
     argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
     found = json.loads(told("harbor", tmp_path, *argv, code=code))
@@ -133,7 +134,7 @@ def test_a_fit_learns_from_the_verifiers_reward(
         assert said["moon"].partition(chr(10))[0] == "KeyError 'mine'"
         assert "gave no reward: ['RewardFileNotFoundError" in said["sky"]
         assert said["sea"].startswith("ArtError got the rewards {'a': 1, 'b': 0}")
-    assert found["parts"] == [6, 2]
+    assert found["parts"] == [6, held_out]
     assert len(found["steps"]) == steps
     for step in found["steps"]:
         flat = step["excluded"].get("groups.zero_variance", 0)
@@ -145,7 +146,7 @@ def test_a_fit_learns_from_the_verifiers_reward(
             for run in client.trajectories(2000)
             if run.turns and (run.turns[0].model or "").startswith(f"{policy}@")
         ]
-    assert len(runs) == size * sum(step["groups"] for step in found["steps"]) + 2
+    assert len(runs) == size * sum(step["groups"] for step in found["steps"]) + held_out
     for run in runs:
         [turn] = run.turns
         right = str((turn.reply or {})["content"]) == str(str(run.scenario).count("e"))
