@@ -17,7 +17,7 @@ from langchain_art.wire.train_config import MAX_LEARNING_RATE
 if TYPE_CHECKING:
     from langchain_art.client.sync_client import ArtClient
     from langchain_art.training.records import EvalResult
-    from langchain_art.wire import ReviewPlan, TrainResult
+    from langchain_art.wire import ReviewPlan, TrainJob, TrainResult
 
 ScoreName = Annotated[str, typer.Option(help="The score that people give.")]
 
@@ -127,7 +127,7 @@ def train(
         show_answers(client, plan, policy)
 
 
-def _ended(client: ArtClient, job: str) -> TrainResult | JobFailed:
+def _ended(client: ArtClient, job: TrainJob) -> TrainResult | JobFailed:
     try:
         return client.wait(job)
     except JobFailed as failed:  # the jobs behind it run all the same

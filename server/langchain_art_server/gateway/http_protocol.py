@@ -425,8 +425,8 @@ class DeadlineHttp(HttpToolsProtocol):
         self._end_soon()
 
     def _say(self, error: RequestRefused) -> None:
-        # Headers are None before the first request.
-        path = "" if self.headers is None else self.url.decode("latin-1")
+        # Before the first request there are no headers, and no URL.
+        path = self.url.decode("latin-1") if self.headers else ""
         headers: dict[bytes, bytes] = dict(self.headers or ())
         response, given_back = answer(error, path), request_id_of(headers.get(b"x-request-id"))
         self.metrics.refused("", error.status, error.code)
