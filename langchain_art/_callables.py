@@ -144,5 +144,8 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _close(process: int) -> None:
+    """Close the loop as its process ends, when no thread may be started, as the runner would."""
     if os.getpid() == process:
-        _RUNNERS.pop(process).close()
+        loop = _RUNNERS.pop(process).get_loop()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -2,6 +2,8 @@
 
 import asyncio
 import multiprocessing
+import subprocess
+import sys
 import threading
 from contextvars import ContextVar
 
@@ -64,6 +66,32 @@ def test_other_threads_and_a_forked_process_have_loops_of_their_own() -> None:
 
 def _in_a_child() -> None:
     assert run_sync(_loop(), "call")[1] == "none"
+
+
+def test_a_program_ends_without_a_word() -> None:
+    program = """if True:
+        import asyncio
+        from langchain_art._callables import let_all_nodes_run, run_sync
+
+        async def main():
+            let_all_nodes_run()
+            items = generator()
+            await anext(items)
+            await asyncio.to_thread(print, "done")
+            left.append(items)
+
+        async def generator():
+            try:
+                yield
+            finally:
+                print("closed")
+
+        left = []
+        run_sync(main(), "main")
+    """
+    argv = [sys.executable, "-X", "dev", "-c", program]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\nclosed\n", "")
 
 
 def test_where_a_loop_runs_the_call_to_await_is_named() -> None:
