@@ -129,18 +129,21 @@ def run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
     if runner is None:
         runner = _RUNNERS[os.getpid()] = asyncio.Runner()
         atexit.register(_close, os.getpid())
-    return runner.run(_alone(work), context=copy_context())
-
-
-async def _alone(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result, after its end that of all tasks that it left, as `asyncio.run`."""
     try:
-        return await work
+        return runner.run(work, context=copy_context())
     finally:
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        runner.run(_end_others())
+
+
+async def _end_others() -> None:
+    """Cancel the tasks that a call left, and wait for them, as `asyncio.run` does at its end."""
+    left = list(asyncio.all_tasks() - {asyncio.current_task()})
+    for task in left:
+        task.cancel()
+    for task, ended in zip(left, await asyncio.gather(*left, return_exceptions=True), strict=True):
+        if isinstance(ended, Exception):
+            about = {"message": "a task raised at its end", "exception": ended, "task": task}
+            asyncio.get_running_loop().call_exception_handler(about)
 
 
 def _close(process: int) -> None:

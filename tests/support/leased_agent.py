@@ -4,6 +4,8 @@
 it has done as JSON to standard output.
 """
 
+from __future__ import annotations
+
 import asyncio
 import dataclasses
 import json

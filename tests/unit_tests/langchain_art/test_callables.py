@@ -5,6 +5,7 @@ import multiprocessing
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from contextvars import ContextVar
 
 import pytest
@@ -28,26 +29,47 @@ def test_calls_of_the_main_thread_share_a_loop_and_each_has_its_callers_context(
     assert run_sync(_loop(), "call") == (first, "none")
 
 
-def test_what_a_call_leaves_ends_with_it_also_if_it_raises() -> None:
-    ended: list[str] = []
+@pytest.mark.parametrize("kind", [None, ValueError, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_a_call_leaves_ends_with_it_however_it_ends(kind: type[BaseException] | None) -> None:
+    ended: list[bool] = []
 
-    async def left(name: str) -> None:
+    async def left() -> None:
         try:
             await asyncio.sleep(60)
         finally:
-            ended.append(name)
+            ended.append(True)
 
-    async def call(*, fails: bool) -> None:
-        tasks.append(asyncio.create_task(left("fails" if fails else "returns")))
+    async def raises() -> None:
         await asyncio.sleep(0)
-        if fails:
-            raise ValueError("of the call")
+        if kind is not None:
+            raise kind
+
+    async def call() -> str:
+        tasks.append(asyncio.create_task(left()))
+        await asyncio.gather(raises(), asyncio.sleep(0.01))  # raised in a task, not in the call
+        return "done"
 
     tasks: list[asyncio.Task[None]] = []
-    run_sync(call(fails=False), "call")
-    with pytest.raises(ValueError, match="of the call"):
-        run_sync(call(fails=True), "call")
-    assert ended == ["returns", "fails"] and all(task.cancelled() for task in tasks)
+    for _ in range(2):
+        with pytest.raises(kind) if kind else nullcontext():
+            assert run_sync(call(), "call") == "done"
+    assert ended == [True, True] and all(task.cancelled() for task in tasks)
+
+
+def test_what_a_task_raises_at_its_end_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def left() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise ValueError("not closed")
+
+    async def call() -> None:
+        tasks.append(asyncio.create_task(left()))
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    run_sync(call(), "call")
+    assert "not closed" in caplog.text
 
 
 def test_other_threads_and_a_forked_process_have_loops_of_their_own() -> None:
