@@ -131,8 +131,12 @@ def run_sync(work: Coroutine[Any, Any, T], name: str) -> T:
         atexit.register(_close, os.getpid())
     try:
         return runner.run(work, context=copy_context())
+    except (KeyboardInterrupt, SystemExit):  # other tasks may raise it, too: only closing ends all
+        _RUNNERS.pop(os.getpid()).close()
+        raise
     finally:
-        runner.run(_end_others())
+        if os.getpid() in _RUNNERS:
+            runner.run(_end_others())
 
 
 async def _end_others() -> None:
@@ -148,7 +152,7 @@ async def _end_others() -> None:
 
 def _close(process: int) -> None:
     """Close the loop as its process ends, when no thread may be started, as the runner would."""
-    if os.getpid() == process:
-        loop = _RUNNERS.pop(process).get_loop()
+    if os.getpid() == process and (runner := _RUNNERS.pop(process, None)) is not None:
+        loop = runner.get_loop()
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

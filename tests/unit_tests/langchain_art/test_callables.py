@@ -29,7 +29,9 @@ def test_calls_of_the_main_thread_share_a_loop_and_each_has_its_callers_context(
     assert run_sync(_loop(), "call") == (first, "none")
 
 
-@pytest.mark.parametrize("kind", [None, ValueError, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "kind", [None, ValueError, KeyboardInterrupt, SystemExit, asyncio.CancelledError]
+)
 def test_what_a_call_leaves_ends_with_it_however_it_ends(kind: type[BaseException] | None) -> None:
     ended: list[bool] = []
 
@@ -46,7 +48,7 @@ def test_what_a_call_leaves_ends_with_it_however_it_ends(kind: type[BaseExceptio
 
     async def call() -> str:
         tasks.append(asyncio.create_task(left()))
-        await asyncio.gather(raises(), asyncio.sleep(0.01))  # raised in a task, not in the call
+        await asyncio.gather(*(raises() for _ in range(3)))  # in tasks, not in the call
         return "done"
 
     tasks: list[asyncio.Task[None]] = []
