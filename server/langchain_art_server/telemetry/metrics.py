@@ -40,7 +40,7 @@ _PHASE = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 #: Values of `Turn.excluded_because` that are labels: a client may send any other.
 _SUPERSEDED = {"retried", "interrupted", "error", "unchosen"}
 _METHODS = {"GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"}
-#: Of a step: its metric -> name and meaning of the gauge.
+#: Metric of a step -> name and meaning of its gauge.
 _OF_STEP = {
     "reward_mean": ("reward_mean", "Mean reward of the runs that the last step compared."),
     "loss": ("loss", "Loss of the last step."),
