@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from langchain_art.wire import Trajectory
+from langchain_art.wire import Review, Trajectory
 from tests.support.live_server import LiveServer
 
 if TYPE_CHECKING:
@@ -57,3 +57,10 @@ def make_runs(art_server: LiveServer) -> Iterator[MakeRuns]:
     with art_server.http() as http:
         for run in made:
             http.delete(f"/v1/trajectories/{run}").raise_for_status()
+
+
+def human_reward(run: Trajectory, value: float | None, at: float = 1.0, **more: Any) -> Review:
+    """The review of a person on the page that gives a run its reward."""
+    about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
+    about |= {"id": f"r-{run.id}", "trajectory": run.id, "value": value, "at": at} | more
+    return Review(**about)

@@ -14,7 +14,7 @@ import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -135,14 +135,19 @@ _FINAL = {400, 401, 402, 403, 404, 405, 413, 422}
 
 def is_final(error: BaseException) -> bool:
     """True if the error's status, as SDKs keep it, says that asking again gives the same."""
-    one: BaseException | None = error
-    while one is not None:
+    for one in _causes(error):
         response: object = getattr(one, "response", None)
         status: object = getattr(one, "status_code", getattr(response, "status_code", None))
         if isinstance(status, int):
             return status in _FINAL
-        one = one.__cause__
     return False
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, then its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def retry_after(error: BaseException) -> float | None:
@@ -152,8 +157,7 @@ def retry_after(error: BaseException) -> float | None:
     the error's response, as the SDKs of OpenAI, Anthropic, httpx and litellm keep it, and the
     attribute `retry_after` of our own errors; of the error, or of its causes.
     """
-    one: BaseException | None = error
-    while one is not None:
+    for one in _causes(error):
         own: object = getattr(one, "retry_after", None)
         if isinstance(own, int | float):
             return max(0.0, float(own))
@@ -164,7 +168,6 @@ def retry_after(error: BaseException) -> float | None:
         ):
             if isinstance(headers, Mapping) and (asked := _seconds(headers)) is not None:
                 return asked
-        one = one.__cause__
     return None
 
 

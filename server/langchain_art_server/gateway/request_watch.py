@@ -84,22 +84,22 @@ class RequestWatch:
                 message["headers"] = [*message.get("headers", ()), given_back]
             await send(message)
 
+        async def refuse(problem: str) -> None:
+            refusal = answer(EngineUnavailable(problem, retry_after=RETRY_AFTER), path)
+            await refusal(scope, receive, begin)
+
         token, counts = CURRENT.set(context), path not in PROBES
         self.running += counts
         try:
             if self.draining and counts:
                 self.refused += 1
-                problem = "The server is shutting down and takes no new requests."
-                refusal = answer(EngineUnavailable(problem, retry_after=RETRY_AFTER), path)
-                await refusal(scope, receive, begin)
+                await refuse("The server is shutting down and takes no new requests.")
             else:
                 await self._app(scope, receive, begin)
         except asyncio.CancelledError:
             if not self.draining or status:
                 raise
-            problem = "The server shut down before the request was answered."
-            refusal = answer(EngineUnavailable(problem, retry_after=RETRY_AFTER), path)
-            await refusal(scope, receive, begin)
+            await refuse("The server shut down before the request was answered.")
         finally:
             self.running -= counts
             if scope["method"] not in _READS and path != _LEASE and 200 <= status < 400:

@@ -13,11 +13,11 @@ from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.review.pull import pull
 from langchain_art.review.scores import Reading
-from langchain_art.wire import Review, Trajectory
+from langchain_art.wire import Trajectory
 from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
-from tests.support.reviewed_runs import MakeRuns
+from tests.support.reviewed_runs import MakeRuns, human_reward
 
 
 class Reviewed:
@@ -31,9 +31,7 @@ class Reviewed:
         client.create_policy(self.policy)
 
     def say(self, run: Trajectory, value: float | None, at: float = 1.0, **more: Any) -> None:
-        about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
-        about |= {"id": f"r-{run.id}", "trajectory": run.id, "value": value, "at": at} | more
-        self.client.put_reviews([Review(**about)])
+        self.client.put_reviews([human_reward(run, value, at, **more)])
 
     def train(self, *options: str) -> str:
         """What the command says; it ends with 1 where there is nothing to train."""

@@ -24,7 +24,7 @@ from langchain_art.wire import (
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.json_server import JsonServer, Refusal, completion
 from tests.support.live_server import LiveServer
-from tests.support.reviewed_runs import MakeRuns
+from tests.support.reviewed_runs import MakeRuns, human_reward
 
 
 def test_the_reward_that_is_trained_is_the_persons(
@@ -44,18 +44,7 @@ def test_the_reward_that_is_trained_is_the_persons(
         assert own.version == 0 and own.excluded
         with pytest.raises(ConfigError, match="expected runs of `groups`"):
             client.train(groups, art_server.policy, rewards={"another": 1.0})
-        about: dict[str, Any] = {
-            "source": "page",
-            "kind": "reward",
-            "name": "human_reward",
-            "at": 1.0,
-        }
-        client.put_reviews(
-            [
-                Review(id=f"r-{run.id}", trajectory=run.id, value=float(i % 2), **about)
-                for i, run in enumerate(runs[:3])
-            ]
-        )
+        client.put_reviews([human_reward(run, i % 2) for i, run in enumerate(runs[:3])])
     ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
     app([*ask, "--dry-run"], standalone_mode=False)
     foreseen = capsys.readouterr().out
@@ -201,19 +190,15 @@ def test_what_serves_is_said_though_the_job_before_it_failed(
     with ArtClient(art_server.base_url) as client:
         client.create_policy(art_server.policy)
         runs = make_runs(2)
-        about: dict[str, Any] = {"source": "page", "at": 1.0}
-        reward = about | {"kind": "reward", "name": "human_reward"}
-        fixed = about | {"kind": "correction", "name": "correction", "trajectory": runs[0].id}
+        fixed: dict[str, Any] = {
+            "id": f"c-{runs[0].id}",
+            "kind": "correction",
+            "name": "correction",
+        }
         fixed |= {"correction": {"role": "assistant", "content": "On 14 March."}}
-        client.put_reviews(
-            [
-                *(
-                    Review(id=f"r-{run.id}", trajectory=run.id, value=float(i), **reward)
-                    for i, run in enumerate(runs)
-                ),
-                Review(id=f"c-{runs[0].id}", call_id=runs[0].turns[0].call_id, **fixed),
-            ]
-        )
+        fixed |= {"call_id": runs[0].turns[0].call_id}
+        rewards = [human_reward(run, i) for i, run in enumerate(runs)]
+        client.put_reviews([*rewards, human_reward(runs[0], None, **fixed)])
         ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
         with pytest.raises(JobFailed, match="Non-finite gradients"):
             app([*ask, "--correction-steps", "1"], standalone_mode=False)
@@ -286,13 +271,7 @@ def test_held_out_scenarios_are_measured_before_and_after(
     with ArtClient(art_server.base_url) as client:
         client.create_policy(policy)
         runs = make_runs(2)
-        about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
-        client.put_reviews(
-            [
-                Review(id=f"r-{run.id}", trajectory=run.id, value=float(i), at=1.0, **about)
-                for i, run in enumerate(runs)
-            ]
-        )
+        client.put_reviews([human_reward(run, i) for i, run in enumerate(runs)])
         options = ["--rollout", f"{module}:rollout", "--scenarios", "held_out.jsonl"]
         app([*ask, *options, "--samples", "2"], standalone_mode=False)
         told = capsys.readouterr().out
