@@ -241,6 +241,7 @@ def places(root: Any) -> Iterator[tuple[Any, Any]]:
 def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveServer) -> None:
     rng = random.Random(drawn_seed())
     with art_server.http() as http:
+        restarts = http.get("/status").json()["engine_restarts"]  # other tests end its engines
         door = Door(art_server, http)
         requests = door.requests()
         for method, path, body in requests:
@@ -261,7 +262,7 @@ def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveSer
         assert door.trained > 5, "some of them are numbers like any other"
         answer = http.post("/v1/chat/completions", json={"model": door.policy, "messages": SAY})
         assert answer.status_code == 200
-        assert http.get("/status").json()["engine_restarts"] == 0
+        assert http.get("/status").json()["engine_restarts"] == restarts
         print(f"{door.refused} refused; {door.trained} jobs")  # noqa: T201 - for the report
 
 
