@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +33,8 @@ TLS = httpx.create_ssl_context()
 _PORTS = range(20_000, 32_000)
 #: Open files whose locks hold the ports of this process; the system frees them at its end.
 _reserved: list[int] = []
+#: Folders of `small_model`, removed as the process ends.
+_models: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def free_port() -> int:
@@ -49,6 +53,27 @@ def free_port() -> int:
         _reserved.append(file)
         return port
     raise RuntimeError(f"got no free port in {_PORTS}, expected one")
+
+
+@functools.cache
+def small_model(**config: Any) -> Path:
+    """The demo's base model with the first of its three layers, and `config` changed.
+
+    As good for tests of what is around a model, at half the cost of a token.
+    """
+    from safetensors.numpy import load_file, save_file  # needs the server's packages
+
+    folder = tempfile.TemporaryDirectory(prefix="langchain-art-test-model-")
+    _models.append(folder)
+    model = Path(folder.name) / BASE_MODEL.name
+    shutil.copytree(BASE_MODEL, model)
+    weights = load_file(model / "model.safetensors")
+    kept = {name: one for name, one in weights.items() if not re.search(r"layers\.[1-9]", name)}
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    whole = json.loads((model / "config.json").read_text())
+    whole |= {"num_hidden_layers": 1, "layer_types": whole["layer_types"][:1]}
+    (model / "config.json").write_text(json.dumps(whole | config))
+    return model
 
 
 class LiveServer:
@@ -148,8 +173,14 @@ class LiveServer:
 class ForkedServer(LiveServer):
     """The same program on the same arguments, started cheaply (`tests.support.forked_start`).
 
-    For tests whose subject is not the start. All of a process have one hash seed.
+    For tests whose subject is neither the start nor, by default, the model. All of a process have
+    one hash seed.
     """
+
+    def __init__(
+        self, data_dir: Path, *args: str, model: Path | str | None = None, **more: Any
+    ) -> None:
+        super().__init__(data_dir, *args, model=model or small_model(), **more)
 
     def _launch(self) -> ForkedProgram:
         from tests.support import forked_start  # needs the server's packages
@@ -181,12 +212,7 @@ class RuleServer(ForkedServer):
     _lines: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, data_dir: Path, *args: str, context: int = 16384) -> None:
-        model = data_dir.parent / f"{data_dir.name}-model"
-        shutil.copytree(BASE_MODEL, model)
-        config = json.loads((model / "config.json").read_text())
-        (model / "config.json").write_text(
-            json.dumps(config | {"max_position_embeddings": context})
-        )
+        model = small_model(max_position_embeddings=context)
         self.journal = data_dir.parent / f"{data_dir.name}.jsonl"
         env = {"RULE_JOURNAL": str(self.journal)}
         super().__init__(
