@@ -374,12 +374,12 @@ async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
     trainer = trainer_of(art_server, tmp_path, console=told)
     with ArtClient(art_server.base_url, art_server.api_key) as client:
         parameters = client.status().parameters
-        assert 1e5 < parameters < 3e5
+        assert 5e4 < parameters < 1e5
         expected = default_learning_rate(parameters, SMALL)
-        assert expected == pytest.approx(3e-3, rel=0.2), "what the demo learns with"
+        assert expected == pytest.approx(3.3e-3, rel=0.2), "near what the demo learns with"
         found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
         assert found.history[0].metrics["learning_rate"] == pytest.approx(expected)
-        assert f"learning rate {expected:.2g}, chosen for 0.2 M parameters" in told.file.getvalue()  # type: ignore[attr-defined]
+        assert f"learning rate {expected:.2g}, chosen for 0.1 M parameters" in told.file.getvalue()  # type: ignore[attr-defined]
         state = json.loads((tmp_path / "fit.json").read_text())
         assert state["learning_rate"] == {trainer.policy: pytest.approx(expected)}
         assert state["identity"]["config"]["learning_rate"] is None
