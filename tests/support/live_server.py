@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import functools
 import json
@@ -33,8 +34,6 @@ TLS = httpx.create_ssl_context()
 _PORTS = range(20_000, 32_000)
 #: Open files whose locks hold the ports of this process; the system frees them at its end.
 _reserved: list[int] = []
-#: Folders of `small_model`, removed as the process ends.
-_models: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def free_port() -> int:
@@ -64,7 +63,7 @@ def small_model(**config: Any) -> Path:
     from safetensors.numpy import load_file, save_file  # needs the server's packages
 
     folder = tempfile.TemporaryDirectory(prefix="langchain-art-test-model-")
-    _models.append(folder)
+    atexit.register(folder.cleanup)
     model = Path(folder.name) / BASE_MODEL.name
     shutil.copytree(BASE_MODEL, model)
     weights = load_file(model / "model.safetensors")
