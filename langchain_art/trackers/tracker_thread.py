@@ -243,33 +243,3 @@ class TrackerThread:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._path, progress.model_dump_json().encode())
         self._saved = self._sent
-
-
-#: Seconds that the end of a fit waits for its trackers.
-PATIENCE = 60.0
-
-
-class FitTrackers:
-    """Hands records to each tracker; none of them can stop the fit or hold it up."""
-
-    def __init__(
-        self,
-        trackers: Sequence[Tracker],
-        fit: FitCard,
-        history: Sequence[TrackedRecord],
-        say: Callable[[str], None],
-    ) -> None:
-        self._say = say
-        self._threads = [TrackerThread(one, fit, history, say) for one in trackers]
-
-    def put(self, what: TrackedRecord | AdapterFiles | None) -> None:
-        """Show a record, or store an adapter."""
-        for thread in self._threads:
-            thread.put(what)
-
-    def finish(self) -> None:
-        """End all runs, and say of each where it is or what it lacks."""
-        self.put(None)
-        until = time.monotonic() + PATIENCE
-        for thread in self._threads:
-            self._say(thread.outcome(until - time.monotonic()))

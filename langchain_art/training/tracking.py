@@ -10,6 +10,7 @@ import json
 import shutil
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
@@ -19,14 +20,8 @@ from typing import Any
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ArtError
 from langchain_art.evaluators.transcript import compact, text_of, tool_calls
-from langchain_art.trackers.tracker_thread import (
-    AdapterFiles,
-    FitCard,
-    FitTrackers,
-    TableRow,
-    TrackedRecord,
-    Tracker,
-)
+from langchain_art.trackers import tracker_thread
+from langchain_art.trackers.tracker_thread import AdapterFiles, FitCard, TableRow, TrackedRecord
 from langchain_art.training.fit_state import HISTORY, History, Line, read_records
 from langchain_art.training.identity import flat
 from langchain_art.training.progress import Display
@@ -44,12 +39,16 @@ _OF_BATCH = {
 #: Seconds that the fit sent the server, and gives the trackers itself: ``time/…``.
 _OF_FIT = frozenset({"rollout_seconds", "judge_seconds"})
 _RENAMED = {"loss/loss": "loss/train", "loss/swap_seconds": "time/swap_s"}
+#: Seconds that the end of a fit waits for its trackers.
+PATIENCE = 60.0
 
 
 class FitTracking:
     """Feeds the trackers of one fit from its loop."""
 
-    def __init__(self, trackers: Sequence[Tracker], history: History, display: Display) -> None:
+    def __init__(
+        self, trackers: Sequence[tracker_thread.Tracker], history: History, display: Display
+    ) -> None:
         path = history.directory / HISTORY
         known = list(read_records(path)) if trackers and path.exists() else []
         self._display, self._next = display, len(known)
@@ -68,19 +67,20 @@ class FitTracking:
             config={name: _plain(value) for name, value in given.items()},
         )
         former = [tracked(one, number) for number, one in enumerate(known)]
-        self._trackers = FitTrackers(trackers, card, former, display.line)
-        self._any = bool(trackers)
+        self._trackers = [
+            tracker_thread.TrackerThread(one, card, former, display.line) for one in trackers
+        ]
         self._files: Path | None = None
 
     def record(self, record: Line, groups: Sequence[TrajectoryGroup] = ()) -> None:
         """Show a record that is on disk, and the runs of its step."""
-        if self._any:
-            self._trackers.put(tracked(record, self._next, groups))
+        if self._trackers:
+            self._put(tracked(record, self._next, groups))
             self._next += 1
 
     async def adapters(self, client: AsyncArtClient, result: FitResult) -> None:
         """Store the adapters of the best evaluated versions and of the last ones."""
-        if not self._any:
+        if not self._trackers:
             return
         best = result.best.versions if result.best else ()
         self._files = Path(tempfile.mkdtemp(prefix="langchain-art-"))
@@ -99,13 +99,20 @@ class FitTracking:
             if "best" in aliases and result.best is not None:
                 about["val/reward"] = result.best.mean
             labels = (*aliases, f"v{version}")
-            self._trackers.put(AdapterFiles(policy, folder, labels, about))
+            self._put(AdapterFiles(policy, folder, labels, about))
 
     def finish(self) -> None:
-        """End the trackers' runs; each says how it went."""
-        self._trackers.finish()
+        """End the trackers' runs, and say of each where it is or what it lacks."""
+        self._put(None)
+        until = time.monotonic() + PATIENCE
+        for tracker in self._trackers:
+            self._display.line(tracker.outcome(until - time.monotonic()))
         if self._files is not None:
             shutil.rmtree(self._files, ignore_errors=True)
+
+    def _put(self, what: TrackedRecord | AdapterFiles | None) -> None:
+        for tracker in self._trackers:
+            tracker.put(what)
 
 
 def tracked(record: Line, number: int, groups: Sequence[TrajectoryGroup] = ()) -> TrackedRecord:

@@ -16,7 +16,7 @@ from rich.console import Console
 from langchain_art import ChatART
 from langchain_art.tracing.scope import capture
 from langchain_art.trackers.choice import KNOWN
-from langchain_art.trackers.tracker_thread import FitCard, FitTrackers, TrackedRecord, TrackerRun
+from langchain_art.trackers.tracker_thread import FitCard, TrackedRecord, TrackerRun, TrackerThread
 from langchain_art.trackers.wandb_tracker import WandbTracker
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import TrainConfig
@@ -156,11 +156,12 @@ def test_wandb_without_its_server_goes_on_offline(
         return start(tracker, *given)
 
     monkeypatch.setattr(WandbTracker, "start", start_later)
-    trackers = FitTrackers([WandbTracker(mode="online")], card, [], said.append)
+    thread = TrackerThread(WandbTracker(mode="online"), card, [], said.append)
     for number in range(3):
-        trackers.put(TrackedRecord(number, number, {"train/reward": number / 4}))
+        thread.put(TrackedRecord(number, number, {"train/reward": number / 4}))
     may_begin.set()
-    trackers.finish()
+    thread.put(None)
+    said.append(thread.outcome(60))
     assert "offline, because online: CommError" in said[-1] and "wandb: records: 3" in said[-1]
     (part,) = (tmp_path / "dir" / "wandb").glob("offline-run-*")
     shown = [one["item"] for one in of_kind(inspected(part), "history")]

@@ -4,15 +4,12 @@ import time
 from pathlib import Path
 from threading import Event
 
-import pytest
-
-from langchain_art.trackers import tracker_thread
 from langchain_art.trackers.tracker_thread import (
     AdapterFiles,
     FitCard,
-    FitTrackers,
     TrackedRecord,
     TrackerRun,
+    TrackerThread,
 )
 
 
@@ -78,10 +75,11 @@ def fit(tracker: Recording, folder: Path, known: int, new: int, *, fit_id: str =
     """A fit that has `known` records when it begins and makes `new` ones; what was said."""
     said: list[str] = []
     history = [record(number) for number in range(known)]
-    trackers = FitTrackers([tracker], card(folder, fit_id), history, said.append)
+    thread = TrackerThread(tracker, card(folder, fit_id), history, said.append)
     for number in range(known, known + new):
-        trackers.put(record(number))
-    trackers.finish()
+        thread.put(record(number))
+    thread.put(None)
+    said.append(thread.outcome(60))
     return said
 
 
@@ -97,13 +95,14 @@ def test_a_resumed_fit_sends_what_the_run_lacks_and_nothing_twice(tmp_path: Path
 
 def test_what_was_not_taken_is_offered_again_and_said_once(tmp_path: Path) -> None:
     tracker, said = Recording(failures=2), list[str]()
-    trackers = FitTrackers([tracker], card(tmp_path), [], said.append)
+    thread = TrackerThread(tracker, card(tmp_path), [], said.append)
     for number, failures in enumerate([1, 0, 0, 0]):
-        trackers.put(record(number))
+        thread.put(record(number))
         wait_for(lambda left=failures: tracker.failures <= left)
     wait_for(lambda: numbers(tracker) == [0, 1, 2, 3])
-    trackers.put(AdapterFiles("p", tmp_path, ("best",), {}))
-    trackers.finish()
+    thread.put(AdapterFiles("p", tmp_path, ("best",), {}))
+    thread.put(None)
+    said.append(thread.outcome(60))
     assert said[0].startswith("recording: ConnectionError: the server is away. The fit goes on")
     assert said[1:] == [
         "recording: all is there. The first error: ConnectionError: the server is away. seen there"
@@ -122,21 +121,15 @@ def test_a_tracker_that_never_starts_is_said_once_and_the_next_fit_sends_all(
     assert numbers(later) == [0, 1, 2, 3]
 
 
-def test_a_tracker_that_hangs_holds_up_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tracker_thread, "PATIENCE", 0.05)
+def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path) -> None:
     let_go = Event()
-    tracker, beside, said = Recording(hang=let_go), Recording(), list[str]()
-    both = [tracker, beside]
-    trackers = FitTrackers(both, card(tmp_path), [], said.append)
-    beside.name = "beside"
+    tracker, said = Recording(hang=let_go), list[str]()
+    thread = TrackerThread(tracker, card(tmp_path), [], said.append)
     for number in range(3):
-        trackers.put(record(number))
-    wait_for(lambda: numbers(beside) == [0, 1, 2])
-    trackers.finish()
+        thread.put(record(number))
+    thread.put(None)
+    assert "recording: it has not finished" in thread.outcome(0.05)
     assert not numbers(tracker), "it was waited for"
-    assert any("recording: it has not finished" in one for one in said)
     let_go.set()
 
 
