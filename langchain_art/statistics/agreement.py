@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
@@ -85,10 +85,11 @@ def verdicts(reviews: Iterable[Review], name: str, *, min_agreement: float = 0.0
             taken_back += 1
         else:
             values.setdefault(subject, []).append(one.value)
-    agreed, whole = agreements(values), _whole(values)
+    whole = _variance([value for given in values.values() if len(given) > 1 for value in given])
     found: list[Consensus] = []
     for subject, given in values.items():
-        agreement, value, abstains = agreed.get(subject), fmean(given), False
+        agreement = _term(given, whole) if len(given) > 1 else None
+        value, abstains = fmean(given), False
         if agreement is not None and agreement <= min_agreement:
             most = majority(given)
             abstains = most is None or _term(most, whole) <= min_agreement
@@ -112,18 +113,6 @@ def majority(given: Sequence[float]) -> Sequence[float] | None:
     return shortest[0] if len(given) > 2 and all(half == shortest[0] for half in shortest) else None
 
 
-def agreements(values: Mapping[Subject, Sequence[float]]) -> dict[Subject, float]:
-    """Term of Krippendorff's alpha, ``1 - s_u^2 / s^2``, of each subject with several values.
-
-    ``s_u^2`` is the variance of the subject's values and ``s^2`` that of all values of such
-    subjects, each by ``n - 1``. Alpha is the mean of these terms, weighted by the numbers of
-    values. If all values are equal, every term is 1.
-    """
-    whole = _whole(values)
-    several = {subject: given for subject, given in values.items() if len(given) > 1}
-    return {subject: _term(given, whole) for subject, given in several.items()}
-
-
 def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
     """Krippendorff's alpha for interval data: 1 is agreement, 0 is chance.
 
@@ -134,23 +123,20 @@ def krippendorff_alpha(units: Sequence[Sequence[float]]) -> float | None:
     Returns:
         None: there is no pair, or all values are equal, where alpha is not defined.
     """
-    pairable = [list(unit) for unit in units if len(unit) > 1]
+    pairable = [unit for unit in units if len(unit) > 1]
     everything = [value for unit in pairable for value in unit]
-    whole = _variance(everything) if everything else 0.0
-    if not whole:
+    if not (whole := _variance(everything)):
         return None
-    within = sum(len(unit) * _variance(unit) for unit in pairable) / len(everything)
-    return 1.0 - within / whole
+    return sum(len(unit) * _term(unit, whole) for unit in pairable) / len(everything)
 
 
 def _term(given: Sequence[float], whole: float) -> float:
-    """The agreement of a subject's values; `whole` is the variance of all."""
+    """Term of alpha, ``1 - s_u^2 / s^2``, of a subject's values; 1 if all values are equal.
+
+    `whole` is ``s^2``, the variance of all values of subjects that have several. Alpha is the mean
+    of these terms, weighted by the numbers of values.
+    """
     return 1.0 - _variance(given) / whole if whole else 1.0
-
-
-def _whole(values: Mapping[Subject, Sequence[float]]) -> float:
-    """The variance of all values of subjects that have several."""
-    return _variance([value for given in values.values() if len(given) > 1 for value in given])
 
 
 def _variance(values: Sequence[float]) -> float:
