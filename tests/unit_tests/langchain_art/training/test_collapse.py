@@ -243,8 +243,6 @@ def test_the_tail_of_students_t(t: float, freedom: int) -> None:
     scale /= math.sqrt(freedom * math.pi)
     inside = integral(lambda x: scale * (1 + x * x / freedom) ** (-(freedom + 1) / 2), 0, t, 2000)
     assert student_tail(t, freedom) == pytest.approx(0.5 - inside, abs=1e-11)
-    with pytest.raises(ValueError, match="expected t >= 0"):
-        student_tail(-1.0, freedom)
 
 
 BOUND = 0.02
