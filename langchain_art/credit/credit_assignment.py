@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
-from langchain_art.credit.candidates import Compared, Place, Runs, WeightedPools, all_steps, steps
+from langchain_art.credit.candidates import Compared, Place, Runs, all_steps, steps
 from langchain_art.credit.schemes import SCHEMES
 from langchain_art.errors import InvalidRequest
 from langchain_art.wire import TrainConfig
@@ -125,12 +125,8 @@ def pool_advantages(
     differ by at most `tolerance` are equal.
 
     Raises:
-        InvalidRequest: a value is NaN or infinite, the advantages overflow, or `kind` is unknown.
+        InvalidRequest: a value is NaN or infinite, or the advantages overflow.
     """
-    if kind not in ADVANTAGES:
-        raise InvalidRequest(
-            f"got advantage={kind!r}, expected one of {sorted(ADVANTAGES)}", param="advantage"
-        )
     flat = [value for values_U in values_GU for value in values_U]
     if not all(map(math.isfinite, flat)):
         raise InvalidRequest(
@@ -164,11 +160,29 @@ def group_credit(
 ) -> GroupAdvantages:
     """The advantage of every call of one group, by the scheme that `config.credit` names.
 
-    A pool of one value, and a pool with zero variance, gives its calls no advantage. `compared` are
+    It is the sum of the call's advantages in its pools, each times the pool's weight. A pool of one
+    value, and a pool with zero variance, gives its calls no advantage. `compared` are
     the group's (`TrainRequest.compared`). Raises InvalidRequest as `pool_advantages`.
     """
-    pools = SCHEMES[config.credit.kind](runs, config.credit, compared or {})
-    return _compare(runs, pools, config)
+    advantages: defaultdict[Place, float] = defaultdict(float)
+    alone: set[Place] = set()
+    pooled: set[Place] = set()
+    live = False
+    # The deviation of the batch is for the caller to divide by (`over_batch_deviation`).
+    kind = "mean" if config.advantage.kind == "batch_standardized" else config.advantage.kind
+    for pool, weight in SCHEMES[config.credit.kind](runs, config.credit, compared or {}):
+        values_GU = [[value for value, _ in unit] for unit in pool.values()]
+        given = [places for unit in pool.values() for _, places in unit]
+        pooled.update(chain.from_iterable(given))
+        advantages_GU = pool_advantages(values_GU, kind, config.zero_variance_tolerance)
+        if advantages_GU is not None:
+            live = True
+            for places, advantage in zip(given, chain.from_iterable(advantages_GU), strict=True):
+                for place in places:
+                    advantages[place] += weight * advantage
+        elif len(pool) == 1:
+            alone.update(chain.from_iterable(given))
+    return _with_reasons(runs, advantages, live, alone, set(all_steps(runs)) - pooled)
 
 
 def score_credits(groups: Sequence[Runs], config: TrainConfig) -> list[GroupAdvantages]:
@@ -246,30 +260,6 @@ def given_credit(runs: Runs, tolerance: float) -> GroupAdvantages:
     found = _with_reasons(runs, advantages, live)
     left_out = dict.fromkeys(found.reasons, "calls.without_advantage")
     return replace(found, reasons=left_out)
-
-
-def _compare(runs: Runs, weighted: WeightedPools, config: TrainConfig) -> GroupAdvantages:
-    """The sum of each call's advantages in its pools, each times the pool's weight."""
-    advantages: defaultdict[Place, float] = defaultdict(float)
-    alone: set[Place] = set()
-    compared: set[Place] = set()
-    live = False
-    # The deviation of the batch is for the caller to divide by (`over_batch_deviation`).
-    kind = "mean" if config.advantage.kind == "batch_standardized" else config.advantage.kind
-    for pool, weight in weighted:
-        values_GU = [[value for value, _ in unit] for unit in pool.values()]
-        given = [places for unit in pool.values() for _, places in unit]
-        compared.update(chain.from_iterable(given))
-        advantages_GU = pool_advantages(values_GU, kind, config.zero_variance_tolerance)
-        if advantages_GU is not None:
-            live = True
-            for places, advantage in zip(given, chain.from_iterable(advantages_GU), strict=True):
-                for place in places:
-                    advantages[place] += weight * advantage
-        elif len(pool) == 1:
-            alone.update(chain.from_iterable(given))
-    unscored = set(all_steps(runs)) - compared
-    return _with_reasons(runs, advantages, live, alone, unscored)
 
 
 def _weighted_scores(runs: Runs, config: TrainConfig) -> list[float]:
