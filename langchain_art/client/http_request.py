@@ -14,6 +14,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cache, lru_cache, wraps
 from pathlib import Path
 from threading import Lock
@@ -222,14 +224,28 @@ def _refusal(response: httpx.Response, content: bytes) -> errors.ArtError:
     kind = errors.REFUSALS.get(str(error.get("code")))
     if kind is None:
         kind = _BY_STATUS.get(response.status_code, errors.RequestRefused)
-    return kind(message, param=error.get("param"), retry_after=_seconds(response))
+    return kind(message, param=error.get("param"), retry_after=retry_after(response.headers))
 
 
-def _seconds(response: httpx.Response) -> float | None:
+def retry_after(headers: Mapping[Any, Any]) -> float | None:
+    """Seconds to wait that an answer's headers ask for; None if they ask for nothing.
+
+    Read are ``retry-after-ms`` and ``Retry-After`` (seconds or a date, RFC 9110 section 10.2.3).
+    """
+    known = {str(name).lower(): str(value) for name, value in headers.items()}
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            asked = float(known[name]) * unit
+        except (KeyError, ValueError):
+            continue
+        if 0 <= asked < float("inf"):
+            return asked
     try:
-        return max(0.0, float(response.headers["retry-after"]))
-    except (KeyError, ValueError):  # absent, or a date: the backoff is used
+        until = parsedate_to_datetime(known["retry-after"])
+    except (KeyError, ValueError):
         return None
+    until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+    return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
 class Backoff:

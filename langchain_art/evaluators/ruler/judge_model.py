@@ -19,8 +19,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from enum import Enum
 from functools import cache, partial
 from threading import Lock, Thread
@@ -34,6 +32,7 @@ from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel
 
 from langchain_art._callables import called_in_thread
+from langchain_art.client import http_request
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators.ruler.reply_parser import UnusableReply, Verdict
 from langchain_art.evaluators.transcript import compact
@@ -153,9 +152,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def retry_after(error: BaseException) -> float | None:
     """Seconds to wait that the answer behind an error asks for; None if it asks for nothing.
 
-    Read are ``retry-after-ms`` and ``Retry-After`` (seconds or a date, RFC 9110 section 10.2.3) of
-    the error's response, as the SDKs of OpenAI, Anthropic, httpx and litellm keep it, and the
-    attribute `retry_after` of our own errors; of the error, or of its causes.
+    Read are the headers of the error's response (`http_request.retry_after`), as the SDKs of
+    OpenAI, Anthropic, httpx and litellm keep it, and the attribute `retry_after` of our own errors;
+    of the error, or of its causes.
     """
     for one in _causes(error):
         own: object = getattr(one, "retry_after", None)
@@ -166,26 +165,11 @@ def retry_after(error: BaseException) -> float | None:
             getattr(response, "headers", None),
             getattr(one, "litellm_response_headers", None),
         ):
-            if isinstance(headers, Mapping) and (asked := _seconds(headers)) is not None:
-                return asked
+            if isinstance(headers, Mapping):
+                asked = http_request.retry_after(cast("Mapping[Any, Any]", headers))
+                if asked is not None:
+                    return asked
     return None
-
-
-def _seconds(headers: Mapping[Any, Any]) -> float | None:
-    known = {str(name).lower(): str(value) for name, value in headers.items()}
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            asked = float(known[name]) * unit
-        except (KeyError, ValueError):
-            continue
-        if 0 <= asked < float("inf"):
-            return asked
-    try:
-        until = parsedate_to_datetime(known["retry-after"])
-    except (KeyError, ValueError):
-        return None
-    until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
-    return max(0.0, (until - datetime.now(UTC)).total_seconds())
 
 
 #: Fields of LangChain's classes that decide how a call is watched or stored, and not its reply.
