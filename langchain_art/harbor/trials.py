@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Any
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided
 from langchain_art.errors import ArtError
+from langchain_art.packages import require_packages
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -42,8 +43,7 @@ def from_harbor(
     Raises:
         ConfigError: Harbor is not installed (it needs Python 3.12), or `held_out` leaves no task.
     """
-    with installed("harbor"):
-        import_module("harbor")
+    require_packages("Harbor's tasks", ["harbor"], "harbor")
     agent = {"import_path": "langchain_art.harbor.graph_agent:GraphAgent"}
 
     async def rollout(scenario: Scenario) -> Run:
@@ -88,8 +88,7 @@ def from_harbor_agent(
     Raises:
         ConfigError: as `from_harbor`.
     """
-    with installed("harbor"):
-        import_module("harbor")
+    require_packages("Harbor's tasks", ["harbor"], "harbor")
     rollout: Any = _RemoteTrial(agent, client, trial)
     return divided(rollout, [_scenario(task) for task in tasks], held_out)
 

@@ -1,6 +1,7 @@
 import random
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -78,7 +79,8 @@ def test_the_address_of_an_openenv_server_may_end_with_a_slash(
         asked.append(url)
         return httpx.Response(200, json={"action": {}}, request=httpx.Request("GET", url))
 
-    monkeypatch.setitem(sys.modules, "openenv", ModuleType("openenv"))
+    monkeypatch.setitem(sys.modules, "openenv", installed := ModuleType("openenv"))
+    installed.__spec__ = ModuleSpec("openenv", None)
     monkeypatch.setattr(httpx, "get", get)
     from_openenv("http://localhost:8000/", graph_of(str), resets=[{"seed": 0}], held_out=0)
     assert asked == ["http://localhost:8000/schema"]
