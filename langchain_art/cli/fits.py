@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,16 +135,10 @@ def _table(found: list[Fit]) -> Table:
             f"{fit.done}/{fit.state.steps}",
             "held out" if fit.held_out else "training",
             *([figures[0], best, figures[-1]] if figures else ["-", "-", "-"]),
-            _when(fit.at),
+            datetime.fromtimestamp(fit.at).astimezone().strftime("%m-%d %H:%M"),
             escape(fit.use),
         )
     return table
-
-
-def _when(at: float) -> str:
-    from datetime import datetime
-
-    return datetime.fromtimestamp(at).astimezone().strftime("%m-%d %H:%M")
 
 
 def _json(fit: Fit) -> dict[str, Any]:

@@ -110,8 +110,6 @@ def draw(scenarios: Sequence[S], position: int, seed: int) -> S:
 
     Depends on its arguments only, so that a resumed fit goes on where the former one stopped.
     """
-    if not len(scenarios):  # an array has no truth value
-        raise ConfigError("got no training scenarios, expected at least one")
     epoch, place = divmod(position, len(scenarios))
     return scenarios[_order(len(scenarios), epoch, seed)[place]]
 

@@ -10,7 +10,7 @@ from inspect import CO_ASYNC_GENERATOR, CO_GENERATOR
 from opcode import opmap
 from threading import Lock
 from types import FrameType, TracebackType
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from langchain_core.runnables.config import RunnableConfig, var_child_runnable_config
 from langchain_core.tracers.context import register_configure_hook
@@ -19,14 +19,10 @@ from langchain_art.errors import ConfigError
 from langchain_art.tracing.handler import CaptureHandler
 from langchain_art.tracing.run import NO_CALLS, Run
 
+if TYPE_CHECKING:
+    from langchain_art.export.exporter import Exporter
+
 _log = logging.getLogger(__name__)
-
-
-class RunExporter(Protocol):
-    """Type of `capture`'s `export`: `langchain_art.Exporter`."""
-
-    def add(self, run: Run) -> None:
-        """Export a run that has ended."""
 
 
 @dataclass
@@ -223,7 +219,7 @@ class capture:
         scenario: Any = None,
         id: str | None = None,
         metadata: dict[str, Any] | None = None,
-        export: RunExporter | None = None,
+        export: Exporter | None = None,
     ) -> None:
         if export is not None and not callable(getattr(export, "add", None)):
             raise ConfigError(f"got export={export!r:.200}, expected an Exporter")
