@@ -35,20 +35,12 @@ def check_scenarios(scenarios: object, name: str) -> None:
 
     A text is a sequence too: of its letters, each of which would be a scenario.
     """
-    if isinstance(scenarios, str | bytes):
-        raise ConfigError(
-            f"{name}: got the text {scenarios!r:.100}, expected a list of scenarios; write "
-            f"[{scenarios!r:.100}] for a single one"
-        )
-    if isinstance(scenarios, Mapping):
-        raise ConfigError(
-            f"{name}: got one mapping ({scenarios!r:.100}), expected a list of scenarios; put a "
-            "single one in brackets"
-        )
-    if not (hasattr(scenarios, "__len__") and hasattr(scenarios, "__getitem__")):
+    is_single = isinstance(scenarios, str | bytes | Mapping)
+    if is_single or not (hasattr(scenarios, "__len__") and hasattr(scenarios, "__getitem__")):
+        what_to_do = "put a single one in brackets" if is_single else "write list(…) around it"
         raise ConfigError(
             f"{name}: got {type(scenarios).__name__} ({scenarios!r:.100}), expected a list of "
-            "scenarios; write list(…) around it"
+            f"scenarios; {what_to_do}"
         )
 
 

@@ -27,7 +27,7 @@ def test_any_sequence_is_taken_as_it_is() -> None:
 
 
 def test_a_text_is_no_sequence_of_scenarios() -> None:
-    with pytest.raises(ConfigError, match=r"the text 'Who\?', expected a list of scenarios"):
+    with pytest.raises(ConfigError, match=r"got str \('Who\?'\), expected a list of scenarios"):
         gather_sync(lambda _: 1.0, "Who?")
 
 

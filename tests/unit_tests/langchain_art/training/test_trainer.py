@@ -35,7 +35,7 @@ def test_what_is_no_list_of_scenarios_is_refused(tmp_path: Path, scenarios: Any)
     with pytest.raises(ConfigError, match="scenarios: got"):
         Trainer("p", out_dir=tmp_path).evaluate_sync(lambda _: 1.0, scenarios)
     assert "train_scenarios: got none" in str(refused(tmp_path, []).value)
-    assert "['Which project?']" in str(refused(tmp_path, "Which project?").value)
+    assert "put a single one in brackets" in str(refused(tmp_path, "Which project?").value)
 
 
 @pytest.mark.parametrize(
