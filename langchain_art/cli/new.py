@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from langchain_art.errors import ConfigError
@@ -111,16 +110,16 @@ def make_project(directory: Path, name: str) -> str:
             text = re.sub(rf"\bexamples/{old}\b", new.replace(".", "/"), text)
         return text
 
-    copies = [
-        *_files(root / "examples" / example, directory / package),
-        *_files(root / "examples" / "support", directory / package / "support"),
-    ]
-    for source, to in copies:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if source.suffix in _TEXTS:
-            to.write_text(rewritten(source.read_text()))
+    def copied(source: str, to: str) -> None:
+        if source.endswith(_TEXTS):
+            Path(to).write_text(rewritten(Path(source).read_text()))
         else:
             shutil.copyfile(source, to)
+
+    own = shutil.ignore_patterns("__pycache__")
+    for folder, to in ((example, package), ("support", f"{package}/support")):
+        source = root / "examples" / folder
+        shutil.copytree(source, directory / to, ignore=own, copy_function=copied)
     if (settings := directory / package / "server.toml").exists():
         settings.rename(directory / "server.toml")
     extras = ",".join(("local", "examples", *EXTRAS.get(example, ())))
@@ -168,13 +167,6 @@ def _package_name(directory: Path) -> str:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigError(f"got {directory}, which is there already, expected a new directory")
     return package
-
-
-def _files(source: Path, to: Path) -> Iterator[tuple[Path, Path]]:
-    for path in sorted(source.rglob("*")):
-        inner = path.relative_to(source)
-        if path.is_file() and "__pycache__" not in inner.parts:
-            yield path, to / inner
 
 
 #: The demo without a name.

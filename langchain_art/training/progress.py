@@ -39,14 +39,6 @@ _SHOWN = {
 _SILENCE, _REPEAT = 1.5, 30.0
 
 
-class _Count(progress.ProgressColumn):
-    """``17/128``, as wide for the first as for the last."""
-
-    def render(self, task: progress.Task) -> Text:
-        total = f"{task.total or 0:.0f}"
-        return Text(f"{task.completed:>{len(total)}.0f}/{total}", style="progress.download")
-
-
 def _column(width: int, *, right: bool = False) -> Column:
     justify = "right" if right else "left"
     return Column(width=width, no_wrap=True, overflow="ellipsis", justify=justify)
@@ -65,7 +57,7 @@ class Display:
         self._bars = progress.Progress(
             progress.TextColumn("{task.description}", table_column=_column(11)),
             progress.BarColumn(bar_width=10, table_column=_column(10)),
-            _Count(table_column=_column(9, right=True)),
+            progress.MofNCompleteColumn(table_column=_column(9, right=True)),
             progress.TextColumn("{task.fields[note]}", table_column=_column(28)),
             progress.TimeElapsedColumn(table_column=_column(7, right=True)),
             progress.TimeRemainingColumn(table_column=_column(7, right=True)),
