@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     help="Let people review runs in Langfuse, and bring what they say to the server."
-    "\n\n\b\nExamples:\n"
-    "  langchain-art review push --pick lowest --n 20\n"
-    "  langchain-art review push --spool out/email-agent/spool\n"
-    "  langchain-art review pull\n"
-    "  langchain-art review report email-agent\n"
-    "  langchain-art review train email-agent\n"
     "\n\n\b\nEnvironment:\n"
     "  LANGFUSE_BASE_URL, LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY",
 )

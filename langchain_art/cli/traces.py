@@ -14,15 +14,7 @@ from langchain_art.cli.options import AsJson, BaseUrl, client_of, say
 from langchain_art.errors import ConfigError
 from langchain_art.export.ids import HUMAN_REWARD
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Learn from traces of production."
-    "\n\n\b\nExamples:\n"
-    "  langchain-art traces import langfuse --since 2026-11-01 --environment production\n"
-    "  langchain-art traces import langsmith --project mail-agent\n"
-    "  langchain-art traces import runs.jsonl\n"
-    "  langchain-art traces export run-1 run-2 --out runs.jsonl",
-)
+app = typer.Typer(no_args_is_help=True, help="Learn from traces of production.")
 
 
 @app.command("import")
@@ -61,7 +53,8 @@ def import_(
 
     \b
     Examples:
-      langchain-art traces import langfuse --environment production --good 0.8
+      langchain-art traces import langfuse --since 2026-11-01 --environment production --good 0.8
+      langchain-art traces import langsmith --project mail-agent
       langchain-art traces import runs.jsonl --out out/last-week
     """
     from langchain_art.traces.importing import FILES, REASONS, import_traces

@@ -194,25 +194,6 @@ def observation_of(line: Mapping[str, Any]) -> ObservationV2:
         raise ConfigError(f"This is no observation of Langfuse: {error}") from error
 
 
-def make_score(api: LangfuseAPI, name: str, low: float, high: float, about: str) -> str:
-    """Make the configuration of a score that is a number; returns its id."""
-    from langfuse.api import ScoreConfigDataType  # noqa: PLC0415 - optional
-
-    number = ScoreConfigDataType.NUMERIC
-    made = api.score_configs.create(
-        name=name, data_type=number, min_value=low, max_value=high, description=about
-    )
-    return made.id
-
-
-def add_trace(api: LangfuseAPI, queue: str, trace: str) -> None:
-    """Put a trace into an annotation queue, by their ids. It is not looked whether it is there."""
-    from langfuse.api import AnnotationQueueObjectType  # noqa: PLC0415 - optional
-
-    kind = AnnotationQueueObjectType.TRACE
-    api.annotation_queues.create_queue_item(queue, object_id=trace, object_type=kind)
-
-
 def numbered(read: Callable[..., Any], **asked: Any) -> list[Any]:
     """All items of a list that has numbered pages."""
     found: list[Any] = []

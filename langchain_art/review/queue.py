@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_art.errors import ConfigError
 from langchain_art.export import langfuse_api
@@ -106,7 +106,10 @@ def queue_runs(
             left_out["no_trace"] += 1
             continue
         with langfuse_api.in_words("queue a run"):
-            langfuse_api.add_trace(api, queue_id, trace_id(run.id))
+            kind: Any = "TRACE"
+            api.annotation_queues.create_queue_item(
+                queue_id, object_id=trace_id(run.id), object_type=kind
+            )
         queued.append(run.id)
     foreseen = Counter(client.foresee_reviews(queued).values())
     return Pushed(queue, tuple(queued), +left_out, foreseen)
@@ -163,7 +166,11 @@ def _config(api: LangfuseAPI, name: str) -> str:
         if one.name == name and not one.is_archived:
             return one.id
     about = "How good the run is: 0 is useless, 1 could not be better."
-    return langfuse_api.make_score(api, name, 0, 1, about)
+    kind: Any = "NUMERIC"
+    made = api.score_configs.create(
+        name=name, data_type=kind, min_value=0, max_value=1, description=about
+    )
+    return made.id
 
 
 def _queue(api: LangfuseAPI, name: str, config: str) -> str:
