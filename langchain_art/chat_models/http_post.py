@@ -96,11 +96,7 @@ class AnswerParser:
             self.keeps_connection = False
 
     def answer(self, request: httpx.Request) -> Answer:
-        """The complete answer to `request`; to be called once.
-
-        Raises:
-            httpx.DecodingError: the body is not encoded as the headers say.
-        """
+        """The complete answer to `request`; to be called once. Raises as `Answer`."""
         assert self._status is not None
         del self._parser  # it refers to this object
         encoded = any(name.lower() == b"content-encoding" for name, _ in self._headers)

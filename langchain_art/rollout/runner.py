@@ -91,8 +91,7 @@ class RolloutWorker(RunSource):
     """Makes single runs, and owns their threads.
 
     Args:
-        rollout: see `Rollout`.
-        concurrency: as of `gather`, like those that are not named here.
+        rollout: as of `gather`, like those that are not named here.
         retries: how often one run is repeated because the server was unavailable.
         ready: awaited before a repeated run, after a pause that grows from 0.5 s to 10 s.
         on_run: called with what was recorded of each run, beside its trajectory: for an export.

@@ -48,7 +48,7 @@ class LeaseWorker:
     """Runs one rollout on scenarios that the server leases it, until it is stopped.
 
     Args:
-        rollout: see `Rollout`; a plain ``def`` runs in a thread.
+        rollout: see `Rollout`.
         name: by which the rollout is put up (`scenarios.rollout_name`).
         client: of the server. Its `patience` is how long it waits for a server that is away.
         concurrency: most runs at once.

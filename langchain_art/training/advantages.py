@@ -32,11 +32,7 @@ _CALL: TypeAdapter[CallAdvantage | None] = TypeAdapter(CallAdvantage | None)
 
 
 def check_hook(hook: object, configs: Mapping[str, TrainConfig]) -> AdvantageHook | None:
-    """`hook` as it is, or ConfigError.
-
-    Raises:
-        ConfigError: `hook` is no function, or a config has what it replaces.
-    """
+    """`hook` as it is; a ConfigError if it is no function, or a config has what it replaces."""
     if hook is None:
         return None
     if not callable(hook):

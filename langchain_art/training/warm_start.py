@@ -66,10 +66,10 @@ def warm_version(directory: Path) -> dict[str, int]:
 
 
 class WarmStartRun:
-    """The steps of a warm start, and the file ``warm_start.json`` that it resumes from.
+    """The steps of a warm start; arguments and errors as of `Trainer.warm_start`.
 
-    Arguments and errors as of `Trainer.warm_start`. The last batch of an epoch may have fewer
-    conversations; `seed` is of the order, which differs in each epoch.
+    The last batch of an epoch may have fewer conversations; `seed` is of the order, which differs
+    in each epoch.
     """
 
     def __init__(

@@ -52,11 +52,7 @@ class JudgeCalls:
         self._resumed = 0.0
 
     async def run(self, function: Callable[[], T], timeout: float | None) -> T:
-        """The result of `function`, in a thread. `timeout` is in seconds, without the waiting.
-
-        Raises:
-            TimeoutError: it took longer.
-        """
+        """The result of `function`, in a thread; a TimeoutError after `timeout` seconds in it."""
         await self._enter()
         try:
             while (left := self._resumed - time.monotonic()) > 0:
@@ -297,9 +293,7 @@ class Judge:
     Runnable is asked for JSON in words.
 
     Args:
-        model: a chat model; another Runnable that takes messages and answers with a message, a
-            text, or the JSON of a verdict; or a name that litellm knows (``openai/o3``,
-            ``ollama/qwen3``).
+        model: see `JudgeModel`; a Runnable answers with a message, a text, or a verdict's JSON.
         litellm_params: fields of `ChatLiteLLM` (``api_base``, ``temperature`` …) for a name.
         timeout: most seconds for a call; None: as many as it takes.
 
