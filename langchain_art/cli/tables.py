@@ -133,7 +133,9 @@ def run_view(run: wire.Trajectory) -> Group:
 def _about(index: int, turn: wire.Turn) -> str:
     """Turn 1, after turn 0: node, version, tokens, seconds."""
     parts = [f"turn {index}" + ("" if turn.extends is None else f", after turn {turn.extends}")]
-    parts += [_node(turn), turn.model or "-"]
+    attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
+    excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""
+    parts += [f"{turn.label}{attempt}{excluded}", turn.model or "-"]
     if usage := turn.usage:
         parts.append(f"{usage.prompt_tokens} + {usage.completion_tokens} tokens")
     if turn.latency is not None:
@@ -242,12 +244,6 @@ def _totals(audit: wire.TrajectoryAudit) -> str:
         f"{'row' if audit.rows == 1 else 'rows'}. "
         f"{f'Trained by {done}.' if done else _NOT_TRAINED}"
     )
-
-
-def _node(turn: wire.Turn) -> str:
-    attempt = f" attempt {turn.attempt}" if turn.attempt > 1 else ""
-    excluded = f" ({turn.excluded_because})" if turn.excluded_because else ""
-    return f"{turn.label}{attempt}{excluded}"
 
 
 def spoken(message: wire.Message | None) -> str:

@@ -59,7 +59,9 @@ class LocalServer:
         require_server()
         data_dir = Path(data_dir)
         self.log = data_dir.with_name(f"{data_dir.name}.log")
-        self.port = _free_port()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
         self.base_url = f"http://127.0.0.1:{self.port}/v1"
         self.restarts = 0
         self._argv = [sys.executable, "-m", "langchain_art_server", str(model)]
@@ -170,9 +172,3 @@ def require_server() -> None:
     """Raises ConfigError if this environment has the client only."""
     needed = ("langchain_art_server", "fastapi", "sqlalchemy", "torch", "transformers", "peft")
     require_packages("A server", needed, "local")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -89,13 +89,9 @@ async def choose_rate(
     shapes = [(await client.policy(policy)).lora for policy in policies]
     rate = min(default_learning_rate(parameters, lora, config.kind) for lora in shapes)
     scales = " and ".join(sorted({f"{lora.alpha / lora.rank:g}" for lora in shapes}))
+    size = f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
     display.line(
-        f"learning rate {rate:.2g}{whose and f' of {whose}'}, chosen for "
-        f"{in_words(parameters)} parameters and alpha / rank = {scales}"
+        f"learning rate {rate:.2g}{whose and f' of {whose}'}, chosen for {size} parameters and "
+        f"alpha / rank = {scales}"
     )
     return rate
-
-
-def in_words(parameters: int) -> str:
-    """``0.2 M``, ``7.6 B``."""
-    return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.1f} M"
