@@ -4,14 +4,7 @@ import asyncio
 
 import pytest
 
-from langchain_art.errors import EngineUnavailable
 from langchain_art_server.jobs.job_queue import AdmissionGate
-
-
-async def test_open_it_holds_nobody_up() -> None:
-    gate = AdmissionGate(1)
-    async with gate.through(), gate.through(), gate.through(5):
-        pass
 
 
 async def test_shut_it_waits_for_who_is_inside_and_who_comes_waits_for_it() -> None:
@@ -42,25 +35,6 @@ async def test_shut_it_waits_for_who_is_inside_and_who_comes_waits_for_it() -> N
         assert told == []
         leave.set()
     assert told == ["early is done", "the step begins", "the step ends", "late goes"]
-
-
-async def test_too_many_are_told_when_to_come_again() -> None:
-    gate = AdmissionGate(2)
-    async with asyncio.TaskGroup() as tasks:
-
-        async def late() -> None:
-            async with gate.through():
-                pass
-
-        async with gate.shut():
-            tasks.create_task(late())
-            tasks.create_task(late())
-            await asyncio.sleep(0.01)
-            with pytest.raises(EngineUnavailable, match="2 calls wait") as refused:
-                async with gate.through():
-                    pass
-            assert refused.value.retry_after is not None
-            assert 1.0 <= refused.value.retry_after <= 10.0
 
 
 async def test_who_gives_up_makes_room_and_a_failed_step_opens_it() -> None:

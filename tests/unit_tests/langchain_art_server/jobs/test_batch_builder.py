@@ -5,7 +5,7 @@ import pytest
 
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.eligibility import check_eligibility
+from langchain_art_server.jobs.eligibility import check_eligibility, steps_since
 from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
 
@@ -111,15 +111,6 @@ def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
     assert frozen.excluded["runs.without_trainable_calls"] == 3
 
 
-def test_a_group_can_become_single_or_flat_by_what_is_left_out() -> None:
-    records = [record(f"c-{i}") for i in range(3)]
-    two = {"a": (1.0, [turn("c-0")]), "b": (0.0, [turn("c-1", "helper")])}
-    assert batch_of(two, records, {"helper": False}).excluded["groups.single"] == 1
-    three = {**two, "c": (1.0, [turn("c-2")])}
-    assert batch_of(three, records, {"helper": False}).excluded["groups.zero_variance"] == 1
-    assert batch_of(three, records).rows
-
-
 def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
     records = [
         record("a-0", said=(2, 3, 4)),
@@ -185,6 +176,8 @@ def test_staleness_is_counted_along_the_parents_of_versions() -> None:
     for version, base in ((2, 10), (2, 1), (9, 1), (9, 2)):
         discarded = sampled_by(version, base, max_staleness=None)
         assert discarded.excluded == {"groups.rolled_back": 1} and not discarded.rows
+    with pytest.raises(ValueError, match="got 2 as the parent of version 2"):
+        steps_since({2: 2}, 2)
 
 
 def test_states_are_prompts() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.errors import ArtError, Conflict, EngineUnavailable, NotFound, Overloaded
+from langchain_art.errors import ArtError, Conflict, EngineUnavailable, NotFound
 from langchain_art.wire import TrainJob, TrainRequest
 from langchain_art_server.jobs.job_queue import JobQueue
 from langchain_art_server.storage.store import Store
@@ -95,26 +95,6 @@ async def test_a_fault_of_the_request_is_final(queue: Queue, final: Exception) -
     assert (await queue.add("a")).state == "failed"
 
 
-async def test_a_job_that_waits_is_cancelled_at_once_and_never_runs(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted: list[str] = []
-
-    def note(job: TrainJob) -> None:
-        counted.append(job.id)
-
-    monkeypatch.setattr(queue.watch, "ended", note)
-    await queue.add("runs")
-    await queue.began.wait()
-    await queue.add("waits")
-    cancelled = await queue.cancel("waits")
-    assert (cancelled.state, cancelled.attempts) == ("cancelled", 0)
-    assert await queue.cancel("waits") == cancelled
-    assert counted == ["waits"]
-    assert (await queue.cancel("runs")).state == "cancelled"
-    assert (await queue.add("waits")).state == "cancelled"
-
-
 async def test_a_job_that_runs_is_stopped_and_the_next_one_runs(queue: Queue) -> None:
     stopped = asyncio.Event()
 
@@ -181,16 +161,6 @@ async def test_a_job_that_another_server_cancels_is_counted_there_alone(
     while "mine" not in counted:
         await queue.wait(0.05)
     assert counted == ["other", "mine"]
-
-
-async def test_a_full_queue_refuses_new_jobs_and_answers_known_keys(queue: Queue) -> None:
-    await queue.add("a", most=1)
-    with pytest.raises(Overloaded, match="max_queued_jobs") as refused:
-        await queue.add("b", most=1)
-    assert refused.value.retry_after
-    assert (await queue.add("a", most=1)).id == "a"
-    await queue.cancel("a")
-    assert (await queue.add("b", most=1)).id == "b"
 
 
 async def test_a_job_that_was_begun_goes_before_older_ones(queue: Queue) -> None:

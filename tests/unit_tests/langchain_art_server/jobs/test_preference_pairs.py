@@ -22,15 +22,6 @@ def run(name: str, *calls: str, asked: dict[str, Any] = ASKED, **more: Any) -> T
     return Trajectory(id=name, turns=turns)
 
 
-def test_a_correction_gets_the_prompt_of_the_call_beside_it() -> None:
-    records = {"w#0": record("w#0", prompt=(7, 8)), "c": record("c", prompt=(5, 6))}
-    pair = [run("w", "w#0", asked={"content": "When?", "role": "user"}), run("l", "c")]
-    found = share_prompts(pair, records, {"c": records["c"]}, 9)
-    assert found["w#0"].prompt_token_ids == [5, 6]
-    assert found["w#0"].token_ids == records["w#0"].token_ids
-    assert found["c"] is records["c"]
-
-
 def test_what_was_asked_otherwise_keeps_its_own() -> None:
     records = {"w#0": record("w#0", prompt=(7, 8)), "c": record("c", prompt=(5, 6))}
     tool = {"type": "function", "function": {"name": "search"}}
@@ -74,17 +65,6 @@ KNOWN = {
 }
 
 
-def test_one_call_may_be_rejected_in_several_pairs() -> None:
-    batch = batch_of([(run("w", "a"), run("l", "c")), (run("v", "b"), run("l", "c"))], KNOWN)
-    assert batch.excluded == {}
-    assert trained(batch) == [
-        ((0, 0), [1, 2, 3]),
-        ((0, 1), [1, 2, 5]),
-        ((1, 0), [1, 2, 4]),
-        ((1, 1), [1, 2, 5]),
-    ]
-
-
 def test_a_call_that_both_runs_share_counts_on_both_sides() -> None:
     """As in two runs that were forked: else its logprob would be the chosen side's alone."""
     batch = batch_of([(run("w", "a", "b"), run("l", "a", "c"))], KNOWN)
@@ -115,12 +95,6 @@ def test_a_pair_that_is_left_out_is_counted_once_and_leaves_the_others() -> None
     batch = batch_of([(one, two.model_copy(update={"id": "x"})) for one, two in pairs], KNOWN)
     assert batch.excluded == {"groups.incomplete_pair": 2, "calls.superseded_retried": 1}
     assert batch.trained == ["v", "x"] and batch.metrics["calls_trained"] == 2.0
-
-
-def test_equal_sides_are_no_pair() -> None:
-    """Their gradient is rounding, and an optimizer that scales it would move the policy by that."""
-    batch = batch_of([(run("w", "a"), run("l", "same"))], KNOWN)
-    assert batch.excluded == {"groups.equal_pair": 1} and batch.rows == []
 
 
 class Asked:

@@ -80,16 +80,6 @@ def test_turns_stand_in_the_order_in_which_they_were_asked_for() -> None:
     assert run.prompt(2) == [USER, said("a"), USER]
 
 
-def test_the_order_is_not_the_clocks() -> None:
-    calls = [
-        at(0, "first", [USER], "a", created_at=100.0),
-        at(2, "second", [USER, said("a"), USER], "b", created_at=50.0),
-    ]
-    run = assemble("t-1", calls[::-1])
-    assert [turn.call_id for turn in run.turns] == ["first", "second"]
-    assert extends(run) == [None, 0]
-
-
 def test_what_a_part_of_a_message_holds_never_stops_an_assembly() -> None:
     odd = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in (5, None, [1])]
     run = assemble("t-1", [at(0, "a", [USER], "x"), at(1, "b", odd, "y", prompt=[1], said=[2])])
