@@ -17,16 +17,6 @@ def refused(slots: CallSlots, client: str, count: int = 1) -> bool:
     return False
 
 
-def test_one_client_alone_has_all_of_them() -> None:
-    slots = CallSlots(8)
-    leases = [slots.take("a", 1) for _ in range(8)]
-    assert slots.running == 8 and refused(slots, "a")
-    with leases[0] as lease:
-        lease.give_back()
-    assert slots.running == 7
-    assert not refused(slots, "a")
-
-
 def test_more_choices_than_there_are_slots_are_not_told_to_try_again() -> None:
     with pytest.raises(InvalidRequest, match=r"got 9 choices \(n\), .* max_running_calls is 8,"):
         CallSlots(8).take("a", 9)

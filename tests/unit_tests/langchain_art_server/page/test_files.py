@@ -42,11 +42,3 @@ async def test_a_file_is_what_is_written_and_is_sent_once(
 )
 async def test_what_is_no_file_of_the_page_is_not_there(http: httpx.AsyncClient, path: str) -> None:
     assert (await http.get(f"{PLACE}/{path}")).status_code == 404
-
-
-async def test_the_modules_that_are_asked_for_first_exist(http: httpx.AsyncClient) -> None:
-    page = (await http.get(f"{PLACE}/index.html")).text
-    named = [part.split('"')[0] for part in page.split('href="')[1:] if part.startswith(PLACE)]
-    assert len(named) > 8
-    for one in named:
-        assert (await http.get(one)).status_code == 200, one

@@ -22,15 +22,6 @@ def staged(store: AdapterStore, content: bytes = b"weights") -> Path:
     return path
 
 
-def test_a_published_version_is_whole(tmp_path: Path) -> None:
-    store = AdapterStore(tmp_path)
-    path = store.publish(staged(store), "agent", 1, {"job": "job-1"})
-    manifest = store.manifest("agent", 1)
-    assert manifest is not None and manifest["job"] == "job-1"
-    assert path == tmp_path / "agent" / "1"
-    assert store.versions("agent") == [1]
-
-
 def test_a_version_is_published_once(tmp_path: Path) -> None:
     store = AdapterStore(tmp_path)
     store.publish(staged(store), "agent", 1, {"job": "job-1"})
@@ -60,22 +51,10 @@ def test_what_a_crash_left_half_built_is_gone_at_the_next_start(tmp_path: Path) 
     assert again.versions("agent") == []
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "lose", "no manifest", "torn manifest"])
-def test_damage_is_seen(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("lost", ["adapter_model.safetensors", "manifest.json"])
+def test_a_file_that_is_gone_is_seen(tmp_path: Path, lost: str) -> None:
     store = AdapterStore(tmp_path)
-    path = store.publish(staged(store), "agent", 1, {"job": None})
-    weights = path / "adapter_model.safetensors"
-    match damage:
-        case "flip":
-            weights.write_bytes(b"weightz")
-        case "cut":
-            weights.write_bytes(b"weig")
-        case "lose":
-            weights.unlink()
-        case "no manifest":
-            (path / "manifest.json").unlink()
-        case _:
-            (path / "manifest.json").write_text('{"files": {"adap')
+    (store.publish(staged(store), "agent", 1, {"job": None}) / lost).unlink()
     with pytest.raises(Damaged, match=r"agent@1 is damaged and is not used: .* from a backup"):
         store.manifest("agent", 1)
 
@@ -94,16 +73,6 @@ def test_every_byte_of_a_version_is_checked(tmp_path: Path) -> None:
             assert not store.is_whole("agent", 1), (file.name, bit)
         file.write_bytes(whole)
     assert store.check("agent", 1)["metrics"] == metrics
-
-
-def test_a_damaged_version_is_refused_with_what_it_can_be_restored_from(tmp_path: Path) -> None:
-    store = AdapterStore(tmp_path)
-    for version in (0, 1, 2):
-        store.publish(staged(store), "agent", version, {"job": None})
-    (store.path("agent", 1) / "adapter_config.json").write_text("{ }")
-    with pytest.raises(Damaged, match=r"roll back to a version that is whole: \[0, 2\]"):
-        store.check("agent", 1)
-    assert store.manifest("agent", 3) is None
 
 
 def test_the_name_of_every_directory_is_flushed_to_disk(

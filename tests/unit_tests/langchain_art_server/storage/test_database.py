@@ -47,19 +47,6 @@ async def test_calls_at_once_share_transactions_and_are_on_disk(
     assert len(commits) <= 6
 
 
-async def test_calls_that_come_while_others_are_written_are_written_next(
-    database: Database,
-) -> None:
-    first = asyncio.create_task(database.add_calls([record("a")]))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)  # handed to the writer by now
-    later = [asyncio.create_task(database.add_calls([record(f"b-{i}")])) for i in range(5)]
-    await asyncio.gather(first, *later)
-    await database.add_calls([record("c")])  # and the writer is idle, not stuck
-    count = await database.read(lambda c: c.scalar(sa.select(sa.func.count()).select_from(CALLS)))
-    assert count == 7
-
-
 async def test_a_batch_that_cannot_be_written_fails_each_of_its_calls(database: Database) -> None:
     await database.add_calls([record("a")])
     results = await asyncio.gather(

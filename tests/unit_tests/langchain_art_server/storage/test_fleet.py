@@ -5,13 +5,11 @@ from pathlib import Path
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art.wire import CallTags, LoraConfig, TrainRequest, Trajectory
+from langchain_art.wire import LoraConfig, TrainRequest, Trajectory
 from langchain_art_server.storage import fleet
 from langchain_art_server.storage.database import lock_data_dir
 from langchain_art_server.storage.fleet import LeaseLost, begin_call
-from langchain_art_server.storage.job_store import JobCancelled
 from langchain_art_server.storage.store import Store
-from tests.support.call_records import record
 from tests.support.postgres import Postgres
 
 REQUEST = TrainRequest(policy="p", groups=(("t-1",),))
@@ -89,17 +87,6 @@ async def test_a_server_that_slept_writes_nothing(
     assert not await one.leases.take("p", "job-1"), "it has ended"
 
 
-async def test_a_job_that_another_server_cancels_does_not_end(stores: tuple[Store, Store]) -> None:
-    one, other = stores
-    await one.jobs.add("job-1", "k", REQUEST, [], 9)
-    assert await one.leases.take("p", "job-1")
-    await one.jobs.begin("job-1", 0, 1)
-    await other.jobs.cancel("job-1")
-    with pytest.raises(JobCancelled):
-        await one.jobs.finish("job-1", None, None)
-    assert (await one.jobs.get("job-1")).state == "cancelled"
-
-
 async def test_what_is_sent_to_both_at_once_is_stored_once(stores: tuple[Store, Store]) -> None:
     runs = [Trajectory(id=f"t-{number}", reward=1.0) for number in range(20)]
     stored = await asyncio.gather(
@@ -114,19 +101,6 @@ async def test_what_is_sent_to_both_at_once_is_stored_once(stores: tuple[Store, 
         )
     )
     assert len({job.id for job in jobs}) == 5
-
-
-async def test_calls_are_in_the_order_in_which_they_began(stores: tuple[Store, Store]) -> None:
-    """The second server was started later; its calls are not all later."""
-    numbers: list[int] = []
-    for turn in range(6):
-        store = stores[turn % 2]
-        began, others = await begin_call(store, "t-1", [f"c-{turn - 2}"])
-        numbers.append(began)
-        assert [one.id for one in others] == [f"c-{n}" for n in range(turn) if n != turn - 2]
-        tags = CallTags(trajectory_id="t-1")
-        await store.add_calls([record(f"c-{turn}", (1, 2), (3,), tags=tags, began=began)])
-    assert numbers == sorted(set(numbers))
 
 
 def test_the_calls_of_a_single_server_before_and_after_a_fleet(url: str) -> None:

@@ -165,14 +165,6 @@ async def test_an_error_that_is_sent_again_changes_nothing(queue: Queue) -> None
     assert status.late == 2 and [(one.id, one.failed) for one in workers] == [("a", 1), ("b", 0)]
 
 
-async def test_a_fatal_error_has_no_further_attempt(queue: Queue) -> None:
-    await queue.put(1)
-    [lease] = await queue.lease("a", free=1)
-    await queue.complete(lease, error="ConfigError: returned None", fatal=True)
-    [taken] = await queue.take()
-    assert (taken.error, taken.fatal) == ("ConfigError: returned None", True)
-
-
 async def test_what_is_handed_back_or_lost_on_the_way_counts_as_no_attempt(queue: Queue) -> None:
     await queue.put(2, max_attempts=1)
     first = await queue.lease("a", free=2)
