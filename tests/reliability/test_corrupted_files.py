@@ -24,6 +24,7 @@ from tests.support.engines import engines
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import ended, ok, rewarded
 
 FLIPS = count(20, 300)
 #: Not data: a lock, and SQLite's index of its log, which is shared memory that is made anew.
@@ -61,9 +62,10 @@ class Stored:
 
     def __init__(self, server: LiveServer) -> None:
         self.server, self.http = server, server.http()
-        self.runs = [self.sampled(seed) for seed in range(4)]
-        for reward, run in enumerate(self.runs):
-            self.ok("PUT", f"/v1/trajectories/{run}/reward", {"reward": float(reward)})
+        self.runs = [
+            rewarded(self.http, f"t-{seed}", float(seed), max_tokens=8, seed=seed)
+            for seed in range(4)
+        ]
         for _ in range(2):
             assert self.train()["state"] == "succeeded"
         calls = [self.get(f"/v1/trajectories/{run}")["turns"][0]["call_id"] for run in self.runs]
@@ -74,19 +76,8 @@ class Stored:
         self.paths += ["/v1/policies", "/v1/policies/tiny/checkpoints", "/v1/jobs"]
         self.truth: dict[str, bytes | str] = {}
 
-    def sampled(self, seed: int) -> str:
-        ask = {"messages": [{"role": "user", "content": "When?"}], "max_tokens": 8, "seed": seed}
-        tags = {"art": {"trajectory_id": f"t-{seed}", "node": "writer"}}
-        self.ok("POST", "/v1/chat/completions", {"model": "tiny"} | ask | tags)
-        return f"t-{seed}"
-
-    def ok(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        answer = self.http.request(method, path, json=body, **more)
-        assert answer.status_code in (200, 202), answer.text
-        return answer.json()
-
     def get(self, path: str) -> Any:
-        return self.ok("GET", path)
+        return ok(self.http.get(path))
 
     def train(self) -> dict[str, Any]:
         """A job on all runs, once more; as it ended."""
@@ -96,14 +87,12 @@ class Stored:
         answer = self.http.post("/v1/train", json=body, headers=key)
         if answer.status_code != 202:
             return {"state": "refused", "error": self.refusal(answer)}
-        job = answer.json()
-        while job["state"] in ("queued", "running"):
-            job = self.get(f"/v1/jobs/{job['id']}?wait=10")
-        return job
+        return ended(self.http, answer.json())
 
     def answers(self) -> dict[str, bytes | str]:
         """What is answered now; a string is a refusal."""
-        self.ok("POST", "/v1/trajectories", {"id": f"tick-{time.monotonic_ns()}"})  # empties caches
+        tick = {"id": f"tick-{time.monotonic_ns()}"}  # empties caches
+        ok(self.http.post("/v1/trajectories", json=tick))
         found = {path: self.http.get(path) for path in self.paths}
         return {
             path: contents(one) if one.status_code == 200 else self.refusal(one)

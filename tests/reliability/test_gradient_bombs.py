@@ -20,6 +20,7 @@ from langchain_art.wire.identifiers import MAX_REWARD
 from langchain_art_server.backends.models.adapter_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from langchain_art_server.jobs.swap_check import MOST_RATES
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import rewarded
 
 RATE = 3e-3
 REWARDS = [1.0, 0.0, 0.75, 0.25]
@@ -33,31 +34,21 @@ class Bombed:
         self.name = f"bombed-{uuid.uuid4().hex[:8]}"
         client.create_policy(self.name)
 
-    def runs(self) -> list[str]:
+    def runs(self, scale: float) -> list[str]:
         """Four runs of one prompt, the same tokens for every policy at version 0."""
         found = [f"{self.name}-{uuid.uuid4().hex[:8]}" for _ in REWARDS]
         with self.server.http() as http:
-            for seed, run in enumerate(found):
-                body = {
-                    "model": self.name,
-                    "messages": [{"role": "user", "content": "When is it?"}],
-                    "max_tokens": 12,
-                    "seed": seed,
-                    "art": {"trajectory_id": run},
-                }
-                http.post("/v1/chat/completions", json=body).raise_for_status()
+            for seed, (run, reward) in enumerate(zip(found, REWARDS, strict=True)):
+                asked = {"model": self.name, "max_tokens": 12, "seed": seed}
+                rewarded(http, run, reward * scale, **asked)
         return found
 
     def by_rewards(self, scale: float, config: TrainConfig) -> TrainResult:
-        runs = self.runs()
-        for run, reward in zip(runs, REWARDS, strict=True):
-            self.client.reward(run, reward * scale)
+        runs = self.runs(scale)
         return self.client.wait(self.client.train([runs], self.name, config))
 
     def by_advantages(self, scale: float, config: TrainConfig) -> TrainResult:
-        runs = self.runs()
-        for run in runs:  # assembles it
-            self.client.reward(run, 0.0)
+        runs = self.runs(0.0)
         given = {run: ((reward - 0.5) * scale,) for run, reward in zip(runs, REWARDS, strict=True)}
         job = self.client.train([runs], self.name, config, advantages=given)
         return self.client.wait(job)
@@ -110,7 +101,7 @@ def test_a_bomb_stays_within_the_trust_region(art_server: LiveServer, client: Ar
 def test_what_is_beyond_any_reward_is_refused(art_server: LiveServer, client: ArtClient) -> None:
     bombed = Bombed(art_server, client)
     with pytest.raises((InvalidRequest, ValueError), match=r"less than or equal to 1000000000"):
-        bombed.by_rewards(1e10, TrainConfig(learning_rate=RATE))
+        client.reward(bombed.runs(0.0)[0], 1e10)
     with pytest.raises((InvalidRequest, ValueError), match=r"less than or equal to 1000000000"):
         bombed.by_advantages(1e10, TrainConfig(learning_rate=RATE))
     assert client.policy(bombed.name).version == 0

@@ -34,7 +34,7 @@ from tests.support.soak import count
 from tests.support.storms import Patient
 from tests.support.stub_engines import StubServer, marked
 
-SEQUENCES, STEPS = count(3, 500), count(25, 50)
+SEQUENCES, STEPS = count(2, 500), count(25, 50)
 #: The mean of at most six of them is none of them, unless all are equal.
 REWARDS = st.sampled_from([0.0, 1.0, 10.0])
 WEIGHTS = "adapter_model.safetensors"

@@ -19,12 +19,12 @@ from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.engines import engines
 from tests.support.hot_swap import row_of, train_once
-from tests.support.live_server import BASE_MODEL, LiveServer
+from tests.support.live_server import LiveServer, small_model
 from tests.support.soak import count
 from tests.support.steps_of_a_fit import rewarded
 from tests.support.stub_engines import StubServer, marked
 
-STEPS, CALLERS, SWAPS = 3, 16, count(25, 3000)
+STEPS, CALLERS, SWAPS = 2, 16, count(15, 3000)
 #: Versions that may have a directory: those that are kept, the first, the one that serves, and
 #: those that answer calls just now.
 KEPT = 4 + 2 + 8
@@ -88,7 +88,7 @@ def test_calls_keep_the_version_that_they_began_with(art_server: LiveServer) -> 
         by_version[record["version"]].append(record)
     assert set(by_version) == set(range(STEPS + 1))
     torch.set_num_threads(1)
-    core = LearnerCore(str(BASE_MODEL))
+    core = LearnerCore(str(small_model()))
     for version, calls in by_version.items():
         folder = art_server.data_dir / "adapters" / POLICY / str(version)
         sample = calls[:6] + calls[-6:]  # those at the swaps are the last and the first

@@ -1,11 +1,8 @@
 """kill -9 at random moments: what was acknowledged is kept, and no job is trained twice."""
 
 import asyncio
-import os
+import itertools
 import random
-import signal
-import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -16,42 +13,19 @@ from examples.email_search.train import make_rollout
 from langchain_art import ChatART, TrainConfig, Trainer
 from langchain_art.client import http_request
 from langchain_art.training.trainer import PATIENCE
-from tests.support.engines import engines
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import ForkedServer
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count, share
-from tests.support.storms import Witness
+from tests.support.soak import count, in_soak
+from tests.support.storms import Killer, Witness
 
-#: Server and engine in turn, so that each is killed after the other was started again.
 KILLS = count(4, 100)
-DATABASES = ["sqlite", "postgresql"][: 2 if share() else 1]
-
-
-class Killer(threading.Thread):
-    """Kills the server or an engine at random moments; restarts the server as an init would."""
-
-    def __init__(self, server: LiveServer, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.server, self.random, self.kills = server, random.Random(seed), list[str]()
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        while len(self.kills) < KILLS and not self.stop.is_set():
-            time.sleep(self.random.uniform(0.3, 4.0))
-            if len(self.kills) % 2 == 0:
-                self.server.kill()
-                self.kills.append("server")
-                self.server.start()
-            elif children := engines(self.server):
-                os.kill(self.random.choice(children), signal.SIGKILL)
-                self.kills.append("engine")
 
 
 @pytest.mark.soak("F1", KILLS, "kills under a Trainer, a database")
+@in_soak  # `test_kills` and `test_resumed_fits` show the kind of it
 @pytest.mark.slow
 @pytest.mark.timeout(count(600, 14_400))
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("database_url", DATABASES, indirect=True)
 def test_a_run_survives_kills(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +43,8 @@ def test_a_run_survives_kills(
         out_dir=tmp_path / "fit",
         concurrency=16,
     )
-    witness, killer = Witness(server), Killer(server, drawn_seed())
+    witness, turns = Witness(server), itertools.count()
+    killer = Killer(server, random.Random(drawn_seed()), KILLS, 4.0, turns.__next__)
     witness.start()
     killer.start()
     steps = 0
@@ -84,7 +59,7 @@ def test_a_run_survives_kills(
     server.kill()
     server.start()  # the last word is the disk's
     try:
-        assert killer.kills.count("server") == killer.kills.count("engine") == KILLS // 2
+        assert len(killer.kills) == KILLS and not killer.torn
         assert len(result.history) == steps
         with server.http() as http:
             assert len(witness.acknowledged) > 20

@@ -10,8 +10,8 @@ Reads one JSON object from standard input:
 ``seconds``   for which they go on; or null, and ``requests``: how many in all
 
 Writes one: ``statuses`` (status -> how often; ``lost``: no answer), ``without_retry_after``,
-``seconds``, ``good`` (answers with 200 by second), and ``added`` and ``latency``: medians and 99th
-percentiles in ms. What is added is the time beyond the ``took S`` that the reply says.
+``seconds``, and ``added`` and ``latency``: medians and 99th percentiles in
+ms. What is added is the time beyond the ``took S`` that the reply says.
 """
 
 import asyncio
@@ -44,7 +44,6 @@ class Load:
     host: str = "127.0.0.1"
     statuses: Counter[str] = field(default_factory=Counter[str])
     without_retry_after: int = 0
-    good: Counter[int] = field(default_factory=Counter[int])
     latencies: list[float] = field(default_factory=list[float])
     added: list[float] = field(default_factory=list[float])
 
@@ -58,7 +57,6 @@ class Load:
             "statuses": self.statuses,
             "without_retry_after": self.without_retry_after,
             "seconds": time.monotonic() - self._begun,
-            "good": [self.good[second] for second in range(max(self.good, default=-1) + 1)],
             "latency": _percentiles(self.latencies),
             "added": _percentiles(self.added),
         }
@@ -102,7 +100,6 @@ class Load:
         now, status = time.monotonic(), head.split(b" ", 2)[1].decode()
         self.statuses[status] += 1
         if status == "200":
-            self.good[int(now - self._begun)] += 1
             self.latencies.append(now - begun)
             if (took := _TOOK.search(content)) is not None:
                 self.added.append(now - begun - float(took[1]))

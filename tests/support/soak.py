@@ -1,4 +1,4 @@
-"""Tests of endurance: a part of each by default, the whole in ``make soak``."""
+"""Tests of endurance: a part of most by default, the whole in ``make soak``."""
 
 import os
 

@@ -7,12 +7,15 @@ transactions of the database.
 import asyncio
 import hashlib
 import shutil
+import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from langchain_art.wire import TrainConfig, TrainJob, TrainRequest
 from langchain_art_server.backends.base import LearnerStep
@@ -23,7 +26,7 @@ from langchain_art_server.gateway.health import Health
 from langchain_art_server.gateway.keys.tenants import TenantSampler
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.storage.database import Database
-from tests.support.live_server import BASE_MODEL, ForkedServer
+from tests.support.live_server import ForkedServer, small_model
 from tests.support.operations import Operations
 from tests.support.steps_of_a_fit import rewarded, trained
 
@@ -61,8 +64,9 @@ def stored(folder: Path) -> Path:
 class RememberedSteps:
     """The learner, which computes each step once: the same step gives the same bytes."""
 
-    def __init__(self, learner: PeftLearner) -> None:
-        self._learner, self._known = learner, dict[str, tuple[dict[str, float], Path]]()
+    def __init__(self, learner: PeftLearner, folder: Path) -> None:
+        self._learner, self._folder = learner, folder
+        self._known: dict[str, tuple[dict[str, float], Path]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._learner, name)
@@ -80,19 +84,14 @@ class RememberedSteps:
                 found.update((request.parent / file).read_bytes())
         found.update(repr((request.rows, request.config, request.step)).encode())
         if (key := found.hexdigest()) not in self._known:
-            kept = Path(self._folder) / key
+            kept = self._folder / key
             kept.mkdir(parents=True)
-            there = {"out": kept}
-            metrics = await self._learner.step(
-                LearnerStep(**{**vars(request), **there}), on_progress
-            )
+            metrics = await self._learner.step(replace(request, out=kept), on_progress)
             self._known[key] = metrics, kept
         metrics, kept = self._known[key]
         for file in sorted(kept.iterdir()):
             (request.out / file.name).write_bytes(file.read_bytes())
         return dict(metrics)
-
-    _folder: str = ""
 
 
 class Steps:
@@ -107,8 +106,7 @@ class Steps:
         patch: pytest.MonkeyPatch,
     ) -> None:
         self.data, self._folder, self._sampler = data, folder, sampler
-        self._learner = RememberedSteps(learner)
-        self._learner._folder = str(folder / "learned")
+        self._learner = RememberedSteps(learner, folder / "learned")
         self._made = 0
         self.operations: Operations | None = None
         transact = Database._transact
@@ -159,9 +157,6 @@ class Steps:
 
 def _failing(error: OSError) -> Callable[[Any], Any]:
     """What fails as SQLite does on a full disk, or on one that does not write."""
-    import sqlite3
-
-    from sqlalchemy.exc import OperationalError
 
     def fail(_connection: Any) -> None:
         raise OperationalError("", {}, sqlite3.OperationalError(str(error)))
@@ -172,7 +167,7 @@ def _failing(error: OSError) -> Callable[[Any], Any]:
 def settings(data: Path) -> Settings:
     """Of the server that `stored` starts."""
     return load_settings(
-        None, model=str(BASE_MODEL), data_dir=data, keep_checkpoints=1, policies=("tiny",)
+        None, model=str(small_model()), data_dir=data, keep_checkpoints=1, policies=("tiny",)
     )
 
 

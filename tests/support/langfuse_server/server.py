@@ -30,17 +30,13 @@ Fault = Literal["500", "429", "401", "400", "hang", "slow", "refused", "die"]
 
 @dataclass
 class Asked:
-    """One request: its bytes as they came over the wire and as they were unpacked."""
+    """One request."""
 
     method: str
     path: str
     query: dict[str, list[str]]
     headers: dict[str, str]
-    wire: int
-    size: int
     json: Any
-    status: int | None = None
-    """None: it was not answered."""
 
 
 class LangfuseServer:
@@ -315,17 +311,16 @@ class _Handler(BaseHTTPRequestHandler):
         sent = json.loads(body) if body and typed else None
         query = parse_qs(where.query, keep_blank_values=True)
         path = unquote(where.path)
-        asked = Asked(self.command, path, query, headers, len(raw), len(body), sent)
+        asked = Asked(self.command, path, query, headers, sent)
         with self.server.stub.lock:
             self.server.stub.requests.append(asked)
         found = self.server.stub.answered(asked, sent if typed else body)
         if found is None:
             self.close_connection = True
             return
-        asked.status, reply = found
-        self._reply(asked.status, reply)
+        self._reply(*found)
 
-    do_POST = do_PATCH = do_DELETE = do_GET
+    do_POST = do_DELETE = do_GET
 
     def _reply(self, status: int, reply: Any) -> None:
         protobuf = isinstance(reply, bytes)

@@ -16,6 +16,27 @@ from langchain_art_server.gateway.limits import CallSlots, Meter
 from langchain_art_server.policies.router import RoutedModel
 
 
+def service(**parts: Any) -> Any:
+    """What calls ask of a server: one with space, whose sampler is told or only says its size."""
+    usual: dict[str, Any] = {
+        "health": SimpleNamespace(require_space=lambda: None),
+        "sampler": SimpleNamespace(info=SimpleNamespace(max_prompt_chars=1 << 20)),
+        "no_images": "",
+        "store": SimpleNamespace(call=None),
+    }
+    return SimpleNamespace(**usual | parts)
+
+
+async def ask(of: Any, asked: dict[str, Any], path: str = CHAT, **scope: Any) -> None:
+    """Send a request whose answer nobody takes."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps(asked).encode()}
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": []} | scope
+    await ModelCalls(of)(scope, receive, cast(Any, None))
+
+
 def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> None:
     properties = {f"p{number}": {"type": "string"} for number in range(40_000)}
     asked = {
@@ -26,13 +47,6 @@ def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> Non
             "json_schema": {"name": "x", "schema": {"type": "object", "properties": properties}},
         },
     }
-    info = SimpleNamespace(max_prompt_chars=1 << 20)
-    service = SimpleNamespace(
-        health=SimpleNamespace(require_space=lambda: None),
-        sampler=SimpleNamespace(info=info),
-        no_images="",
-        store=SimpleNamespace(call=None),
-    )
     turns = 0
 
     async def other() -> None:
@@ -41,14 +55,10 @@ def test_others_have_turns_between_the_parts_of_reading_a_large_request() -> Non
             await asyncio.sleep(0)
             turns += 1
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps(asked).encode()}
-
     async def run() -> None:
         task = asyncio.create_task(other())
-        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
         with pytest.raises(InvalidRequest, match="schema"):
-            await ModelCalls(cast(Any, service))(scope, receive, cast(Any, None))
+            await ask(service(), asked)
         task.cancel()
 
     asyncio.run(run())
@@ -84,11 +94,8 @@ async def ask_for_three(sampler: Failing, slots: CallSlots, meter: Meter) -> Non
     async def begin_call(_run: str | None) -> tuple[int, tuple[()]]:
         return 1, ()
 
-    service = SimpleNamespace(
-        health=SimpleNamespace(require_space=lambda: None),
+    of = service(
         sampler=sampler,
-        no_images="",
-        store=SimpleNamespace(call=None),
         slots=slots,
         jobs=SimpleNamespace(gate=SimpleNamespace(through=lambda _count: _open())),
         router=SimpleNamespace(use=lambda model: _open(RoutedModel(None, None, None, model))),
@@ -97,14 +104,8 @@ async def ask_for_three(sampler: Failing, slots: CallSlots, meter: Meter) -> Non
         tenant="default",
     )
     said = [{"role": "user", "content": "x"}]
-    body = json.dumps({"model": "m", "messages": said, "n": 3}).encode()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
-
     access = SimpleNamespace(meter=meter, client="t/key")
-    scope = {"type": "http", "path": CHAT, "headers": [], "art.access": access}
-    await ModelCalls(cast(Any, service))(scope, receive, cast(Any, None))
+    await ask(of, {"model": "m", "messages": said, "n": 3}, **{"art.access": access})
 
 
 async def test_where_one_choice_fails_the_others_are_sampled_no_further() -> None:
@@ -127,11 +128,6 @@ async def test_tokens_are_counted_where_there_is_no_space_for_a_record(path: str
     def refuse() -> None:
         raise EngineUnavailable("The disk is full.")
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"{}"}
-
-    service = SimpleNamespace(health=SimpleNamespace(require_space=refuse))
-    scope = {"type": "http", "path": path, "headers": []}
     expected = (EngineUnavailable, "disk") if path == CHAT else (InvalidRequest, "model")
     with pytest.raises(expected[0], match=expected[1]):
-        await ModelCalls(cast(Any, service))(scope, receive, cast(Any, None))
+        await ask(service(health=SimpleNamespace(require_space=refuse)), {}, path)
