@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
+from typer.testing import CliRunner
 
 from langchain_art import ArtClient
 from langchain_art.errors import ArtError, ConfigError
@@ -27,7 +26,7 @@ from langchain_art_server.backups import Scrub, back_up
 from langchain_art_server.config import sqlite_url
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.storage.store import Store
-from tests.support.live_server import REPO, ForkedServer
+from tests.support.live_server import ForkedServer
 from tests.support.operations import Operations
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
@@ -248,14 +247,9 @@ def test_a_version_that_was_damaged_before_is_backed_up_and_said(
     shutil.copytree(data, place)
     weights = place / "adapters" / "tiny" / "1" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    done = command("backup", str(place), str(tmp_path / "copy"))
-    assert done.returncode == 1 and "tiny@1 is damaged" in done.stdout, done.stderr
+    done = CliRunner().invoke(backups.cli, ["backup", str(place), str(tmp_path / "copy")])
+    assert done.exit_code == 1 and "tiny@1 is damaged" in done.output
     assert (tmp_path / "copy" / "adapters" / "tiny" / "2").is_dir()
-
-
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "langchain_art.cli.main", *words]
-    return subprocess.run(argv, capture_output=True, text=True, cwd=REPO, timeout=120)
 
 
 # --- kills --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.engines import engines
+from tests.support.engines import engines, resident
 from tests.support.live_server import REPO, LiveServer
 from tests.support.soak import count, in_soak, share
 from tests.support.stub_engines import StubServer
@@ -50,8 +50,7 @@ class Memory(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_it.wait(0.1):
-            pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in self._pids)
-            self.samples.append(sum(map(int, pages)) * 4096 / 2**20)
+            self.samples.append(resident(self._pids) / 2**20)
 
     def bounded(self) -> str:
         """The last tenth against the second; fails if it grew as it would without a bound."""

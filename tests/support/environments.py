@@ -100,7 +100,7 @@ def vllm_cuda_python() -> Path:
 
 def unsloth_python() -> Path:
     """A Python with Unsloth and the CPU build of torch (``requirements/unsloth-cpu.txt``)."""
-    return _locked("unsloth", "requirements/unsloth-cpu.txt")
+    return environment("unsloth", ["--no-deps", *_pins("requirements/unsloth-cpu.txt")])
 
 
 def trl_python() -> Path:
@@ -121,10 +121,6 @@ def skypilot_python() -> Path:
 def kubernetes_python() -> Path:
     """A Python with the schemas of Kubernetes' own OpenAPI document, and what checks by them."""
     return environment("kubernetes", ["kubernetes-validate>=1.37,<2"])
-
-
-def _locked(name: str, requirements: str) -> Path:
-    return environment(name, ["--no-deps", *_pins(requirements)])
 
 
 def _pins(requirements: str) -> list[str]:

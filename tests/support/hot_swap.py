@@ -1,6 +1,7 @@
 """Steps and rows of the tests that change versions under running calls."""
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,10 +28,12 @@ def row_of(call: dict[str, Any]) -> Row:
     return Row(tokens, [0] * len(tokens), nothing, nothing, call["temperature"])
 
 
-def check_versions(server: LiveServer, records: list[dict[str, Any]]) -> set[int]:
+def check_versions(
+    server: LiveServer, records: list[dict[str, Any]], model: Path | None = None, policy: str = ""
+) -> set[int]:
     """Each call's logprobs are those of the version that it says, computed by the learner.
 
-    Returns the versions. The server's model is in the folder ``model`` beside its data.
+    Returns the versions. By default, the server's model is in the folder ``model`` beside its data.
     """
     import torch
 
@@ -40,9 +43,9 @@ def check_versions(server: LiveServer, records: list[dict[str, Any]]) -> set[int
     for record in records:
         by_version[record["version"]].append(record)
     torch.set_num_threads(1)
-    core = LearnerCore(str(server.data_dir.parent / "model"))
+    core = LearnerCore(str(model or server.data_dir.parent / "model"))
     for version, calls in by_version.items():
-        folder = server.data_dir / "adapters" / server.policy / str(version)
+        folder = server.data_dir / "adapters" / (policy or server.policy) / str(version)
         again = core.logprobs(folder, [row_of(call) for call in calls])
         for call, logprobs in zip(calls, again, strict=True):
             said = len(call["token_ids"])

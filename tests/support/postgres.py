@@ -31,17 +31,8 @@ class Postgres:
         if os.geteuid() == 0:
             shutil.chown(self._home, "postgres")
             self._as = ["runuser", "-u", "postgres", "--"]
-        initdb = [
-            "-D",
-            f"{self._home}/data",
-            "-U",
-            "art",
-            "--auth=trust",
-            "-E",
-            "UTF8",
-            "--no-sync",
-        ]
-        self._run("initdb", *initdb)
+        options = ["-U", "art", "--auth=trust", "-E", "UTF8", "--no-sync"]
+        self._run("initdb", "-D", f"{self._home}/data", *options)
         self.start()
 
     def start(self) -> None:

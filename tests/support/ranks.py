@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -14,6 +13,7 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import PeftSettings, Settings
+from tests.support.engines import alive
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -55,14 +55,6 @@ def distance(one: Path, other: Path, file: str) -> float:
     return (apart / sum(a[name].double().square().sum().item() for name in a)) ** 0.5
 
 
-def runs(pid: int) -> bool:
-    """Whether a process runs. One that has ended may still wait for its parent to ask for how."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
     """For a fixture: the learner while it runs. No rank outlives it, whatever befell it."""
     await learner.start()
@@ -76,7 +68,7 @@ async def started(learner: PeftLearner) -> AsyncIterator[PeftLearner]:
 async def gone(pids: list[int]) -> None:
     """Wait until the processes have ended."""
     for _ in range(2400):  # one that still imports its modules notices nothing before
-        if not (there := [pid for pid in pids if runs(pid)]):
+        if not (there := [pid for pid in pids if alive(pid)]):
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"they run: {there}")

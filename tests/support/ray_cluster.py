@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.support.engines import children
+
 T = TypeVar("T")
 
 #: The head notices a lost node within 3 s instead of 16, and nobody is told about usage. Else
@@ -52,7 +54,7 @@ class LocalCluster:
         """
         for number, node in enumerate(self._nodes):
             for actor in _actors(_raylet(node), "EngineHost"):
-                for one in _descendants(actor):
+                for one in children(actor):
                     if _comm(one) == process:
                         return number, one
         raise AssertionError("no node has the learner")
@@ -79,20 +81,11 @@ def _raylet(node: Any) -> int:
 def _actors(raylet: int, actor: str) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
-        for child in children:
+        for child in Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if f"ray::{actor}" in Path(f"/proc/{child}/cmdline").read_text():
                     found.append(int(child))
     return found
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from _descendants(child)
 
 
 def _comm(pid: int) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.engines import alive, children
 from tests.support.environments import vllm_python
 from tests.support.live_server import BASE_MODEL
 
@@ -60,19 +60,6 @@ def wide_model(out: Path, base: Path = BASE_MODEL, **config: Any) -> Path:
     return out
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of all descendants, parents first."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            mine = [int(one) for one in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        for child in mine:
-            found += [child, *children(child)]
-    return found
-
-
 def command(pid: int) -> list[str]:
     """A process's command line; empty if it is gone."""
     try:
@@ -112,12 +99,6 @@ def empty_copy_folders() -> set[Path]:
     return {place for place in places if place.is_dir() and not any(place.iterdir())}
 
 
-def resident(pids: list[int]) -> int:
-    """Bytes that the processes hold in memory, shared ones counted in each."""
-    pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids]
-    return sum(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
 def gone(pids: list[int], seconds: float = 15) -> bool:
     """Whether all of them end within `seconds`. A zombie has ended."""
     deadline = time.monotonic() + seconds
@@ -126,10 +107,3 @@ def gone(pids: list[int], seconds: float = 15) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -18,9 +18,10 @@ from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
+from tests.support.engines import resident
 from tests.support.soak import count
 from tests.support.tiny_models import ask, check_logprobs, save_adapter, with_adapter
-from tests.support.vllm_engine import command, guard_of, resident, vllm_of
+from tests.support.vllm_engine import command, guard_of, vllm_of
 from tests.support.vllm_sampling import chat, pid_of
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ class VllmRuleServer(RuleServer):
             *("--config", str(vllm_toml(folder / "vllm.toml"))),
             model=model,
             env={"RULE_JOURNAL": str(self.journal)},
-            module="tests.support.rule_model.vllm_server",
+            module="tests.support.rule_model.server",
         )
 
 

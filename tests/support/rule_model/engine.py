@@ -1,14 +1,7 @@
-"""The sampler's process with a rule in the place of chance, and a record of its own.
+"""The sampler's process with a rule in the place of chance, and a record of its own."""
 
-Each call that ends is appended to the file that ``RULE_JOURNAL`` names, as the engine knew it: a
-witness that neither the gateway nor the client has a hand in.
-"""
-
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +12,7 @@ from langchain_art_server.backends.embedded import process, scheduler, token_sam
 from langchain_art_server.backends.embedded.multi_lora import RoutedAdapter
 from langchain_art_server.backends.embedded.token_sampler import SequenceState
 from langchain_art_server.backends.ipc.channel import Channel
-from tests.support.rule_model.rules import reply_to
+from tests.support.rule_model.rules import note, reply_to
 
 
 @dataclass
@@ -60,8 +53,6 @@ class RuleSampler(token_sampler.TokenSampler):
 class RuleHost(process.TransformersHost):
     """Leads every call by `rules.reply_to`."""
 
-    journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
-
     def _prepare_sampling(
         self, *call: Any
     ) -> tuple[ChatCall[RoutedAdapter], token_sampler.SamplingState]:
@@ -70,18 +61,14 @@ class RuleHost(process.TransformersHost):
         return chat, Led(**vars(state), tokens=tokens)
 
     def _end(self, chat: ChatCall[RoutedAdapter], sequence: SequenceState) -> None:
-        line: dict[str, Any] = {
-            "id": chat.request.id,
-            "adapter": chat.request.adapter,
-            "messages": chat.request.messages,
-            "prompt_token_ids": sequence.prompt,
-            "token_ids": sequence.out,
-            "logprobs": sequence.logprobs,
-            "finish": sequence.finish,
-            "text": self._template.text(sequence.out),
-        }
-        with self.journal.open("a") as journal:
-            journal.write(json.dumps(line) + "\n")
+        note(
+            chat.request,
+            prompt_token_ids=sequence.prompt,
+            token_ids=sequence.out,
+            logprobs=sequence.logprobs,
+            finish=sequence.finish,
+            text=self._template.text(sequence.out),
+        )
         super()._end(chat, sequence)
 
 

@@ -10,7 +10,9 @@ the first tool when a user asks, fills in schemas with what stands in the prompt
 """
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from langchain_art.errors import InvalidRequest
@@ -31,6 +33,16 @@ def reply_to(request: ChatRequest) -> str:
             steps = found[1].split("¦")
             return _step(steps[said] if said < len(steps) else PAST_END, messages)
     return _helpful(request)
+
+
+def note(request: ChatRequest, **drawn: Any) -> None:
+    """Append a call that has ended to the file that ``RULE_JOURNAL`` names, as its engine knew it.
+
+    A witness that neither the gateway nor the client has a hand in.
+    """
+    line = {"id": request.id, "adapter": request.adapter, "messages": request.messages} | drawn
+    with Path(os.environ.get("RULE_JOURNAL", os.devnull)).open("a") as journal:
+        journal.write(json.dumps(line) + "\n")
 
 
 def text_of(message: dict[str, Any]) -> str:

@@ -4,8 +4,6 @@ The logprobs are the model's own: vLLM reports those from before its logits proc
 call at temperature 1 are the ones that would have been sampled from.
 """
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from langchain_art_server.backends.vllm import host
 from langchain_art_server.backends.vllm.adapter_copies import CopiedAdapter
 from langchain_art_server.backends.vllm.client import Completion
 from langchain_art_server.backends.vllm.process import VllmProcess
-from tests.support.rule_model.rules import reply_to
+from tests.support.rule_model.rules import note, reply_to
 
 
 class LedVllm(VllmProcess):
@@ -32,25 +30,19 @@ class LedVllm(VllmProcess):
 class RuleHost(host.VllmHost):
     """Leads every call by `rules.reply_to`."""
 
-    journal = Path(os.environ.get("RULE_JOURNAL", os.devnull))
-
     async def _complete(self, chat: ChatCall[CopiedAdapter], body: dict[str, Any]) -> Completion:
         request = chat.request
         said = [*self._template._encode(reply_to(request)), min(self._eos)]
         drawn = await super()._complete(chat, body | {"vllm_xargs": {"led": said}})
         assert drawn.token_ids == said[: len(drawn.token_ids)]
-        line: dict[str, Any] = {
-            "id": request.id,
-            "adapter": request.adapter,
-            "messages": request.messages,
-            "prompt_token_ids": drawn.prompt_ids,
-            "token_ids": drawn.token_ids,
-            "logprobs": drawn.logprobs,
-            "finish": drawn.finish,
-            "text": self._template.text(drawn.token_ids),
-        }
-        with self.journal.open("a") as journal:
-            journal.write(json.dumps(line) + "\n")
+        note(
+            request,
+            prompt_token_ids=drawn.prompt_ids,
+            token_ids=drawn.token_ids,
+            logprobs=drawn.logprobs,
+            finish=drawn.finish,
+            text=self._template.text(drawn.token_ids),
+        )
         return drawn
 
 

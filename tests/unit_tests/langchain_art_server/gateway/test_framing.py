@@ -143,7 +143,7 @@ def strictly(data: bytes) -> list[Sent]:
         data, _ = connection.trailing_data
 
 
-@pytest.mark.soak("S7", MUTANTS := count(1500, 20_000), "requests whose framing is changed")
+@pytest.mark.soak("S7", MUTANTS := count(500, 20_000), "requests whose framing is changed")
 @pytest.mark.timeout(count(300, 1800))
 async def test_a_changed_framing_is_read_as_h11_reads_it_or_refused() -> None:
     rng, apart, whole = random.Random(drawn_seed()), list[Any](), 0
