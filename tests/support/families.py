@@ -29,7 +29,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import REPO
-from tests.support.tiny_models import CLOCK, DELTA_HEADS, SMALL, WEATHER, ask, row_of, tokenizer
+from tests.support.tiny_models import CLOCK, DELTA, SMALL, WEATHER, ask, row_of, tokenizer
 from tests.support.vllm_engine import command, gone, guard_of, shared_memory, vllm_of, vllm_table
 from tests.support.vllm_sampling import chat, pid_of
 
@@ -69,11 +69,6 @@ MLA: dict[str, Any] = {
         "mscale_all_dim": 1.0,
         "original_max_position_embeddings": 256,
     },
-}
-#: Gated delta nets in two of three layers.
-DELTA: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    **DELTA_HEADS,
 }
 EXPERTS: dict[str, Any] = {
     "num_experts": 4,

@@ -215,6 +215,9 @@ def jittered(rows: list[Row], spread: float) -> list[Row]:
 def quiet(_fraction: float, _message: str) -> None: ...
 
 
+async def ignore(_fraction: float, _message: str) -> None: ...
+
+
 def folder(parent: Path, name: str) -> Path:
     (parent / name).mkdir()
     return parent / name

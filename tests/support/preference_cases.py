@@ -15,7 +15,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.sft_records import weigh_pairs
 from tests.support.call_records import record
-from tests.support.learner_cases import VOCAB, naive_gradients, naive_model, quiet
+from tests.support.learner_cases import VOCAB, ignore, naive_gradients, naive_model, quiet
 
 #: The calls of one run: prompt and reply of each.
 Side = list[tuple[list[int], list[int]]]
@@ -82,9 +82,6 @@ class OfCore:
         return self.core.step(step, quiet)
 
 
-async def _ignore(_fraction: float, _message: str) -> None: ...
-
-
 async def prefer(
     learner: PeftLearner | OfCore,
     parent: Path,
@@ -97,7 +94,7 @@ async def prefer(
     batch = batch_of(pairs, config)
     await weigh_pairs(batch, learner, parent, config.beta)  # type: ignore[arg-type]
     request = LearnerStep(parent, out, step, batch.rows, batch.config)
-    return await learner.step(request, _ignore) | batch.metrics
+    return await learner.step(request, ignore) | batch.metrics
 
 
 def naive_dpo(

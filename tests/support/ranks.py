@@ -21,6 +21,7 @@ from tests.support.learner_cases import (
     contents,
     folder,
     fresh,
+    ignore,
     long_runs,
     make_rows,
     naive_divergence,
@@ -30,9 +31,6 @@ from tests.support.learner_cases import (
 )
 
 STEPS = 20
-
-
-async def ignore(_fraction: float, _message: str) -> None: ...
 
 
 def ranked(

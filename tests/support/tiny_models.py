@@ -94,6 +94,11 @@ DELTA_HEADS: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
+#: Gated delta nets in two of three layers.
+DELTA: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    **DELTA_HEADS,
+}
 SMALL: dict[str, Any] = {
     "vocab_size": 344,
     "hidden_size": 32,
@@ -128,19 +133,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
-    "qwen3_next": (
-        "Qwen3NextConfig",
-        {
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            **DELTA_HEADS,
-            "num_experts": 0,
-            "mlp_only_layers": [0, 1, 2],
-        },
-    ),
-    "qwen3_5": (
-        "Qwen3_5TextConfig",
-        {"layer_types": ["linear_attention", "full_attention", "linear_attention"], **DELTA_HEADS},
-    ),
+    "qwen3_next": ("Qwen3NextConfig", DELTA | {"num_experts": 0, "mlp_only_layers": [0, 1, 2]}),
+    "qwen3_5": ("Qwen3_5TextConfig", DELTA),
 }
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from langchain_art_server.backends.models.base_weights import auto_class
 from langchain_art_server.backends.models.images import without_videos
-from tests.support.families import DELTA, QWEN_VISION, SLIDING, VISION
-from tests.support.tiny_models import SMALL, tokenizer
+from tests.support.families import QWEN_VISION, SLIDING, VISION
+from tests.support.tiny_models import DELTA, SMALL, tokenizer
 
 #: ChatML, with the placeholder of an image where its part stands.
 TEMPLATE = (
