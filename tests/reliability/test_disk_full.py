@@ -17,10 +17,11 @@ import pytest
 from tests.support.live_server import REPO, ForkedServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import ended
 from tests.support.stored_step import RATE
 
 SIZE, FLOOR = 96 << 20, 24 << 20
-CYCLES = count(2, 30)
+CYCLES = count(1, 30)
 
 
 @pytest.fixture
@@ -147,19 +148,12 @@ def a_cycle(client: Client, disk: Path, cycle: int, draw: random.Random) -> None
     more = [run for _ in range(4) if (run := client.run_once())]
     assert len(more) == 4 and client.train(f"after-{cycle}", more)
     for job in client.jobs[-2:]:
-        found = ended(client, job["id"])
+        found = ended(client.http, job)
         if found["state"] == "failed":
             assert found["retryable"], found
             assert client.train(job["key"], job["runs"])
-            found = ended(client, job["id"])
+            found = ended(client.http, job)
         assert found["state"] == "succeeded", found
-
-
-def ended(client: Client, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"state": "queued"}
-    while found["state"] in ("queued", "running"):
-        found = client.ask("GET", f"/v1/jobs/{job}?wait=20").json()
-    return found
 
 
 def test_a_backup_that_has_no_space_is_refused_in_words(disk: Path, data: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from tests.support import steps_of_a_fit
 from tests.support.gateways import Gateway, Gateways
 
 QUESTION = [{"role": "user", "content": "When is the audit?"}]
@@ -50,13 +51,9 @@ def order(gateway: Gateway, policy: str, runs: list[str], key: str) -> Any:
         return answer.raise_for_status().json()
 
 
-def ended(gateway: Gateway, job: Any, seconds: float = 60) -> Any:
+def ended(gateway: Gateway, job: Any) -> Any:
     with gateway.http() as http:
-        until = time.monotonic() + seconds
-        while job["state"] in ("queued", "running"):
-            assert time.monotonic() < until, job
-            job = http.get(f"/v1/jobs/{job['id']}", params={"wait": 1}).json()
-    return job
+        return steps_of_a_fit.ended(http, job)
 
 
 def make_policy(fleet: Gateways, name: str) -> str:
