@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import statistics
 import subprocess
 import sys
@@ -20,10 +21,11 @@ import pytest
 
 from tests.support.engines import engines, resident
 from tests.support.live_server import REPO, LiveServer
-from tests.support.soak import count, in_soak, share
+from tests.support.soak import count, share
 from tests.support.stub_engines import StubServer
 
 CLIENTS, SECONDS = count(100, 1000), count(4, 600)
+SLOW = count(60, 1000)
 OVERLOADED, HOSTILE = count(4, 300), count(6, 600)
 ROLLOUTS, RUNNERS = count(500, 50_000), count(64, 2048)
 SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
@@ -99,7 +101,6 @@ def told(seen: dict[str, Any], times: str) -> str:
 
 
 @pytest.mark.soak("L1", CLIENTS, f"clients for {SECONDS} s, {CLIENTS // 2} requests a second")
-@in_soak
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1200))
 def test_many_clients_are_served_in_flat_memory(server: StubServer) -> None:
@@ -117,6 +118,61 @@ def test_many_clients_are_served_in_flat_memory(server: StubServer) -> None:
         assert http.get("/status").json()["calls"] == calls
     rate = seen["statuses"]["200"] / seen["seconds"]
     print(f"{rate:.0f} a second; {told(seen, 'added')}; {memory.bounded()}")  # noqa: T201
+
+
+def slowly(server: StubServer, number: int) -> socket.socket:
+    """A connection whose header, body, or answer goes on for ever."""
+    one = socket.create_connection(("127.0.0.1", server.port), 120)
+    if number % 3 == 0:
+        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ")
+    elif number % 3 == 1:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        one.sendall(head + b"Content-Type: application/json\r\nContent-Length: 99999\r\n\r\n{")
+    else:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+    return one
+
+
+@pytest.mark.soak("L2", SLOW, "slow clients beside 100 honest ones")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 600))
+def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
+    honest = {"clients": 100, "pace": 100.0, "seconds": count(3, 30)}
+    with load(server, **CHAT, **honest) as alone:
+        pass
+    slow = [slowly(server, number) for number in range(SLOW)]
+    begun, ended = time.monotonic(), threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(1.0):
+            for number, one in enumerate(slow):
+                if number % 3 < 2:
+                    with contextlib.suppress(OSError):
+                        one.send(b"a")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with load(server, **CHAT, **honest) as beside:
+            pass
+        # By its deadline of ten seconds; a body has sixty.
+        for one in slow[::3] if share() else ():
+            with contextlib.suppress(ConnectionError):
+                while one.recv(4096):
+                    pass
+    finally:
+        ended.set()
+        dripping.join()
+        for one in slow:
+            one.close()
+    for seen in (alone, beside):
+        only(seen, "200")
+    took = time.monotonic() - begun
+    print(  # noqa: T201
+        f"p99 {alone['latency']['p99']:.0f} ms alone, {beside['latency']['p99']:.0f} ms beside; "
+        f"{took:.0f} s until slow headers were closed"
+    )
 
 
 @pytest.mark.soak("L4", HOSTILE, "seconds of four hostile addresses at once, 4,400 connections")
@@ -195,7 +251,6 @@ def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak("L5", ROLLOUTS, f"rollouts stored by {RUNNERS:,} runners")
-@in_soak
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1200))
 def test_many_runners_store_their_rollouts(server: StubServer) -> None:
