@@ -31,7 +31,7 @@ def trained(
     return ended(http, ok(http.post("/v1/train", json=order, headers=headers)))
 
 
-def rewarded(http: httpx.Client, run: str, reward: float, **asked: Any) -> str:
+def rewarded(http: httpx.Client, run: str, reward: float | None, **asked: Any) -> str:
     """A run with one call and a reward; its id."""
     said = [{"role": "user", "content": "When?"}]
     body = {"model": "tiny", "messages": said, "art": {"trajectory_id": run}}

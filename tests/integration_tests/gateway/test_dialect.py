@@ -139,20 +139,6 @@ def test_a_stream_that_is_left_ends_its_calls(rule_server: RuleServer) -> None:
 # --- the SDK's helpers ----------------------------------------------------------------------------
 
 
-def test_parse_gives_schemas_and_tools(rules: openai.OpenAI) -> None:
-    asked = [{"role": "user", "content": "The name is 'Bob', age 7."}]
-    reply = rules.chat.completions.parse(model="tiny", messages=asked, response_format=Answer)  # type: ignore[arg-type]
-    assert reply.choices[0].message.parsed == Answer(name="Bob", age=7)
-    reply = rules.chat.completions.parse(
-        model="tiny",
-        messages=says({"call": "Search", "args": {"query": "é"}}),
-        tools=[openai.pydantic_function_tool(Search)],
-    )
-    (call,) = reply.choices[0].message.tool_calls or []
-    assert call.function.parsed_arguments == Search(query="é")
-    assert reply.choices[0].finish_reason == "tool_calls"
-
-
 def test_the_stream_helper_gives_schemas_tools_and_logprobs(rules: openai.OpenAI) -> None:
     asked: list[Any] = [{"role": "user", "content": "The name is 'Bob', age 7."}]
     with rules.chat.completions.stream(
@@ -248,9 +234,8 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
-@pytest.mark.parametrize(
-    ("choice", "words"),
-    [
+def test_a_tool_choice_that_is_not_understood_is_refused(http: httpx.Client) -> None:
+    for choice, words in (
         ("sometimes", "'sometimes'"),
         ({"type": "custom", "custom": {"name": "search"}}, "'custom'"),
         ({"type": "function", "function": {"name": "write"}}, "'write'"),
@@ -260,15 +245,11 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
         (allowed("auto"), "allowed_tools"),
         (allowed("never", "search"), "'never'"),
         (allowed("auto", "search", "write"), "'write'"),
-    ],
-)
-def test_a_tool_choice_that_is_not_understood_is_refused(
-    http: httpx.Client, choice: Any, words: str
-) -> None:
-    answer = ask(http, tools=[tool("search")], tool_choice=choice)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "tool_choice"), answer.text
-    assert words in error["message"]
+    ):
+        answer = ask(http, tools=[tool("search")], tool_choice=choice)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "tool_choice"), answer.text
+        assert words in error["message"]
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -278,6 +259,7 @@ CALL = {
     "type": "function",
     "function": {"name": "search", "arguments": '{"query": "falcon"}'},
 }
+SURROGATE = {"name": "search", "arguments": '"\\ud800"'}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Friday"}
 PLAIN: list[Any] = [
     {"role": "system", "content": "Be brief."},
@@ -291,45 +273,33 @@ def parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
+def test_messages_mean_the_same_in_all_their_spellings(http: httpx.Client) -> None:
+    called = {"role": "assistant", "tool_calls": [CALL]}
+    nothing = dict.fromkeys(("content", "refusal", "audio", "function_call"))
+
+    def recorded(messages: list[Any]) -> dict[str, Any]:
+        call = ask(http, messages=messages, tools=[tool("search")]).json()["id"]
+        return http.get(f"/v1/calls/{call}").json()
+
+    plain = recorded(PLAIN)
+    for index, message in (
         (0, {"role": "developer", "content": "Be brief."}),
         (0, {"role": "system", "content": parts("Be ", "brief.")}),
         (1, {"role": "user", "content": parts("When?"), "name": "ann"}),
-        (2, {"role": "assistant", "content": None, "tool_calls": [CALL]}),
-        (2, {"role": "assistant", "tool_calls": [CALL]}),
-        (
-            2,
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [CALL],
-                "refusal": None,
-                "audio": None,
-                "annotations": [],
-                "function_call": None,
-            },
-        ),
+        (2, called),
+        (2, called | {"content": None}),
+        (2, called | nothing | {"annotations": []}),
         (3, RESULT | {"content": parts("Friday")}),
         (3, RESULT | {"name": "search"}),
-    ],
-)
-def test_messages_mean_the_same_in_all_their_spellings(
-    http: httpx.Client, index: int, message: dict[str, Any]
-) -> None:
-    spelled = [*PLAIN[:index], message, *PLAIN[index + 1 :]]
-    seen = [
-        http.get(f"/v1/calls/{ask(http, messages=m, tools=[tool('search')]).json()['id']}").json()
-        for m in (PLAIN, spelled)
-    ]
-    assert seen[0]["prompt_token_ids"] == seen[1]["prompt_token_ids"]
-    assert seen[1]["request"]["messages"] == spelled  # as it came
+    ):
+        spelled = [*PLAIN[:index], message, *PLAIN[index + 1 :]]
+        kept = recorded(spelled)
+        assert kept["prompt_token_ids"] == plain["prompt_token_ids"]
+        assert kept["request"]["messages"] == spelled  # as it came
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
+def test_a_message_that_cannot_be_shown_is_refused(http: httpx.Client) -> None:
+    for message, words in (
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "text"),
         ({"role": "user", "content": 5}, "content"),
         ({"role": "user", "text": "Why?"}, "messages.1.content: got none"),
@@ -339,29 +309,18 @@ def test_messages_mean_the_same_in_all_their_spellings(
         ({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}, "tool_calls"),
         ({"role": "assistant", "tool_calls": {"id": "c"}}, "tool_calls"),
         ({"role": "assistant", "tool_calls": ["search"]}, "tool_calls"),
-        (
-            {
-                "role": "assistant",
-                "tool_calls": [CALL | {"function": {"name": "search", "arguments": '"\\ud800"'}}],
-            },
-            "JSON object",
-        ),
-    ],
-)
-def test_a_message_that_cannot_be_shown_is_refused(
-    http: httpx.Client, message: dict[str, Any], words: str
-) -> None:
-    answer = ask(http, messages=[*ASK, message])
-    assert answer.status_code == 400, answer.text
-    assert words in answer.json()["error"]["message"]
+        ({"role": "assistant", "tool_calls": [CALL | {"function": SURROGATE}]}, "JSON object"),
+    ):
+        answer = ask(http, messages=[*ASK, message])
+        assert answer.status_code == 400, answer.text
+        assert words in answer.json()["error"]["message"]
 
 
 # --- options --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
+def test_an_option_that_would_be_ignored_is_refused(http: httpx.Client) -> None:
+    for options, param in (
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
@@ -369,13 +328,9 @@ def test_a_message_that_cannot_be_shown_is_refused(
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ],
-)
-def test_an_option_that_would_be_ignored_is_refused(
-    http: httpx.Client, options: dict[str, Any], param: str
-) -> None:
-    answer = ask(http, **options)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    ):
+        answer = ask(http, **options)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
 def test_options_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:

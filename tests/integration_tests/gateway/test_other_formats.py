@@ -16,13 +16,10 @@ import httpx
 import openai
 import pytest
 from langchain_anthropic import ChatAnthropic
-from langchain_core.messages import ToolMessage
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from langgraph.graph import END, START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from langchain_art import ArtClient, TrainConfig, TrajectoryGroup, capture, gather, gather_sync
+from langchain_art import ArtClient, capture, gather, gather_sync
 from langchain_art.errors import PermissionDenied, RolloutFailed
 from langchain_art.wire.api_keys import RunKey, new_api_key
 from tests.conformance.suite.scripts import script
@@ -349,9 +346,10 @@ def test_replies_follow_a_schema_and_a_forced_tool(art_server: LiveServer) -> No
 USER: dict[str, Any] = {"role": "user", "content": QUESTION}
 
 
-@pytest.mark.parametrize(
-    ("path", "changes", "said"),
-    [
+def test_what_cannot_be_done_is_refused_by_its_name(http: httpx.Client) -> None:
+    thinking = USER | {"content": [{"type": "thinking", "thinking": "x"}]}
+    chat = {"model": "tiny", "messages": [USER], "max_tokens": 4}
+    for path, changes, said in (
         ("messages", {"max_tokens": None}, "max_tokens"),
         ("messages", {"max_tokens": 0}, "max_tokens"),
         ("messages", {"tempreature": 1.0}, "temperature"),
@@ -362,11 +360,7 @@ USER: dict[str, Any] = {"role": "user", "content": QUESTION}
         ("messages", {"messages": [USER | {"content": [{"type": "image"}]}]}, "image"),
         ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "role"),
         ("messages", {"messages": [USER, {"role": "user", "content": []}]}, "messages.1.content"),
-        (
-            "messages",
-            {"messages": [USER | {"content": [{"type": "thinking", "thinking": "x"}]}]},
-            "in one of the assistant",
-        ),
+        ("messages", {"messages": [thinking]}, "in one of the assistant"),
         ("messages/count_tokens", {"stream": True, "max_tokens": None}, "stream"),
         ("responses", {"max_tokens": 4}, "max_tokens"),
         ("responses", {"max_output_tokens": 0}, "max_output_tokens"),
@@ -375,18 +369,13 @@ USER: dict[str, Any] = {"role": "user", "content": QUESTION}
         ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ("responses", {"input": []}, "input"),
         ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "reasoning"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_by_its_name(
-    http: httpx.Client, path: str, changes: dict[str, Any], said: str
-) -> None:
-    body: dict[str, Any] = {"model": "tiny"}
-    body |= {"input": QUESTION} if path == "responses" else {"messages": [USER], "max_tokens": 4}
-    body = {name: value for name, value in (body | changes).items() if value is not None}
-    answer = http.post(f"/v1/{path}", json=body)
-    assert answer.status_code == 400, answer.text
-    assert said in answer.json()["error"]["message"]
-    assert answer.json().get("type") == (None if path == "responses" else "error")
+    ):
+        body = {"model": "tiny", "input": QUESTION} if path == "responses" else chat
+        sent = {name: value for name, value in (body | changes).items() if value is not None}
+        answer = http.post(f"/v1/{path}", json=sent)
+        assert answer.status_code == 400, answer.text
+        assert said in answer.json()["error"]["message"]
+        assert answer.json().get("type") == (None if path == "responses" else "error")
 
 
 def test_a_run_is_named_by_the_url(art_server: LiveServer, http: httpx.Client) -> None:
@@ -436,58 +425,6 @@ def test_a_run_is_named_by_its_key_alone(tmp_path: Path) -> None:
             with pytest.raises(anthropic.AuthenticationError):
                 call(wrong)
         assert key not in server.log.read_text() and made not in server.log.read_text()
-
-
-@tool
-def look(what: str) -> str:
-    """Look at something."""
-    return f"The {what} is open."
-
-
-def test_a_graph_whose_nodes_speak_other_formats_is_captured_and_trained(
-    art_server: LiveServer,
-) -> None:
-    policy = f"formats-{uuid.uuid4().hex[:8]}"
-    claude = ChatAnthropic(
-        model_name=policy, base_url=art_server.root, api_key="none", max_tokens_to_sample=40
-    )
-    gpt = ChatOpenAI(
-        model=policy,
-        base_url=art_server.base_url,
-        api_key="none",
-        use_responses_api=True,
-        max_tokens=8,
-    )
-    caller = claude.bind_tools([look], tool_choice="look")
-
-    def plan(state: MessagesState) -> dict[str, Any]:
-        asked = caller.invoke(state["messages"])
-        results = [
-            ToolMessage(look.invoke(one["args"]), tool_call_id=one["id"])
-            for one in asked.tool_calls
-        ]
-        return {"messages": [asked, *results]}
-
-    def write(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [gpt.invoke(state["messages"])]}
-
-    graph = StateGraph(MessagesState).add_node(plan).add_node(write)
-    agent = graph.add_edge(START, "plan").add_edge("plan", "write").add_edge("write", END).compile()
-    with ArtClient(base_url=art_server.base_url) as client:
-        client.create_policy(policy)
-        runs = list[Any]()
-        for seed in range(2):
-            with capture(scenario="q") as run:
-                agent.invoke({"messages": [("user", QUESTION)]})
-                run.reward = float(seed)
-            runs.append(run.trajectory())
-        for run in runs:
-            assert [turn.node for turn in run.turns] == ["plan", "write"]
-            assert all(turn.ours and turn.model == f"{policy}@0" for turn in run.turns)
-        group = TrajectoryGroup(id=policy, trajectories=tuple(runs))
-        result = client.wait(client.train([group], policy, TrainConfig(learning_rate=1e-4)))
-    assert result.metrics["calls_trained"] == 4 and not result.excluded
-    assert result.metrics["logprob_gap_mean"] <= 1e-5
 
 
 def test_a_streamed_reply_is_known_by_its_id_or_it_is_said(

@@ -35,21 +35,23 @@ def test_policies_are_limited_until_one_is_deleted(server: LiveServer) -> None:
 
 
 def test_stored_bytes_are_limited_until_runs_are_deleted(server: LiveServer) -> None:
-    ids = [f"big-{n}" for n in range(9)]
+    ids: list[str] = []
+    deadline = time.monotonic() + 120
     with ArtClient(server.base_url) as client, server.http() as http:
-        for name in ids:  # what cannot be compressed
-            client.post_trajectory(Trajectory(id=name, output=random.randbytes(400_000).hex()))
-        assert [run.id for run in client.trajectories(5)] == ids[:3:-1]  # by pages of bytes
-        deadline = time.monotonic() + 120
-        while (answer := http.post("/v1/chat/completions", json=ASK)).status_code == 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        # The server looks every few seconds: as many fit as are sent until then.
+        with pytest.raises(QuotaExceeded, match="max_stored_bytes"):
+            while time.monotonic() < deadline:  # with what cannot be compressed
+                output = random.randbytes(400_000).hex()
+                client.post_trajectory(Trajectory(id=f"big-{len(ids)}", output=output))
+                ids.append(f"big-{len(ids)}")
+                time.sleep(0.2)
+        assert [run.id for run in client.trajectories(5)] == ids[:-6:-1]  # by pages of bytes
+        answer = http.post("/v1/chat/completions", json=ASK)
         assert answer.status_code == 429
         assert answer.json()["error"]["code"] == "insufficient_quota"
         assert "max_stored_bytes is 3000000" in answer.json()["error"]["message"]
         assert client.status().ready
         for refused in (
-            lambda: client.post_trajectory(Trajectory(id="more")),
             lambda: client.create_policy("more"),
             lambda: client.train([ids[:2]], "tiny"),
         ):

@@ -7,7 +7,6 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import pytest
 
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
-from tests.support.live_server import TLS, ForkedServer, LiveServer
-from tests.support.steps_of_a_fit import ended, new_id
+from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.steps_of_a_fit import new_id, rewarded, trained
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -48,15 +47,10 @@ def train(http: httpx.Client, key: str, **body: Any) -> httpx.Response:
 
 def sampled_group(http: httpx.Client, rewards: list[float | None]) -> list[str]:
     """Tagged calls, one per run, that become rewarded trajectories over HTTP alone."""
-    ids: list[str] = []
-    for seed, reward in enumerate(rewards):
-        run = new_id("t")
-        answer = chat(http, seed=seed, art={"trajectory_id": run, "node": "model"})
-        assert answer.status_code == 200, answer.text
-        answer = http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
-        assert answer.status_code == 200, answer.text
-        ids.append(run)
-    return ids
+    return [
+        rewarded(http, new_id("t"), reward, seed=seed, max_tokens=12)
+        for seed, reward in enumerate(rewards)
+    ]
 
 
 # --- OpenAI's dialect ---------------------------------------------------------------------------
@@ -76,25 +70,6 @@ def test_a_reply_is_recorded_exactly(http: httpx.Client, sdk: openai.OpenAI) -> 
     assert content is not None
     assert [t.logprob for t in content] == call["logprobs"]
     assert all(t.logprob <= 0 and len(t.top_logprobs) == 2 for t in content)
-
-
-def test_a_stream_says_the_same_as_a_whole_reply(http: httpx.Client, sdk: openai.OpenAI) -> None:
-    whole = sdk.chat.completions.create(model="tiny", messages=SAY, max_tokens=24, seed=11)
-    stream = sdk.chat.completions.create(
-        model="tiny",
-        messages=SAY,
-        max_tokens=24,
-        seed=11,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    chunks = list(stream)
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == (whole.choices[0].message.content or "")
-    assert len({c.id for c in chunks}) == 1
-    assert next(c.usage for c in chunks if c.usage) == whole.usage
-    streamed = http.get(f"/v1/calls/{chunks[0].id}").json()
-    assert streamed["token_ids"] == http.get(f"/v1/calls/{whole.id}").json()["token_ids"]
 
 
 def test_n_choices_are_n_records(http: httpx.Client, sdk: openai.OpenAI) -> None:
@@ -140,15 +115,10 @@ def test_models_are_listed_while_policies_are_made(
     assert set(seen) == {200}
 
 
-def test_models_lists_base_policy_and_versions(sdk: openai.OpenAI) -> None:
-    names = {model.id for model in sdk.models.list()}
-    assert {"base_model", "tiny", "tiny@0"} <= names
-    assert sdk.models.retrieve("tiny").id == "tiny"
-
-
 def test_a_model_whose_name_has_a_slash_is_found(tmp_path: Path) -> None:
     with ForkedServer(tmp_path / "data", "--served-model-name", "org/base") as server:
         sdk = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+        assert {"org/base", "tiny", "tiny@0"} <= {model.id for model in sdk.models.list()}
         assert sdk.models.retrieve("org/base").id == "org/base"
         with pytest.raises(openai.NotFoundError) as caught:
             sdk.models.retrieve("org/other")
@@ -166,66 +136,56 @@ def test_a_model_whose_name_has_a_slash_is_found(tmp_path: Path) -> None:
 DEEP = "[" * 100_000
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code", "words"),
-    [
-        ({"model": "nobody"}, 404, "model_not_found", "'tiny'"),
-        ({"model": "tiny@999"}, 404, "model_not_found", "kept"),
-        ({"messages": []}, 400, "invalid_request", "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "invalid_request", "wizard"),
-        ({"frobnicate": 1}, 400, "invalid_request", "frobnicate"),
-        ({"frequency_penalty": 0.5}, 400, "invalid_request", "frequency_penalty"),
-        ({"max_tokens": 0}, 400, "invalid_request", "max_tokens"),
+BROKEN = {
+    "id": "c",
+    "type": "function",
+    "function": {"name": "search", "arguments": '{"query": "f'},
+}
+
+
+def test_a_bad_request_is_refused_by_name(http: httpx.Client) -> None:
+    before = http.get("/status").json()["calls"]
+    for status, code, body, words in (
+        (404, "model_not_found", {"model": "nobody"}, "'tiny'"),
+        (404, "model_not_found", {"model": "tiny@999"}, "kept"),
+        (404, "model_not_found", {"model": "tiny@" + "9" * 5000}, "kept"),
+        (400, "context_length_exceeded", prompt(5000), "tokens"),
+        (400, "context_length_exceeded", prompt(100_000), "characters of messages and tools"),
+        (400, "context_length_exceeded", prompt(7 << 20), ""),
+        (400, "invalid_request", {"messages": []}, "messages"),
+        (400, "invalid_request", {"messages": [{"role": "wizard", "content": "x"}]}, "wizard"),
+        (400, "invalid_request", {"frobnicate": 1}, "frobnicate"),
+        (400, "invalid_request", {"frequency_penalty": 0.5}, "frequency_penalty"),
+        (400, "invalid_request", {"max_tokens": 0}, "max_tokens"),
+        (400, "invalid_request", {"tool_choice": "required"}, "without tools"),
+        (400, "invalid_request", {"tools": [{"type": "function"}]}, "tools"),
+        (400, "invalid_request", {"art": {"trajectory_id": "a b"}}, "art"),
+        (400, "invalid_request", {"art": {"colour": 1}}, "colour"),
+        (400, "invalid_request", {"art": ["t-1"]}, "art"),
         (
-            {"messages": [{"role": "user", "content": "word " * 100_000}]},
-            400,
-            "context_length_exceeded",
-            "characters of messages and tools",
-        ),
-        ({"tool_choice": "required"}, 400, "invalid_request", "without tools"),
-        ({"tools": [{"type": "function"}]}, 400, "invalid_request", "tools"),
-        ({"art": {"trajectory_id": "a b"}}, 400, "invalid_request", "art"),
-        ({"art": {"colour": 1}}, 400, "invalid_request", "colour"),
-        ({"art": ["t-1"]}, 400, "invalid_request", "art"),
-        ({"model": "tiny@" + "9" * 5000}, 404, "model_not_found", "kept"),
-        (
-            {"messages": [{"role": "user", "content": "word " * 5000}]},
-            400,
-            "context_length_exceeded",
-            "tokens",
-        ),
-        (
-            {
-                "messages": [
-                    *SAY,
-                    {
-                        "role": "assistant",
-                        "content": None,
-                        "tool_calls": [
-                            {
-                                "id": "c",
-                                "type": "function",
-                                "function": {"name": "search", "arguments": '{"query": "fal'},
-                            }
-                        ],
-                    },
-                ]
-            },
-            400,
-            "invalid_request",
+            *(400, "invalid_request"),
+            {"messages": [*SAY, {"role": "assistant", "tool_calls": [BROKEN]}]},
             "malformed JSON",
         ),
-    ],
-)
-def test_a_bad_request_is_refused_by_name(
-    http: httpx.Client, body: dict[str, Any], status: int, code: str, words: str
-) -> None:
-    before = http.get("/status").json()["calls"]
-    answer = chat(http, **body)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (status, code), answer.text
-    assert words in error["message"]
+    ):
+        answer = chat(http, **body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, code), answer.text
+        assert words in error["message"]
     assert http.get("/status").json()["calls"] == before
+
+
+def prompt(words: int) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "word " * words}]}
+
+
+def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
+    def pieces() -> Iterator[bytes]:  # no Content-Length: counted while it comes
+        for _ in range(40):
+            yield b" " * (1 << 20)
+
+    answer = http.post("/v1/trajectories", content=pieces(), headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize(
@@ -239,94 +199,7 @@ def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, body: byte
         assert answer.json()["error"]["code"] == "invalid_request"
 
 
-def test_a_body_over_the_limit_is_refused(http: httpx.Client, art_server: LiveServer) -> None:
-    answer = chat(http, messages=[{"role": "user", "content": "x" * (33 << 20)}])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-
-    def pieces() -> Iterator[bytes]:  # no Content-Length: counted while it comes
-        for _ in range(40):
-            yield b" " * (1 << 20)
-
-    answer = http.post("/v1/trajectories", content=pieces(), headers=JSON)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-
-
-def test_foreign_origins_and_hosts_stay_out(http: httpx.Client) -> None:
-    for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
-        answer = http.get("/v1/models", headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-
-
-@pytest.mark.parametrize("path", ["/v1/train", "/v1/reviews/plan", "/v1/reviews/train"])
-def test_a_policy_that_is_not_there_is_answered_as_documented(
-    http: httpx.Client, path: str
-) -> None:
-    groups = {"groups": [["a"]]} if path == "/v1/train" else {}
-    headers = {"Idempotency-Key": new_id("k")}
-    answer = http.post(path, json={"policy": "nobody", **groups}, headers=headers)
-    assert answer.status_code == 404, answer.text
-    assert "404" in http.get("/openapi.json").json()["paths"][path]["post"]["responses"]
-
-
 # --- trajectories and training ------------------------------------------------------------------
-
-
-def test_calls_tagged_by_the_plain_sdk_become_a_trained_trajectory(
-    http: httpx.Client, sdk: openai.OpenAI
-) -> None:
-    runs: list[str] = []
-    for seed in range(4):
-        run = new_id("t")
-        messages: list[Any] = [*SAY]
-        for turn in range(2):
-            reply = sdk.chat.completions.create(
-                model="tiny",
-                messages=messages,
-                max_tokens=12,
-                seed=10 * seed + turn,
-                extra_body={"art": {"trajectory_id": run, "node": "agent", "step": turn}},
-            )
-            text = reply.choices[0].message.content or ""
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go"}]
-        answer = http.put(
-            f"/v1/trajectories/{run}/reward", json={"reward": float(seed % 2), "scenario": "s"}
-        )
-        trajectory = answer.json()
-        assert [t["node"] for t in trajectory["turns"]] == ["agent", "agent"]
-        assert [t["extends"] for t in trajectory["turns"]] == [None, 0]
-        runs.append(run)
-    before = http.get("/v1/policies/tiny").json()["version"]
-    config = {"learning_rate": 1e-3}
-    job = ended(http, train(http, new_id("k"), groups=[runs], config=config).json())
-    assert job["state"] == "succeeded", job
-    result = job["result"]
-    assert result["version"] == before + 1 == http.get("/v1/policies/tiny").json()["version"]
-    assert result["metrics"]["runs_trained"] == 4
-    assert result["metrics"]["calls_trained"] == 8
-    assert result["metrics"]["tokens_trained"] > 8
-    assert result["metrics"]["logprob_gap_mean"] <= 1e-5
-    assert result["metrics"]["probe_change"] > 0
-    assert chat(http).json()["model"] == f"tiny@{before + 1}"
-    assert chat(http, model=f"tiny@{before}").json()["model"] == f"tiny@{before}"
-    messages = [e["message"] for e in http.get(f"/v1/jobs/{job['id']}/events").json()["data"]]
-    assert f"tiny@{before + 1} serves" in messages
-
-
-def test_a_job_runs_once_per_key(http: httpx.Client) -> None:
-    runs = sampled_group(http, [0.0, 1.0])
-    key = new_id("k")
-    before = http.get("/v1/policies/tiny").json()["version"]
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: train(http, key, groups=[runs]), range(8)))
-    assert {a.status_code for a in answers} == {202}
-    assert len({a.json()["id"] for a in answers}) == 1
-    job = ended(http, answers[0].json())
-    assert job["result"]["version"] == before + 1
-    other = train(http, key, groups=[runs], config={"learning_rate": 0.05})
-    assert (other.status_code, other.json()["error"]["code"]) == (409, "conflict")
-    again = ended(http, train(http, new_id("k"), groups=[runs]).json())
-    assert again["result"]["excluded"]["runs.already_trained"] == 2
-    assert http.get("/v1/policies/tiny").json()["version"] == before + 1
 
 
 def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) -> None:
@@ -334,7 +207,7 @@ def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) 
     single = sampled_group(http, [1.0])
     unscored = sampled_group(http, [None, None])
     before = http.get("/v1/policies/tiny").json()["version"]
-    job = ended(http, train(http, new_id("k"), groups=[flat, single, unscored]).json())
+    job = trained(http, [flat, single, unscored])
     assert job["state"] == "succeeded"
     assert job["result"]["version"] == before
     assert job["result"]["excluded"] == {
@@ -345,29 +218,21 @@ def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) 
     }
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "words"),
-    [
-        ({"groups": []}, 400, "groups"),
-        ({"groups": [["nobody"]]}, 404, "POST /v1/groups"),
-        ({"groups": [["a", "a"]]}, 400, "more than once"),
-        ({"policy": "nobody", "groups": [["a"]]}, 404, "nobody"),
-        ({"groups": [["a"]], "config": {"learning_rate": -1}}, 400, "learning_rate"),
-        ({"groups": [["a"]], "config": {"lr": 1}}, 400, "lr"),
-        (
-            {"groups": [["a"]], "config": {"schedule": {"warmup_steps": 9, "decay_steps": 3}}},
-            400,
-            "decay_steps",
-        ),
-    ],
-)
-def test_a_bad_training_request_is_refused(
-    http: httpx.Client, body: dict[str, Any], status: int, words: str
-) -> None:
-    answer = train(http, new_id("k"), **body)
-    assert answer.status_code == status, answer.text
-    assert words in answer.json()["error"]["message"]
-    missing = http.post("/v1/train", json={"policy": "tiny", "groups": [["a"]]})
+def test_a_bad_training_request_is_refused(http: httpx.Client) -> None:
+    ask = {"groups": [["a"]]}
+    for status, body, words in (
+        (400, {"groups": []}, "groups"),
+        (404, {"groups": [["nobody"]]}, "POST /v1/groups"),
+        (400, {"groups": [["a", "a"]]}, "more than once"),
+        (404, ask | {"policy": "nobody"}, "nobody"),
+        (400, ask | {"config": {"learning_rate": -1}}, "learning_rate"),
+        (400, ask | {"config": {"lr": 1}}, "lr"),
+        (400, ask | {"config": {"schedule": {"warmup_steps": 9, "decay_steps": 3}}}, "decay_steps"),
+    ):
+        answer = train(http, new_id("k"), **body)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["error"]["message"]
+    missing = http.post("/v1/train", json={"policy": "tiny"} | ask)
     assert missing.status_code == 400 and "Idempotency-Key" in missing.text
 
 
@@ -417,10 +282,15 @@ def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(
 ) -> None:
     for _ in range(2):
         runs = sampled_group(http, [0.0, 1.0])
-        ended(http, train(http, new_id("k"), groups=[runs]).json())
+        job = trained(http, [runs])
+        name = f"tiny@{job['result']['version']}"
+        assert chat(http).json()["model"] == name
+        log = http.get(f"/v1/jobs/{job['id']}/events").json()["data"]
+        assert f"{name} serves" in [event["message"] for event in log]
     points = http.get("/v1/policies/tiny/checkpoints").json()["data"]
     newest, older = points[-1]["version"], points[-2]["version"]
     assert points[-1]["serving"] and points[-1]["parent"] == older
+    assert chat(http, model=f"tiny@{older}").json()["model"] == f"tiny@{older}"
     where = f"/v1/policies/tiny/checkpoints/{older}"
     assert http.put(f"{where}/pin").json()["pinned"]
     assert "unpin first" in http.delete(where).json()["error"]["message"]
@@ -430,8 +300,7 @@ def test_checkpoints_are_listed_pinned_rolled_back_and_deleted(
     )
     assert chat(http).json()["model"] == f"tiny@{older}"
     assert "roll back first" in http.delete(where).json()["error"]["message"]
-    runs = sampled_group(http, [0.0, 1.0])
-    job = ended(http, train(http, new_id("k"), groups=[runs]).json())
+    job = trained(http, [sampled_group(http, [0.0, 1.0])])
     assert job["result"]["version"] == newest + 1  # a number is used once
     assert job["base_version"] == older
     assert http.delete(f"/v1/policies/tiny/checkpoints/{newest}").status_code == 200
@@ -453,20 +322,6 @@ def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServe
     )
     yield server.start()
     server.stop()
-
-
-@pytest.mark.slow
-def test_a_key_is_asked_for_and_compared(keyed_server: LiveServer) -> None:
-    root, key = keyed_server.root, keyed_server.api_key
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": key}):
-        for path in ("/v1/models", "/status", "/v1/jobs", "/openapi.json"):
-            answer = httpx.get(f"{root}{path}", headers=headers, verify=TLS)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
-    assert httpx.get(f"{root}/healthz").status_code == 200
-    with keyed_server.http() as client:
-        assert client.get("/v1/models").status_code == 200
-    log = keyed_server.log.read_text()
-    assert "A wrong API key from 127.0.0.1" in log and key not in log
 
 
 @pytest.mark.slow

@@ -83,16 +83,6 @@ def test_a_reply_that_was_lost_on_the_way_is_not_trained(
     assert excluded(http, run) == ["superseded_retried", "superseded_retried", None, None]
 
 
-def test_a_header_that_counts_nothing_is_a_first_try(http: httpx.Client) -> None:
-    run = new_run()
-    body = {"model": "tiny", "messages": ASK, "max_tokens": 4, "art": {"trajectory_id": run}}
-    for count in ("", "-1", "many", "9" * 50, "1e3"):
-        headers = {"x-stainless-retry-count": count}
-        reply = http.post("/v1/chat/completions", json=body, headers=headers).json()
-        assert http.get(f"/v1/calls/{reply['id']}").json()["retry"] == 0
-    assert all(why is None for _, why, _ in turns(put(http, run)))
-
-
 @pytest.mark.parametrize("text", [5, None, ["a"], {"a": 1}])
 def test_a_part_whose_text_is_none_is_refused_and_the_run_can_be_rewarded(
     http: httpx.Client, art_server: LiveServer, text: Any
