@@ -8,9 +8,9 @@ import pytest
 
 from langchain_art.client.sync_client import ArtClient
 from tests.support.live_server import LiveServer
-from tests.support.reviewed_runs import langfuse, make_runs
+from tests.support.reviewed_runs import langfuse, make_runs, own_policy, review
 
-__all__ = ["langfuse", "make_runs"]  # fixtures
+__all__ = ["langfuse", "make_runs", "own_policy", "review"]  # fixtures
 
 
 @pytest.fixture(scope="module")

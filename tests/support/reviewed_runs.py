@@ -6,14 +6,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
+from langchain_art.cli.main import app
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import Review, Trajectory
 from tests.support.live_server import LiveServer
 
 if TYPE_CHECKING:
     from tests.support.langfuse_server import LangfuseServer
 
+Command = Callable[..., str]
 MakeRuns = Callable[[int], list[Trajectory]]
 
 
@@ -26,6 +30,16 @@ def langfuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[LangfuseServer]:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def own_policy(art_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A policy of the test's own, of which `make_runs` are."""
+    name = f"own-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setattr(art_server, "policy", name)
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy(name)
+    return name
 
 
 @pytest.fixture
@@ -57,6 +71,23 @@ def make_runs(art_server: LiveServer) -> Iterator[MakeRuns]:
     with art_server.http() as http:
         for run in made:
             http.delete(f"/v1/trajectories/{run}").raise_for_status()
+
+
+@pytest.fixture
+def review(art_server: LiveServer, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``langchain-art review`` on the shared server: takes its words, gives what it prints.
+
+    It may end with 1, where there is nothing to do.
+    """
+
+    def said(*words: str) -> str:
+        try:
+            app(["review", *words, "--base-url", art_server.base_url], standalone_mode=False)
+        except click.exceptions.Exit as stopped:
+            assert stopped.exit_code == 1
+        return capsys.readouterr().out
+
+    return said
 
 
 def human_reward(run: Trajectory, value: float | None, at: float = 1.0, **more: Any) -> Review:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -32,16 +33,15 @@ def axe() -> str:
     ("width", "scheme"), [(390, "dark"), (1280, "light"), (2560, "dark")][: count(2, 3)]
 )
 def test_no_view_has_a_serious_finding(
-    browser: Browser, art_server: LiveServer, axe: str, width: int, scheme: Any
+    browser: Browser, art_server: LiveServer, axe: str, width: int, scheme: Any, http: httpx.Client
 ) -> None:
-    with art_server.http() as http:
-        made = step(http, art_server.policy, f"looks-{width}", 1)["result"]["version"]
-        before, after = f"{art_server.policy}@0", f"{art_server.policy}@{made}"
-        long = f"a-policy-of-a-long-name-{width}-{scheme}" + "-and-more" * 3
-        http.post("/v1/policies", json={"name": long}).raise_for_status()
-        for version in (before, after, f"{long}@0"):
-            evaluate(http, version, {"looks-a": 0.0, "looks-b": 1.0})
-        newest = http.get("/page/runs?limit=1").json()["runs"][0]["id"]
+    made = step(http, art_server.policy, f"looks-{width}", 1)["result"]["version"]
+    before, after = f"{art_server.policy}@0", f"{art_server.policy}@{made}"
+    long = f"a-policy-of-a-long-name-{width}-{scheme}" + "-and-more" * 3
+    http.post("/v1/policies", json={"name": long}).raise_for_status()
+    for version in (before, after, f"{long}@0"):
+        evaluate(http, version, {"looks-a": 0.0, "looks-b": 1.0})
+    newest = http.get("/page/runs?limit=1").json()["runs"][0]["id"]
     one_run = {f"runs/{newest}?call=0": newest, f"runs/{newest}/siblings": "Siblings of"}
     both = f"before={before}&after={after}"
     compared = {

@@ -1,58 +1,37 @@
 """Runs, scenarios, nodes, scores and reviewers whose names JavaScript's objects have already."""
 
-import pytest
+from typing import Any
+
 from playwright.sync_api import expect
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.wire import Review, Trajectory, TrajectoryGroup, Turn
+from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
 from tests.support.browser import Watched
-from tests.support.live_server import LiveServer
+from tests.support.reviewed_runs import human_reward
 
 NAMES = ("constructor", "__proto__", "toString", "key")
 
 
-@pytest.fixture(scope="module")
-def named(art_server: LiveServer) -> LiveServer:
-    """A group of a run for each name, by which all else in it is called, too."""
-    runs = [
-        Trajectory(
-            id=name.strip("_"),
-            scenario="constructor",
-            turns=(
-                Turn(
-                    node=name,
-                    reply={"role": "assistant", "content": name},
-                    messages=({"role": "user", "content": name},),
-                ),
-            ),
-            reward=float(at % 2),
-            scores=dict.fromkeys(NAMES, 1.0),
-            # No score has a reason, and the reason that there is has no score.
-            metadata={"judged": {"valueOf": "why"}} | {name: name for name in NAMES},
-        )
-        for at, name in enumerate(NAMES)
-    ]
-    with ArtClient(art_server.base_url) as client:
-        client.post_groups([TrajectoryGroup(id="constructor", trajectories=tuple(runs))])
-        client.put_reviews(
-            [
-                Review(
-                    id=f"name-{one}",
-                    trajectory=one.strip("_"),
-                    kind="reward",
-                    name=one,
-                    value=1.0,
-                    reviewer=one,
-                    source="page",
-                    at=1.0,
-                )
-                for one in NAMES
-            ]
-        )
-    return art_server
+def named(name: str) -> Trajectory:
+    """A run by whose name all in it is called, too."""
+    said = {"role": "assistant", "content": name}
+    turn = Turn(node=name, reply=said, messages=({"role": "user", "content": name},))
+    # No score has a reason, and the reason that there is has no score.
+    metadata = {"judged": {"valueOf": "why"}} | {name: name for name in NAMES}
+    told: Any = {"turns": (turn,), "scores": dict.fromkeys(NAMES, 1.0), "metadata": metadata}
+    reward = float(NAMES.index(name) % 2)
+    return Trajectory(id=name.strip("_"), scenario="constructor", reward=reward, **told)
 
 
-def test_runs_may_have_names_that_objects_have(watched: Watched, named: LiveServer) -> None:
+def test_runs_may_have_names_that_objects_have(watched: Watched, client: ArtClient) -> None:
+    runs = tuple(map(named, NAMES))
+    client.post_groups([TrajectoryGroup(id="constructor", trajectories=runs)])
+    client.put_reviews(
+        [
+            human_reward(run, 1.0, name=name, reviewer=name)
+            for run, name in zip(runs, NAMES, strict=True)
+        ]
+    )
     for name in NAMES:
         run = name.strip("_")
         for view in (f"runs/{run}/siblings", f"runs/{run}", "runs?scenario=constructor"):

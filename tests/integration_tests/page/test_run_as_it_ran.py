@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -29,11 +30,12 @@ READ = """() => {
 }"""
 
 
-def test_the_time_line_has_the_graph_as_it_ran(watched: Watched, art_server: LiveServer) -> None:
+def test_the_time_line_has_the_graph_as_it_ran(
+    watched: Watched, art_server: LiveServer, client: ArtClient
+) -> None:
     run = drawn_run(art_server)
     assert run.status == "interrupted" and len(run.turns) == 7, run
-    with ArtClient(art_server.base_url) as client:
-        client.post_groups([TrajectoryGroup(id=f"g-{run.id}", trajectories=(run,))])
+    client.post_groups([TrajectoryGroup(id=f"g-{run.id}", trajectories=(run,))])
     page = watched.go(f"runs/{run.id}")
     page.set_viewport_size({"width": 390, "height": 900})
     expect(page.get_by_role("list", name="Time line of the run")).to_be_visible()
@@ -58,7 +60,7 @@ def test_the_time_line_has_the_graph_as_it_ran(watched: Watched, art_server: Liv
 
 
 def test_an_edited_reply_is_shown_as_sampled_with_the_edit_folded_below(
-    watched: Watched, art_server: LiveServer
+    watched: Watched, art_server: LiveServer, client: ArtClient, http: httpx.Client
 ) -> None:
     model = ChatART(model=art_server.policy, base_url=art_server.base_url, max_tokens=8)
     edit = "<img src=x onerror=\"window.pwned = 'edit'\"> <b>short</b>"
@@ -77,9 +79,8 @@ def test_an_edited_reply_is_shown_as_sampled_with_the_edit_folded_below(
     told = run.trajectory()
     changed, kept = told.turns
     assert changed.reply and changed.call_id and changed.edited and not kept.edited
-    with ArtClient(art_server.base_url) as client, art_server.http() as http:
-        client.post_groups([TrajectoryGroup(id=f"g-{run.id}", trajectories=(told,))])
-        tokens = http.get(f"/page/calls/{changed.call_id}/tokens").json()
+    client.post_groups([TrajectoryGroup(id=f"g-{run.id}", trajectories=(told,))])
+    tokens = http.get(f"/page/calls/{changed.call_id}/tokens").json()
     page = watched.go(f"runs/{run.id}?call=0")
     call = page.locator("#call-0")
     expect(call.locator("summary").first).to_contain_text("changed by the graph")

@@ -1,6 +1,5 @@
 """Reviewed runs of production train: captured, exported, reviewed in Langfuse, pulled, trained."""
 
-import uuid
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -26,14 +25,10 @@ class Production:
     """An application whose runs are exported, as the page of the traces shows it."""
 
     def __init__(self, server: LiveServer, spool: Path) -> None:
-        self.policy = f"served-{uuid.uuid4().hex[:8]}"
-        self.server, self.spool = server, spool
-        with ArtClient(server.base_url) as client:
-            client.create_policy(self.policy)
+        self.policy, self.url, self.spool = server.policy, server.base_url, spool
 
     def model(self) -> ChatART:
-        url = self.server.base_url
-        return ChatART(model=self.policy, base_url=url, max_tokens=4, temperature=1.0)
+        return ChatART(model=self.policy, base_url=self.url, max_tokens=4, temperature=1.0)
 
     def answer(self, *graphs: Any, rewards: Sequence[float] = ()) -> list[Run]:
         """One run of each graph, on a question that has a secret in it."""
@@ -49,7 +44,9 @@ class Production:
 
 
 @pytest.fixture
-def production(art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path) -> Production:
+def production(
+    art_server: LiveServer, own_policy: str, langfuse: LangfuseServer, tmp_path: Path
+) -> Production:
     return Production(art_server, tmp_path / "spool")
 
 
@@ -64,29 +61,28 @@ def told(run: Run | Trajectory) -> list[Any]:
 
 
 def test_reviewed_runs_of_production_are_trained_on_their_recorded_tokens(
-    production: Production, langfuse: LangfuseServer, tmp_path: Path
+    production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
     graph = graph_of(writer=node(production.model())).compile()
     runs = production.answer(graph, graph)
     for value, run in enumerate(runs):
         langfuse.annotate(trace_id(run.id), "human_reward", float(value))
-    with ArtClient(production.server.base_url) as client:
-        assert pull(client, root=tmp_path).kept.new == 2
-        for run in runs:
-            assert told(client.trajectory(run.id)) == told(run)
-        planned = client.plan_reviews(production.policy)
-        assert planned.counted("reward") == {"trains": 2}
-        assert set(planned.groups[0]) == {run.id for run in runs}
-        [job] = client.train_reviews(production.policy)
-        done = client.wait(job)
-        sampled = [turn.usage.completion_tokens for run in runs for turn in run.turns if turn.usage]
-        assert (done.version, done.excluded) == (1, {})
-        assert sum(node.tokens for node in done.nodes.values()) == sum(sampled)
-        assert pull(client, root=tmp_path).kept.unchanged == 2
+    assert pull(client, root=tmp_path).kept.new == 2
+    for run in runs:
+        assert told(client.trajectory(run.id)) == told(run)
+    planned = client.plan_reviews(production.policy)
+    assert planned.counted("reward") == {"trains": 2}
+    assert set(planned.groups[0]) == {run.id for run in runs}
+    [job] = client.train_reviews(production.policy)
+    done = client.wait(job)
+    sampled = [turn.usage.completion_tokens for run in runs for turn in run.turns if turn.usage]
+    assert (done.version, done.excluded) == (1, {})
+    assert sum(node.tokens for node in done.nodes.values()) == sum(sampled)
+    assert pull(client, root=tmp_path).kept.unchanged == 2
 
 
 def test_what_the_graph_threw_away_is_not_trained_and_secrets_are_back_in_their_prompts(
-    production: Production, langfuse: LangfuseServer, tmp_path: Path
+    production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
     model = production.model()
 
@@ -105,17 +101,16 @@ def test_what_the_graph_threw_away_is_not_trained_and_secrets_are_back_in_their_
     observation = turn_observation_id(run.id, call, len(run.turns) - 1)
     langfuse.annotate(trace_id(run.id), "human_reward", 1.0, observation_id=observation)
     assert SECRET not in str([span.attributes for span in langfuse.spans])
-    with ArtClient(production.server.base_url) as client:
-        assert pull(client, root=tmp_path).kept.new == 1
-        kept = client.trajectory(run.id)
-        assert told(kept) == told(run) and kept.scenario == "refund"
-        assert len(kept.turns) == len(run.turns)  # the other model's reply is shown, too
-        [said] = client.reviews(run=run.id)
-        assert said.call_id == call.call_id
+    assert pull(client, root=tmp_path).kept.new == 1
+    kept = client.trajectory(run.id)
+    assert told(kept) == told(run) and kept.scenario == "refund"
+    assert len(kept.turns) == len(run.turns)  # the other model's reply is shown, too
+    [said] = client.reviews(run=run.id)
+    assert said.call_id == call.call_id
 
 
 def test_a_run_whose_calls_are_another_runs_is_assembled_by_their_ids(
-    production: Production, langfuse: LangfuseServer, tmp_path: Path
+    production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
     """A scope within a scope: the server has tagged the calls with the inner run's id."""
     inner = graph_of(writer=node(production.model())).compile()
@@ -126,30 +121,28 @@ def test_a_run_whose_calls_are_another_runs_is_assembled_by_their_ids(
 
     [run] = production.answer(graph_of(outer=within).compile())
     langfuse.annotate(trace_id(run.id), "human_reward", 1.0)
-    with ArtClient(production.server.base_url) as client:
-        assert pull(client, root=tmp_path).kept.new == 1
-        assert told(client.trajectory(run.id)) == told(run)
+    assert pull(client, root=tmp_path).kept.new == 1
+    assert told(client.trajectory(run.id)) == told(run)
 
 
 def test_runs_of_production_are_queued_for_review(
-    production: Production, langfuse: LangfuseServer, tmp_path: Path
+    production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
     graph = graph_of(writer=node(production.model())).compile()
     runs = production.answer(graph, graph)
     hosted = graph_of(writer=node(Scripted(lines=["No."]))).compile()
     production.answer(hosted)  # of no policy of the server: nothing to train
-    with ArtClient(production.server.base_url) as client:
 
-        def queued(pick: Pick) -> Pushed:
-            return queue_runs(client, pick, policy=production.policy)
+    def queued(pick: Pick) -> Pushed:
+        return queue_runs(client, pick, policy=production.policy)
 
-        assert queued("lowest").left_out == {"not_ordered": 2}
-        assert set(queued("random").queued) == {run.id for run in runs}
-        assert queued("random").left_out == {"queued": 2}
-        for run in runs:
-            langfuse.annotate(trace_id(run.id), "human_reward", 1.0)
-        pull(client, root=tmp_path)
-        assert queued("random").left_out == {"reviewed": 2}
+    assert queued("lowest").left_out == {"not_ordered": 2}
+    assert set(queued("random").queued) == {run.id for run in runs}
+    assert queued("random").left_out == {"queued": 2}
+    for run in runs:
+        langfuse.annotate(trace_id(run.id), "human_reward", 1.0)
+    pull(client, root=tmp_path)
+    assert queued("random").left_out == {"reviewed": 2}
 
-        runs = production.answer(graph, graph, graph, rewards=(0.5, 0.0, 1.0))
-        assert queued("lowest").queued == (runs[1].id, runs[0].id, runs[2].id)
+    runs = production.answer(graph, graph, graph, rewards=(0.5, 0.0, 1.0))
+    assert queued("lowest").queued == (runs[1].id, runs[0].id, runs[2].id)

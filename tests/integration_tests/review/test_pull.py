@@ -9,17 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
-from langchain_art.cli.main import app
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, ServerUnreachable
 from langchain_art.review.pull import OVERLAP, pull
-from langchain_art.review.scores import Reading
 from langchain_art.traces.from_langfuse import read_langfuse
 from langchain_art.wire import Trajectory
 from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
-from tests.support.reviewed_runs import MakeRuns
+from tests.support.reviewed_runs import Command, MakeRuns
 
 
 def test_scores_come_back_as_rewards_and_corrections(
@@ -27,8 +25,9 @@ def test_scores_come_back_as_rewards_and_corrections(
     art_server: LiveServer,
     make_runs: MakeRuns,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    review: Command,
     monkeypatch: pytest.MonkeyPatch,
+    client: ArtClient,
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
     first, second = make_runs(2)
@@ -46,8 +45,7 @@ def test_scores_come_back_as_rewards_and_corrections(
     langfuse.annotate(other, "human_reward", 1.0, author=None)  # prefilled by a program
 
     def said(*options: str) -> str:
-        app(["review", "pull", "--root", str(tmp_path), *options], standalone_mode=False)
-        return capsys.readouterr().out
+        return review("pull", "--root", str(tmp_path), *options)
 
     def pulled(*options: str) -> dict[str, Any]:
         return json.loads(said("--json", *options))
@@ -57,26 +55,22 @@ def test_scores_come_back_as_rewards_and_corrections(
     assert [one["reason"] for one in found["refused"]] == ["unknown_trajectory"]
     assert found["left_out"] == {"no_trace": 1, "unmapped": 1, "prefilled": 1}
     assert found["unmapped_labels"] == ["good"]
-    with ArtClient(art_server.base_url) as client:
-        kept = {(one.kind, one.call_id): one for one in client.reviews(run=first.id)}
-        call_id = first.turns[0].call_id
-        assert kept["reward", None].value == 1.0
-        assert (kept["reward", None].reviewer, kept["reward", None].comment) == ("ann", "good")
-        assert kept["reward", call_id].value == 1.0
-        assert kept["correction", call_id].correction == {
-            "role": "assistant",
-            "content": "In May.",
-        }
-        [one] = client.reviews(run=second.id)
-        assert (one.value, one.reviewer) == (0.0, "bob")
+    kept = {(one.kind, one.call_id): one for one in client.reviews(run=first.id)}
+    call_id = first.turns[0].call_id
+    assert kept["reward", None].value == 1.0
+    assert (kept["reward", None].reviewer, kept["reward", None].comment) == ("ann", "good")
+    assert kept["reward", call_id].value == 1.0
+    corrected = {"role": "assistant", "content": "In May."}
+    assert kept["correction", call_id].correction == corrected
+    [one] = client.reviews(run=second.id)
+    assert (one.value, one.reviewer) == (0.0, "bob")
 
     langfuse.annotate(trace, "human_reward", 0.25, author="ann", score_id=reward)
     again = pulled("--value", "good=1")
     assert (again["revised"], again["unchanged"], again["new"]) == (1, 3, 1)
     assert again["since"] is not None
-    with ArtClient(art_server.base_url) as client:
-        values = {one.id: one.value for one in client.reviews(run=first.id)}
-        assert values[reward] == 0.25
+    values = {one.id: one.value for one in client.reviews(run=first.id)}
+    assert values[reward] == 0.25
 
     words = said()
     assert "8 scores read of" in words
@@ -85,7 +79,7 @@ def test_scores_come_back_as_rewards_and_corrections(
 
 
 def test_the_next_pull_reads_what_is_new_and_what_may_have_come_late(
-    langfuse: LangfuseServer, art_server: LiveServer, make_runs: MakeRuns, tmp_path: Path
+    langfuse: LangfuseServer, make_runs: MakeRuns, tmp_path: Path, client: ArtClient
 ) -> None:
     runs = make_runs(3)
     where = export(langfuse, runs)
@@ -93,50 +87,29 @@ def test_the_next_pull_reads_what_is_new_and_what_may_have_come_late(
     traces = [where[run.id][0] for run in runs]
     old = langfuse.annotate(traces[0], "human_reward", 1.0, at=now - 3 * days)
     langfuse.annotate(traces[1], "human_reward", 1.0, at=now)
-    with ArtClient(art_server.base_url) as client:
-        assert pull(client, root=tmp_path).kept.new == 2
-        late = langfuse.annotate(traces[2], "human_reward", 1.0, at=now - days / 2)
-        langfuse.annotate(traces[0], "human_reward", 0.0, score_id=old)  # before the overlap
-        found = pull(client, root=str(tmp_path))
-        assert (found.read, found.kept.new, found.kept.unchanged) == (2, 1, 1)
-        assert [one.id for one in client.reviews(run=runs[2])] == [late]
+    assert pull(client, root=tmp_path).kept.new == 2
+    late = langfuse.annotate(traces[2], "human_reward", 1.0, at=now - days / 2)
+    langfuse.annotate(traces[0], "human_reward", 0.0, score_id=old)  # before the overlap
+    found = pull(client, root=str(tmp_path))
+    assert (found.read, found.kept.new, found.kept.unchanged) == (2, 1, 1)
+    assert [one.id for one in client.reviews(run=runs[2])] == [late]
 
-        # Which run a trace shows is said by its root: the other observations are read only where
-        # the server does not have the run.
-        asked = [one for one in langfuse.requests if one.path.endswith("/v2/observations")]
-        assert asked and all("isRootObservation" in one.query["filter"][0] for one in asked)
+    # Which run a trace shows is said by its root: the other observations are read only where
+    # the server does not have the run.
+    asked = [one for one in langfuse.requests if one.path.endswith("/v2/observations")]
+    assert asked and all("isRootObservation" in one.query["filter"][0] for one in asked)
 
-        found = pull(client, root=tmp_path, everything=True)
-        assert (found.read, found.kept.revised, found.since) == (3, 1, None)
+    found = pull(client, root=tmp_path, everything=True)
+    assert (found.read, found.kept.revised, found.since) == (3, 1, None)
 
-        [note] = (tmp_path / "reviews").iterdir()
-        note.write_text("{}")
-        with pytest.raises(ConfigError, match="Delete it"):
-            pull(client, root=tmp_path)
-
-
-def test_feedback_that_an_application_sends_is_read_by_its_name_alone(
-    langfuse: LangfuseServer, art_server: LiveServer, make_runs: MakeRuns, tmp_path: Path
-) -> None:
-    [run] = make_runs(1)
-    trace, _ = export(langfuse, [run])[run.id]
-    sent = [
-        {"id": f"{name}-1", "name": name, "value": 1, "traceId": trace, "dataType": kind}
-        for name, kind in (("reward", "NUMERIC"), ("user_feedback", "BOOLEAN"))
-    ]
-    httpx.post(f"{langfuse.url}/api/public/scores", auth=langfuse.keys, json=sent)
-    langfuse.annotate(trace, "human_reward", 0.0)
-    with ArtClient(art_server.base_url) as client:
-        found = pull(client, Reading("user_feedback", "API"), root=tmp_path)
-        assert found.read == found.kept.new == 1
-        [said] = client.reviews(run=run)
-        assert (said.name, said.value, said.kind) == ("user_feedback", 1.0, "reward")
-        assert pull(client, root=tmp_path).since is None  # what people gave is noted apart
-        assert len(client.reviews(run=run)) == 2
+    [note] = (tmp_path / "reviews").iterdir()
+    note.write_text("{}")
+    with pytest.raises(ConfigError, match="Delete it"):
+        pull(client, root=tmp_path)
 
 
 def test_what_is_a_persons_score_is_the_same_wherever_it_is_read(
-    langfuse: LangfuseServer, art_server: LiveServer, make_runs: MakeRuns, tmp_path: Path
+    langfuse: LangfuseServer, make_runs: MakeRuns, tmp_path: Path, client: ArtClient
 ) -> None:
     saved, prefilled, corrected, sent, none = runs = make_runs(5)
     where = export(langfuse, runs)
@@ -148,34 +121,29 @@ def test_what_is_a_persons_score_is_the_same_wherever_it_is_read(
     score = {"name": "human_reward", "value": 1, "traceId": trace[sent.id]}
     httpx.post(f"{langfuse.url}/api/public/scores", auth=langfuse.keys, json=[score])
     expected = {saved.id: 0.75, prefilled.id: None, corrected.id: 0.0, sent.id: None, none.id: None}
-    with ArtClient(art_server.base_url) as client:
-        pull(client, root=tmp_path)
-        said = {run.id: [one.value for one in client.reviews(run=run)] for run in runs}
+    pull(client, root=tmp_path)
+    said = {run.id: [one.value for one in client.reviews(run=run)] for run in runs}
     assert said == {run: [] if value is None else [value] for run, value in expected.items()}
     assert {trace.run: trace.score for trace in read_langfuse().traces} == expected
 
 
 def test_a_langfuse_that_fails_is_named_and_nothing_is_noted(
-    langfuse: LangfuseServer,
-    art_server: LiveServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    langfuse: LangfuseServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ArtClient
 ) -> None:
     langfuse.annotate("t", "human_reward", 1.0)
     monkeypatch.setattr("langfuse.api.core.http_client._retry_timeout", lambda **_: 0.0)
-    with ArtClient(art_server.base_url) as client:
-        expected: list[tuple[Any, type[ArtError], str]] = [
-            ("401", ConfigError, "refuses the keys"),
-            ("500", ServerUnreachable, "answers 500 to read scores"),
-            ("429", ServerUnreachable, "answers 429"),
-            ("refused", ServerUnreachable, "gave no answer"),
-        ]
-        for fault, error, words in expected:
-            langfuse.fault = fault
-            with pytest.raises(error, match=words):
-                pull(client, root=tmp_path)
-        assert not list(tmp_path.iterdir())
-        monkeypatch.delenv("LANGFUSE_SECRET_KEY")
-        with pytest.raises(ConfigError, match="no LANGFUSE_SECRET_KEY"):
+    expected: list[tuple[Any, type[ArtError], str]] = [
+        ("401", ConfigError, "refuses the keys"),
+        ("500", ServerUnreachable, "answers 500 to read scores"),
+        ("429", ServerUnreachable, "answers 429"),
+        ("refused", ServerUnreachable, "gave no answer"),
+    ]
+    for fault, error, words in expected:
+        langfuse.fault = fault
+        with pytest.raises(error, match=words):
             pull(client, root=tmp_path)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.delenv("LANGFUSE_SECRET_KEY")
+    with pytest.raises(ConfigError, match="no LANGFUSE_SECRET_KEY"):
+        pull(client, root=tmp_path)
     assert timedelta(days=1) < OVERLAP

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from langchain_art.cli.main import app
 from langchain_art.cli.review_train import show_answers
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
 from langchain_art.wire import (
-    Review,
     ReviewPlan,
     ReviewTraining,
     TrainConfig,
@@ -24,76 +22,61 @@ from langchain_art.wire import (
 from langchain_art.wire.trajectories import EVALUATION
 from tests.support.json_server import JsonServer, Refusal, completion
 from tests.support.live_server import LiveServer
-from tests.support.reviewed_runs import MakeRuns, human_reward
+from tests.support.reviewed_runs import Command, MakeRuns, human_reward
 
 
 def test_the_reward_that_is_trained_is_the_persons(
-    art_server: LiveServer,
+    own_policy: str,
     make_runs: MakeRuns,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    review: Command,
+    client: ArtClient,
 ) -> None:
-    monkeypatch.setattr(art_server, "policy", f"taught-{uuid.uuid4().hex[:8]}")
-    with ArtClient(art_server.base_url) as client:
-        client.create_policy(art_server.policy)
-        runs = make_runs(4)
-        for run in runs:  # all equal: of their own rewards there would be nothing to learn
-            client.reward(run, 0.5)
-        groups = [[run.id for run in runs]]
-        own = client.wait(client.train(groups, art_server.policy))
-        assert own.version == 0 and own.excluded
-        with pytest.raises(ConfigError, match="expected runs of `groups`"):
-            client.train(groups, art_server.policy, rewards={"another": 1.0})
-        client.put_reviews([human_reward(run, i % 2) for i, run in enumerate(runs[:3])])
-    ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
-    app([*ask, "--dry-run"], standalone_mode=False)
-    foreseen = capsys.readouterr().out
+    runs = make_runs(4)
+    for run in runs:  # all equal: of their own rewards there would be nothing to learn
+        client.reward(run, 0.5)
+    groups = [[run.id for run in runs]]
+    own = client.wait(client.train(groups, own_policy))
+    assert own.version == 0 and own.excluded
+    with pytest.raises(ConfigError, match="expected runs of `groups`"):
+        client.train(groups, own_policy, rewards={"another": 1.0})
+    client.put_reviews([human_reward(run, i % 2) for i, run in enumerate(runs[:3])])
+    foreseen = review("train", own_policy, "--dry-run")
     assert "writer: 3 calls by rewards, 0 corrections" in foreseen and "serves" not in foreseen
     with pytest.raises(ConfigError, match=r"got the scores \['typo'\].*: \['human_reward'\]"):
-        app([*ask, "--name", "typo"], standalone_mode=False)
-    app(ask, standalone_mode=False)
-    told = capsys.readouterr().out
+        review("train", own_policy, "--name", "typo")
+    told = review("train", own_policy)
     assert told.startswith(foreseen)
     assert "3 runs and 0 single calls of 1 scenarios are trained on" in told
-    assert f"{art_server.policy}@1 serves" in told
-    with ArtClient(art_server.base_url) as client:
-        assert all(client.trajectory(run).reward == 0.5 for run in runs)
+    assert f"{own_policy}@1 serves" in told
+    assert all(client.trajectory(run).reward == 0.5 for run in runs)
 
 
-def test_a_verdict_on_a_call_is_that_calls_reward(art_server: LiveServer) -> None:
+def test_a_verdict_on_a_call_is_that_calls_reward(
+    art_server: LiveServer, own_policy: str, client: ArtClient
+) -> None:
     """By hand: runs A and B are worth 1 and 0, the writer's calls of A and C 0 and 1."""
-    policy, scenario = f"single-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
-    with ArtClient(art_server.base_url) as client:
-        client.create_policy(policy)
-        runs = [sampled(art_server, policy, scenario, f"{name}-{scenario}") for name in "abc"]
-        a, b, c = runs
-        about: dict[str, Any] = {"source": "page", "kind": "reward", "name": "human_reward"}
-        verdicts = [(a, None, 1.0), (b, None, 0.0), (a, 1, 0.0), (c, 1, 1.0)]
-        said = [
-            Review(
-                id=f"{run.id}-{call}",
-                trajectory=run.id,
-                call_id=None if call is None else run.turns[call].call_id,
-                value=value,
-                at=1.0,
-                **about,
-            )
-            for run, call, value in verdicts
-        ]
-        assert client.put_reviews(said).new == 4
-        config = TrainConfig(credit="call", advantage="mean")
-        asked = ReviewTraining(policy=policy, config=config)
-        planned = client.plan_reviews(asked)
-        with pytest.raises(InvalidRequest, match=r"got rewards for the calls .*'another'"):
-            client.train(planned.groups, policy, turns={"another": 1.0})
-        with pytest.raises(Conflict, match="Ask for the plan again"):
-            client.train_reviews(asked.model_copy(update={"plan": "another"}))
-        [job] = client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
-        assert client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
-        assert client.train_reviews(asked) == []
-        assert len(client.jobs(policy)) == 1
-        found = client.wait(job)
-        kept = [client.trajectory(run.id) for run in runs]
+    policy, scenario = own_policy, uuid.uuid4().hex
+    runs = [sampled(art_server, policy, scenario, f"{name}-{scenario}") for name in "abc"]
+    a, b, c = runs
+    said = [human_reward(a, 1.0), human_reward(b, 0.0)]
+    said += [
+        human_reward(run, value, id=f"w-{run.id}", call_id=run.turns[1].call_id)
+        for run, value in ((a, 0.0), (c, 1.0))
+    ]
+    assert client.put_reviews(said).new == 4
+    config = TrainConfig(credit="call", advantage="mean")
+    asked = ReviewTraining(policy=policy, config=config)
+    planned = client.plan_reviews(asked)
+    with pytest.raises(InvalidRequest, match=r"got rewards for the calls .*'another'"):
+        client.train(planned.groups, policy, turns={"another": 1.0})
+    with pytest.raises(Conflict, match="Ask for the plan again"):
+        client.train_reviews(asked.model_copy(update={"plan": "another"}))
+    [job] = client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
+    assert client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
+    assert client.train_reviews(asked) == []
+    assert len(client.jobs(policy)) == 1
+    found = client.wait(job)
+    kept = [client.trajectory(run.id) for run in runs]
 
     def mean(node: int, **advantages: float) -> float:
         """Of the node's trained tokens, by the run's letter."""
@@ -133,29 +116,25 @@ def sampled(server: LiveServer, policy: str, scenario: str, run: str) -> Traject
 
 
 def test_a_correction_is_preferred_from_then_on(
-    art_server: LiveServer,
+    own_policy: str,
     make_runs: MakeRuns,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    review: Command,
+    client: ArtClient,
 ) -> None:
-    monkeypatch.setattr(art_server, "policy", f"corrected-{uuid.uuid4().hex[:8]}")
-    about: dict[str, Any] = {"source": "page", "kind": "correction", "name": "correction"}
-    with ArtClient(art_server.base_url) as client:
-        client.create_policy(art_server.policy)
-        run = make_runs(1)[0]
-        for turn in run.turns:
-            for at, text in enumerate(("No idea.", "On 14 March.")):
-                reply = {"role": "assistant", "content": text}
-                name = f"{turn.call_id}-{at}"
-                given = {"trajectory": run.id, "call_id": turn.call_id, "correction": reply}
-                client.put_reviews([Review(id=name, at=float(at), **given, **about)])
-        ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
-        app([*ask, "--learning-rate", "0.003", "--correction-steps", "3"], standalone_mode=False)
-        assert client.policy(art_server.policy).version == 3
-        jobs = client.jobs(art_server.policy)
-        metrics = [job.result.metrics for job in jobs if job.result]
-        sampled = [sum(client.call(turn.call_id or "")["logprobs"]) for turn in run.turns]
-    told = capsys.readouterr().out
+    about: dict[str, Any] = {"kind": "correction", "name": "correction"}
+    run = make_runs(1)[0]
+    for turn in run.turns:
+        for at, text in enumerate(("No idea.", "On 14 March.")):
+            reply = {"role": "assistant", "content": text}
+            about |= {"id": f"{turn.call_id}-{at}", "call_id": turn.call_id}
+            said = human_reward(run, None, float(at), correction=reply, **about)
+            client.put_reviews([said])
+    options = ("--learning-rate", "0.003", "--correction-steps", "3")
+    told = review("train", own_policy, *options)
+    assert client.policy(own_policy).version == 3
+    jobs = client.jobs(own_policy)
+    metrics = [job.result.metrics for job in jobs if job.result]
+    sampled = [sum(client.call(turn.call_id or "")["logprobs"]) for turn in run.turns]
     count = len(run.turns)
     moved = f"{metrics[0]['chosen_logprob']:.3f} -> {metrics[-1]['chosen_logprob_after']:.3f}"
     assert f"chosen_logprob: {moved}, before the first step and after the last" in told
@@ -170,12 +149,13 @@ def test_a_correction_is_preferred_from_then_on(
 
 
 def test_what_serves_is_said_though_the_job_before_it_failed(
-    art_server: LiveServer,
+    own_policy: str,
+    review: Command,
     make_runs: MakeRuns,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    client: ArtClient,
 ) -> None:
-    monkeypatch.setattr(art_server, "policy", f"half-{uuid.uuid4().hex[:8]}")
     ended: list[str] = []
     wait = ArtClient.wait
 
@@ -187,24 +167,17 @@ def test_what_serves_is_said_though_the_job_before_it_failed(
         return result
 
     monkeypatch.setattr(ArtClient, "wait", fails_once)
-    with ArtClient(art_server.base_url) as client:
-        client.create_policy(art_server.policy)
-        runs = make_runs(2)
-        fixed: dict[str, Any] = {
-            "id": f"c-{runs[0].id}",
-            "kind": "correction",
-            "name": "correction",
-        }
-        fixed |= {"correction": {"role": "assistant", "content": "On 14 March."}}
-        fixed |= {"call_id": runs[0].turns[0].call_id}
-        rewards = [human_reward(run, i) for i, run in enumerate(runs)]
-        client.put_reviews([*rewards, human_reward(runs[0], None, **fixed)])
-        ask = ["review", "train", art_server.policy, "--base-url", art_server.base_url]
-        with pytest.raises(JobFailed, match="Non-finite gradients"):
-            app([*ask, "--correction-steps", "1"], standalone_mode=False)
-        version = client.policy(art_server.policy).version
+    runs = make_runs(2)
+    fixed: dict[str, Any] = {"id": f"c-{runs[0].id}", "call_id": runs[0].turns[0].call_id}
+    fixed |= {"kind": "correction", "name": "correction"}
+    fixed |= {"correction": {"role": "assistant", "content": "On 14 March."}}
+    rewards = [human_reward(run, i) for i, run in enumerate(runs)]
+    client.put_reviews([*rewards, human_reward(runs[0], None, **fixed)])
+    with pytest.raises(JobFailed, match="Non-finite gradients"):
+        review("train", own_policy, "--correction-steps", "1")
+    version = client.policy(own_policy).version
     assert len(ended) == 2
-    assert f"{art_server.policy}@{version} serves" in capsys.readouterr().out
+    assert f"{own_policy}@{version} serves" in capsys.readouterr().out
 
 
 class Answers(JsonServer):
@@ -248,13 +221,14 @@ async def rollout(scenario):
 
 def test_held_out_scenarios_are_measured_before_and_after(
     art_server: LiveServer,
+    own_policy: str,
     make_runs: MakeRuns,
-    capsys: pytest.CaptureFixture[str],
+    review: Command,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    client: ArtClient,
 ) -> None:
-    policy = f"measured-{uuid.uuid4().hex[:8]}"
-    monkeypatch.setattr(art_server, "policy", policy)
+    policy = own_policy
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     module = f"held_out_{uuid.uuid4().hex[:8]}"
@@ -262,24 +236,20 @@ def test_held_out_scenarios_are_measured_before_and_after(
     (tmp_path / f"{module}.py").write_text(source)
     held_out = [json.dumps({"id": f"q-{n}", "question": f"Colour {n}?"}) for n in range(3)]
     (tmp_path / "held_out.jsonl").write_text("\n".join(held_out))
-    ask = ["review", "train", policy, "--base-url", art_server.base_url]
     with pytest.raises(ConfigError, match="expected a name of 1-64 characters"):
-        app(["review", "train", "no policy"], standalone_mode=False)
+        review("train", "no policy")
     for alone in (["--samples", "2"], ["--rollout", f"{module}:rollout"], ["--root", "out"]):
         with pytest.raises(ConfigError, match="--rollout and --scenarios together"):
-            app([*ask, *alone], standalone_mode=False)
-    with ArtClient(art_server.base_url) as client:
-        client.create_policy(policy)
-        runs = make_runs(2)
-        client.put_reviews([human_reward(run, i) for i, run in enumerate(runs)])
-        options = ["--rollout", f"{module}:rollout", "--scenarios", "held_out.jsonl"]
-        app([*ask, *options, "--samples", "2"], standalone_mode=False)
-        told = capsys.readouterr().out
-        marked = [
-            (run.metadata[EVALUATION], run.total_return)
-            for run in client.trajectories(1000)
-            if str(run.metadata.get(EVALUATION, "")).startswith(policy)
-        ]
+            review("train", policy, *alone)
+    runs = make_runs(2)
+    client.put_reviews([human_reward(run, i) for i, run in enumerate(runs)])
+    options = ["--rollout", f"{module}:rollout", "--scenarios", "held_out.jsonl"]
+    told = review("train", policy, *options, "--samples", "2")
+    marked = [
+        (run.metadata[EVALUATION], run.total_return)
+        for run in client.trajectories(1000)
+        if str(run.metadata.get(EVALUATION, "")).startswith(policy)
+    ]
     means = [fmean(w or 0.0 for v, w in marked if v == f"{policy}@{n}") for n in (0, 1)]
     assert len(marked) == 12
     assert f"held-out reward before: {policy}@0: {means[0]:.3f}" in told
