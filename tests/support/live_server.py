@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,6 +76,28 @@ def small_model(**config: Any) -> Path:
     return model
 
 
+def await_answer(
+    url: str,
+    process: Any,
+    log: Path,
+    timeout: float = 300,
+    holds: Callable[[httpx.Response], bool] = lambda answer: answer.is_success,
+) -> None:
+    """Wait until a server that was started answers at `url`; else kill it and show its log."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if holds(httpx.get(url, verify=TLS)):
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    raise AssertionError(f"the server did not start:\n{log.read_text()[-4000:]}")
+
+
 class LiveServer:
     """``langchain-art serve`` on a free port, restartable on the same one.
 
@@ -91,7 +114,7 @@ class LiveServer:
         module: str = "langchain_art_server",
     ) -> None:
         self.port = free_port()
-        self.data_dir = data_dir
+        self.data_dir, self.model = data_dir, str(model)
         self.api_key = (env or {}).get("ART_API_KEY", "")
         self.root = f"http://127.0.0.1:{self.port}"
         self.base_url = f"{self.root}/v1"
@@ -119,19 +142,8 @@ class LiveServer:
 
     def start(self, timeout: float = 300) -> Self:
         self.process = self._launch()
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                break
-            try:
-                if httpx.get(f"{self.root}/readyz", verify=TLS).status_code == 200:
-                    return self
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        else:
-            self.kill()
-        raise AssertionError(f"the server did not start:\n{self.log.read_text()[-4000:]}")
+        await_answer(f"{self.root}/readyz", self.process, self.log, timeout)
+        return self
 
     def __enter__(self) -> Self:
         return self.start()

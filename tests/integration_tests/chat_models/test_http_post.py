@@ -141,48 +141,34 @@ async def test_many_at_once(server: RawServer) -> None:
         assert (await post_async(there, b"%d" % i)).response.json() == i
 
 
-def test_an_answer_that_ends_with_its_connection(server: RawServer, client: Client) -> None:
-    def old(send: Send) -> bool:
+def test_answers_of_other_kinds(server: RawServer, client: Client) -> None:
+    def old(send: Send) -> bool:  # it ends with its connection
         send(b'HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n"al')
         send(b'l"')
         return False
 
-    server.answers = [old, answer("next")]
-    assert [client.post(server.root), client.post(server.root)] == ["all", "next"]
-    assert connections(server) == [0, 1]
-
-
-def test_informational_answers(server: RawServer, client: Client) -> None:
     hints = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n" + answer("said")
-    server.answers = [hints, answer("next")]
-    assert [client.post(server.root), client.post(server.root)] == ["said", "next"]
-    assert connections(server) == [0, 0]
+    server.answers = [old, hints, answer("next")]
+    assert [client.post(server.root) for _ in range(3)] == ["all", "said", "next"]
+    assert connections(server) == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        b"",
-        b"HTTP/1.1 200",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n1",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n1",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\n1\r\n",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnot a number\r\n",
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-    ],
-)
-def test_incomplete_answers(server: RawServer, client: Client, broken: bytes) -> None:
-    def play(send: Send) -> bool:
-        send(broken)
-        return False
+def test_answers_that_are_not_whole_or_not_what_they_say(server: RawServer, client: Client) -> None:
+    ok = b"HTTP/1.1 200 OK\r\n"
+    chunked = ok + b"transfer-encoding: chunked\r\n\r\n"
+    for broken in (
+        *(b"", b"HTTP/1.1 200", b"SSH-2.0-OpenSSH\r\n\r\n", ok + b"content-length: 9\r\n\r\n1"),
+        *(chunked + b"5\r\n1", chunked + b"1\r\n1\r\n", chunked + b"not a number\r\n"),
+    ):
 
-    server.answers = [play, answer("next")]
-    with pytest.raises(POST_ERRORS):
-        client.post(server.root)
-    assert client.post(server.root) == "next"
+        def play(send: Send, broken: bytes = broken) -> bool:
+            send(broken)
+            return False
 
-
-def test_a_body_that_is_not_what_it_says(server: RawServer, client: Client) -> None:
+        server.answers = [play, answer("next")]
+        with pytest.raises(POST_ERRORS):
+            client.post(server.root)
+        assert client.post(server.root) == "next"
     server.answers = [answer(b"no gzip", content_encoding="gzip")]
     with pytest.raises(httpx.DecodingError):
         client.post(server.root)
@@ -206,8 +192,6 @@ def test_a_refusal_before_all_was_sent(client: Client) -> None:
         assert client.post(f"http://127.0.0.1:{port}", "x" * 20_000_000) == "too long"
     assert client.idle() == 0
 
-
-# ---- time
 
 #: Bytes of an answer between two pauses.
 PIECE = 5
@@ -315,9 +299,6 @@ def test_another_event_loop(server: RawServer) -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(both()) == ["mine", "next"]
-
-
-# ---- processes, TLS
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -24,25 +24,15 @@ def model(art_server: LiveServer) -> ChatART:
     return ChatART(model=art_server.policy, base_url=art_server.base_url, max_tokens=4)
 
 
-def test_only_the_users_tags_count() -> None:
+def test_the_users_tags_and_a_nodes_count_and_fit_the_wire() -> None:
     told = ["seq:step:1", "mine", "map:key:k", "graph:step:3", "retry:attempt:2", "theirs"]
     told += ["langsmith:hidden", "langsmith:nostream", "nostream", "mine", "seq", "nostreams", ""]
     assert tags_from_metadata({}, tags=told)["tags"] == ["mine", "theirs", "seq", "nostreams"]
     assert "tags" not in tags_from_metadata({}, tags=["seq:step:1"])
-
-
-def test_a_node_is_tagged_by_its_metadata() -> None:
-    assert tags_from_metadata({"art_tags": "main"}, tags=["mine"])["tags"] == ["mine", "main"]
-    assert tags_from_metadata({"art_tags": ["main", "mine"]}, tags=["mine"])["tags"] == [
-        "mine",
-        "main",
-    ]
-
-
-def test_tags_fit_the_wire() -> None:
+    for node in ("main", ["main", "mine"]):
+        assert tags_from_metadata({"art_tags": node}, tags=["mine"])["tags"] == ["mine", "main"]
     where = tags_from_metadata({"art_tags": ["x" * 300]}, tags=[str(i) for i in range(40)])
-    assert len(where["tags"]) == 32
-    assert len(CallTags(**where).tags) == 32
+    assert len(where["tags"]) == len(CallTags(**where).tags) == 32
     assert CallTags(**tags_from_metadata({"art_tags": "x" * 300})).tags == ("x" * 256,)
 
 

@@ -16,33 +16,13 @@ from langchain_art.wire import (
 )
 from langchain_art_server.storage import queries
 from langchain_art_server.storage.store import Store
-from langchain_art_server.storage.tables import CallRecord
+from tests.support.call_records import record
 
 
 async def add_calls(store: Store, **tagged_with: str | None) -> None:
     """Calls, each tagged with a run's id or with none."""
-    await store.add_calls(
-        [
-            CallRecord(
-                id=name,
-                created_at=1.0,
-                policy="p",
-                version=0,
-                model="p@0",
-                tags=CallTags(trajectory_id=run),
-                request={},
-                reply={},
-                prompt_token_ids=[1],
-                token_ids=[2],
-                logprobs=[-1.0],
-                temperature=1.0,
-                finish_reason="stop",
-                excluded_because=None,
-                latency=0.1,
-            )
-            for name, run in tagged_with.items()
-        ]
-    )
+    calls = [record(name, tags=CallTags(trajectory_id=run)) for name, run in tagged_with.items()]
+    await store.add_calls(calls)
 
 
 def run(name: str, *calls: str) -> Trajectory:

@@ -1,7 +1,6 @@
 """OpenAI's dialect in its corners, as the newest SDK speaks it, against the API reference."""
 
 import json
-import time
 from collections import defaultdict
 from typing import Any
 
@@ -52,9 +51,6 @@ def ask(http: httpx.Client, **body: Any) -> httpx.Response:
 
 def record(client: openai.OpenAI, call_id: str) -> dict[str, Any]:
     return client.get(f"/calls/{call_id}", cast_to=httpx.Response).json()
-
-
-# --- several choices, streamed --------------------------------------------------------------------
 
 
 def test_choices_are_streamed_side_by_side(http: httpx.Client, sdk: openai.OpenAI) -> None:
@@ -120,25 +116,6 @@ def test_a_stream_of_several_choices_is_refused_as_a_whole(http: httpx.Client) -
     assert http.get("/status").json()["running_calls"] == 0
 
 
-def test_a_stream_that_is_left_ends_its_calls(rule_server: RuleServer) -> None:
-    long = says("word " * 4000)  # far longer to sample than this test waits
-    body = {"model": "tiny", "messages": long, "n": 4, "stream": True}
-    with rule_server.http() as http:
-        before, ended = http.get("/status").json()["calls"], len(rule_server.witnessed())
-        with http.stream("POST", "/v1/chat/completions", json=body) as response:
-            next(response.iter_lines())
-        deadline = time.monotonic() + 60
-        while len(calls := rule_server.witnessed()[ended:]) < 4:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert [call["finish"] for call in calls] == [None] * 4  # given up by the engine as well
-        status = http.get("/status").json()
-        assert (status["running_calls"], status["calls"]) == (0, before)
-
-
-# --- the SDK's helpers ----------------------------------------------------------------------------
-
-
 def test_the_stream_helper_gives_schemas_tools_and_logprobs(rules: openai.OpenAI) -> None:
     asked: list[Any] = [{"role": "user", "content": "The name is 'Bob', age 7."}]
     with rules.chat.completions.stream(
@@ -169,9 +146,6 @@ def test_the_stream_helper_gives_schemas_tools_and_logprobs(rules: openai.OpenAI
     assert message.content == "I look."
     assert final.usage is not None
     assert final.usage.completion_tokens == len(record(rules, final.id)["token_ids"])
-
-
-# --- tools ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -252,8 +226,6 @@ def test_a_tool_choice_that_is_not_understood_is_refused(http: httpx.Client) -> 
         assert words in error["message"]
 
 
-# --- messages -------------------------------------------------------------------------------------
-
 CALL = {
     "id": "call_1",
     "type": "function",
@@ -316,9 +288,6 @@ def test_a_message_that_cannot_be_shown_is_refused(http: httpx.Client) -> None:
         assert words in answer.json()["error"]["message"]
 
 
-# --- options --------------------------------------------------------------------------------------
-
-
 def test_an_option_that_would_be_ignored_is_refused(http: httpx.Client) -> None:
     for options, param in (
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -340,9 +309,6 @@ def test_options_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:
     notes = {"user": "u", "metadata": {"a": "b"}, "prompt_cache_key": "k", "prediction": None}
     same = {"max_completion_tokens": 8, "top_logprobs": 0, "store": False, "n": 1}
     assert ask(http, **nothing, **notes, **same).status_code == 200
-
-
-# --- tags and retries -----------------------------------------------------------------------------
 
 
 def test_tags_come_by_body_and_by_header(http: httpx.Client) -> None:

@@ -33,6 +33,7 @@ POST = (
     b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n"
 )
+CHUNKED = POST.replace(b"Content-Length: %d", b"Transfer-Encoding: chunked")
 
 
 class Small:
@@ -58,17 +59,16 @@ class Small:
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/endless":
-            await StreamingResponse(self._endless())(scope, receive, send)
-            return
-        if scope["path"] == "/late":
-            await StreamingResponse(self._late(), headers={"X-A": "b"})(scope, receive, send)
-            return
-        if scope["path"] == "/large":
-            await Response(bytes(32 << 20))(scope, receive, send)
-            return
-        body = await Request(scope, receive).body()
-        await PlainTextResponse(str(len(body)))(scope, receive, send)
+        match scope["path"]:
+            case "/endless":
+                answer: Response = StreamingResponse(self._endless())
+            case "/late":
+                answer = StreamingResponse(self._late(), headers={"X-A": "b"})
+            case "/large":
+                answer = Response(bytes(32 << 20))
+            case _:
+                answer = PlainTextResponse(str(len(await Request(scope, receive).body())))
+        await answer(scope, receive, send)
 
     async def _endless(self) -> AsyncIterator[bytes]:
         try:
@@ -84,6 +84,12 @@ class Small:
 
     def connect(self, timeout: float = 60, host: str = "127.0.0.1") -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout, (host, 0))
+
+    def ask(self, sent: bytes) -> bytes:
+        """All that is answered until the server ends the connection, not by a reset."""
+        with self.connect() as connection:
+            connection.sendall(sent)
+            return whole(connection)
 
     def kept(self) -> list[int]:
         """Bytes of the body of each connection's request."""
@@ -105,22 +111,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Small]:
     server.stop()
 
 
+def whole(connection: socket.socket) -> bytes:
+    """All until the server ends it, which it must not do by a reset."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
 def said(connection: socket.socket) -> bytes:
     """All until the server closes."""
     parts = list[bytes]()
-    try:
+    with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(65536):
             parts.append(part)
-    except ConnectionResetError:
-        pass
-    return b"".join(parts)
-
-
-def whole(connection: socket.socket) -> bytes:
-    """All until the server ends it, which it must not do by a reset."""
-    parts = list[bytes]()
-    while part := connection.recv(65536):
-        parts.append(part)
     return b"".join(parts)
 
 
@@ -173,45 +174,42 @@ def test_who_asks_whether_to_send_a_body_is_told(small: Small) -> None:
     assert b"200 OK" in (answer := one.recv(4096)) and answer.endswith(b"\r\n\r\n3")
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 1000])
 @pytest.mark.parametrize("to", [b"h2c", b"websocket", b"h2c, TLS/1.0"])
-def test_an_upgrade_that_is_not_spoken_is_ignored(small: Small, to: bytes, pieces: int) -> None:
+def test_an_upgrade_that_is_not_spoken_is_ignored(small: Small, to: bytes) -> None:
     fields = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %b\r\nHTTP2-Settings: AA\r\n" % to
     post = (POST % 10).replace(b"\r\n", b"\r\n" + fields, 1) + b'{"a": 123}'
     chunked = post.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked")
     chunked = chunked.replace(b'{"a"', b'a\r\n{"a"') + b"\r\n0\r\n\r\n"
     whole = post + chunked + GET + fields + b"\r\n" + GET + b"Connection: close\r\n\r\n"
-    with small.connect() as connection:
-        size = -(-len(whole) // pieces)
-        for start in range(0, len(whole), size):
-            connection.sendall(whole[start : start + size])
-        answers = said(connection).split(b"HTTP/1.1 ")[1:]
-    assert [one[:3] for one in answers] == [b"200"] * 4
-    assert [one.rpartition(b"\r\n\r\n")[2] for one in answers] == [b"10", b"10", b"0", b"0"]
+    for pieces in (1, 2, 1000):
+        with small.connect() as connection:
+            size = -(-len(whole) // pieces)
+            for start in range(0, len(whole), size):
+                connection.sendall(whole[start : start + size])
+            answers = said(connection).split(b"HTTP/1.1 ")[1:]
+        assert [one[:3] for one in answers] == [b"200"] * 4
+        assert [one.rpartition(b"\r\n\r\n")[2] for one in answers] == [b"10", b"10", b"0", b"0"]
 
 
-@pytest.mark.parametrize("first", [b"", GET + b"\r\n"])
-@pytest.mark.parametrize("target", [b"a:1", b"localhost:80", b"/x", b"[::1]:443"])
-def test_a_tunnel_is_refused_in_one_line(
-    small: Small, target: bytes, first: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    with small.connect() as connection:
-        connection.sendall(first + b"CONNECT %b HTTP/1.1\r\nHost: a\r\n\r\n" % target)
-        answers = said(connection).split(b"HTTP/1.1 ")[1:]
-    assert [one[:3] for one in answers] == [b"200"] * bool(first) + [b"400"]
-    assert len(caplog.records) <= 1 and all(one.exc_info is None for one in caplog.records)
+def test_a_tunnel_is_refused_in_one_line(small: Small, caplog: pytest.LogCaptureFixture) -> None:
+    for target in (b"a:1", b"localhost:80", b"/x", b"[::1]:443"):
+        for first in (b"", GET + b"\r\n"):
+            caplog.clear()
+            connect = b"CONNECT %b HTTP/1.1\r\nHost: a\r\n\r\n" % target
+            answers = small.ask(first + connect).split(b"HTTP/1.1 ")[1:]
+            assert [one[:3] for one in answers] == [b"200"] * bool(first) + [b"400"]
+            assert len(caplog.records) <= 1 and all(not one.exc_info for one in caplog.records)
 
 
-@pytest.mark.parametrize("wrong", [(GET + b"\r\n") * 5000, b"no HTTP\r\n\r\n", b"GET / HTTP/9\r\n"])
-def test_what_came_before_a_refused_request_is_answered_first(small: Small, wrong: bytes) -> None:
-    with small.connect() as connection:
-        connection.sendall((GET + b"\r\n") * 3 + (POST % 2) + b"{}" + wrong)
-        *answered, refused = whole(connection).split(b"HTTP/1.1 ")[1:]
-    assert {one[:3] for one in answered} == {b"200"} and refused.startswith(b"400")
-    bodies = [one.rpartition(b"\r\n\r\n")[2] for one in answered]
-    assert bodies[:4] == [b"0", b"0", b"0", b"2"]
-    assert len(bodies) >= (http_protocol.MAX_AHEAD if wrong.startswith(GET) else 4)
-    assert f"at most {http_protocol.MAX_AHEAD} requests".encode() in refused
+def test_what_came_before_a_refused_request_is_answered_first(small: Small) -> None:
+    for wrong in ((GET + b"\r\n") * 5000, b"no HTTP\r\n\r\n", b"GET / HTTP/9\r\n"):
+        sent = (GET + b"\r\n") * 3 + (POST % 2) + b"{}" + wrong
+        *answered, refused = small.ask(sent).split(b"HTTP/1.1 ")[1:]
+        assert {one[:3] for one in answered} == {b"200"} and refused.startswith(b"400")
+        bodies = [one.rpartition(b"\r\n\r\n")[2] for one in answered]
+        assert bodies[:4] == [b"0", b"0", b"0", b"2"]
+        assert len(bodies) >= (http_protocol.MAX_AHEAD if wrong.startswith(GET) else 4)
+        assert f"at most {http_protocol.MAX_AHEAD} requests".encode() in refused
 
 
 def test_a_header_goes_out_before_a_body_that_comes_later(small: Small) -> None:
@@ -228,9 +226,7 @@ def test_who_speaks_http_1_0_gets_no_chunks(small: Small) -> None:
     """RFC 9112, 6.1; the end of the connection is the end of the answer."""
     small.read.set()
     for path, expected in ((b"/late", b"late"), (b"/large", bytes(32 << 20)), (b"/", b"0")):
-        old = small.connect()
-        old.sendall(b"GET %b HTTP/1.0\r\n\r\n" % path)
-        head, _, body = whole(old).partition(b"\r\n\r\n")
+        head, _, body = small.ask(b"GET %b HTTP/1.0\r\n\r\n" % path).partition(b"\r\n\r\n")
         assert b"transfer-encoding" not in head and b"keep-alive" not in head
         assert body == expected
 
@@ -253,52 +249,36 @@ def test_who_may_keep_its_connection_is_told_how_long(small: Small) -> None:
         assert b"keep-alive" not in last and last.count(b"connection: close") == 1
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
+def test_a_header_has_a_size(small: Small) -> None:
+    for header in (
         GET + b"".join(b"A%d: b\r\n" % n for n in range(500)) + b"\r\n",
         GET + b"A: " + b"b" * 400_000 + b"\r\n\r\n",
         b"GET /" + b"a" * 400_000 + b" HTTP/1.1\r\n\r\n",
-        (GET + b"\r\n") * 2000,
-        b"NOT HTTP\r\n\r\n",
-    ],
-    ids=["fields", "long", "url", "ahead", "no HTTP"],
-)
-def test_a_header_has_a_size(small: Small, header: bytes) -> None:
-    connection = small.connect()
-    connection.sendall(header)
-    answer = whole(connection)
-    # Those that were sent ahead wait for answers: that of another would be taken for theirs.
-    ahead = header.count(b"GET") > 1
-    assert answer.count(b"200 OK") <= 20 if ahead else answer.startswith(b"HTTP/1.1 400"), answer
+    ):
+        assert small.ask(header).startswith(b"HTTP/1.1 400")
 
 
-@pytest.mark.parametrize("piece", [b"A: b\r\n" * 100, b"A: " + b"b" * 700], ids=["many", "long"])
-@pytest.mark.parametrize("before", [b"0\r\n", b"1\r\n1\r\n0\r\n", b"1;a=", b"1\r\n1\r\n1;"])
-def test_trailers_and_chunk_extensions_have_a_size(
-    small: Small, before: bytes, piece: bytes
-) -> None:
-    connection = small.connect()
-    head = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + before)
-    sent = 0
-    # The name of a field goes on for as long as no line ends, and so does an extension.
-    piece = piece if before.endswith(b"0\r\n") else piece.replace(b"\r\n", b"")
-    while not select.select([connection], [], [], 0.001)[0]:
-        connection.sendall(piece)
-        sent += len(piece)
-        piece = piece.removeprefix(b"A: ") if len(piece) == 703 else piece
-    assert sent < 2 << 20
-    assert b"HTTP/1.1 400" in whole(connection)
+def test_trailers_and_chunk_extensions_have_a_size(small: Small) -> None:
+    for piece in (b"A: b\r\n" * 100, b"A: " + b"b" * 700):
+        for before in (b"0\r\n", b"1\r\n1\r\n0\r\n", b"1;a=", b"1\r\n1\r\n1;"):
+            connection = small.connect()
+            connection.sendall(CHUNKED + before)
+            sent = 0
+            # The name of a field goes on for as long as no line ends, and so does an extension.
+            part = piece if before.endswith(b"0\r\n") else piece.replace(b"\r\n", b"")
+            while not select.select([connection], [], [], 0.001)[0]:
+                connection.sendall(part)
+                sent += len(part)
+                part = part.removeprefix(b"A: ") if len(part) == 703 else part
+            assert sent < 2 << 20
+            assert b"HTTP/1.1 400" in whole(connection)
 
 
 def test_a_body_of_tiny_chunks_is_a_body(small: Small) -> None:
     """Its framing is five times its bytes, and has no limit of its own."""
-    one = small.connect()
-    head = b"POST /size HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    one.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\n1\r\n" * 40_000)
-    one.sendall(b"0\r\nA: b\r\n\r\n" + GET + b"Connection: close\r\n\r\n")
-    first, second = whole(one).split(b"HTTP/1.1 200")[1:]
+    sent = CHUNKED + b"1\r\n1\r\n" * 40_000 + b"0\r\nA: b\r\n\r\n"
+    answer = small.ask(sent + GET + b"Connection: close\r\n\r\n")
+    first, second = answer.split(b"HTTP/1.1 200")[1:]
     assert first.endswith(b"40000") and second.endswith(b"0")
 
 
@@ -480,23 +460,19 @@ def test_nothing_of_a_refused_body_is_kept(small: Small) -> None:
     assert kept == [0] * 4
 
 
-@pytest.mark.parametrize("size", [2 << 20, 30 << 20])
-def test_who_sends_too_much_is_told_so(
-    small: Small, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_sends_too_much_is_told_so(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "HEADER_SECONDS", 20.0)  # beside busy processes, too
     monkeypatch.setattr(http_protocol, "BODY_SECONDS", 20.0)
 
-    async def send(http: httpx.AsyncClient) -> int:
-        return (await http.post("/size", json="x" * size)).status_code
+    root, sizes = f"http://127.0.0.1:{small.port}", (2 << 20, 2 << 20, 30 << 20, 30 << 20)
 
     async def in_turn() -> list[int]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{small.port}") as http:
-            return [await send(http) for _ in range(2)]
+        async with httpx.AsyncClient(base_url=root) as http:
+            return [(await http.post("/size", json="x" * size)).status_code for size in sizes]
 
-    assert asyncio.run(in_turn()) == [413] * 2
-    with httpx.Client(base_url=f"http://127.0.0.1:{small.port}") as http:
-        assert [http.post("/size", json="x" * size).status_code for _ in range(2)] == [413] * 2
+    assert asyncio.run(in_turn()) == [413] * 4
+    with httpx.Client(base_url=root) as http:
+        assert [http.post("/size", json="x" * size).status_code for size in sizes] == [413] * 4
         assert http.post("/size", json="x").text == "3"
 
 
@@ -522,9 +498,6 @@ def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
         parts.append(len(part))
         time.sleep(0.08)
     assert sum(parts) > 32 << 20 and len(parts) * 0.08 > 2 * http_protocol.READ_SECONDS
-
-
-# --- the server itself --------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -32,9 +32,6 @@ def train(http: httpx.Client, **body: Any) -> httpx.Response:
     return http.post("/v1/train", json={"policy": "tiny"} | body, headers=headers)
 
 
-# --- time ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.wall_clock  # 0.1 s; counted one by one: 44 s, in which nobody is answered
 def test_ids_that_are_given_twice_are_found_at_once(http: httpx.Client) -> None:
     groups = [[f"run-{group}-{one}" for one in range(1000)] for group in range(32)]
@@ -42,9 +39,6 @@ def test_ids_that_are_given_twice_are_found_at_once(http: httpx.Client) -> None:
     begun = time.monotonic()
     assert "'run-0-0'" in refused(train(http, groups=groups))
     assert time.monotonic() - begun < 20
-
-
-# --- shapes -------------------------------------------------------------------------------------
 
 
 def test_what_is_not_there_is_refused_in_the_same_shape(http: httpx.Client) -> None:
@@ -75,9 +69,6 @@ def test_an_adapter_that_no_engine_can_make_is_refused(http: httpx.Client) -> No
     ):
         answer = http.post("/v1/policies", json={"name": "odd", "lora": {name: value}})
         assert name in refused(answer)
-
-
-# --- types and bounds ---------------------------------------------------------------------------
 
 
 def test_a_value_of_another_type_is_not_made_to_fit(http: httpx.Client) -> None:
@@ -132,9 +123,6 @@ def test_a_training_option_that_would_overflow_is_refused(http: httpx.Client) ->
         ({"tokens_per_microbatch": 10**30}, "tokens_per_microbatch"),
     ):
         assert words in refused(train(http, groups=[["a"]], config=config))
-
-
-# --- pages in a browser on this machine ---------------------------------------------------------
 
 
 def test_without_a_key_another_page_cannot_post(http: httpx.Client, art_server: LiveServer) -> None:

@@ -17,7 +17,6 @@ import openai
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
 from langchain_art import ArtClient, capture, gather, gather_sync
 from langchain_art.errors import PermissionDenied, RolloutFailed
@@ -50,13 +49,10 @@ def chat(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> 
             content = turn.text
             if turn.thought is not None:
                 content = f"<think>{turn.thought}</think>{turn.text}"
+            functions = [{"name": n, "arguments": json.dumps(given)} for n, given in turn.tools]
             calls = [
-                {
-                    "id": f"call_{name}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": json.dumps(arguments)},
-                }
-                for name, arguments in turn.tools
+                {"id": f"call_{one['name']}", "type": "function", "function": one}
+                for one in functions
             ]
             made = {"role": "assistant", "content": content or None}
             messages.append(made | {"tool_calls": calls} if calls else made)
@@ -70,13 +66,12 @@ def chat(server: LiveServer, turns: list[Any], stream: bool, **options: Any) -> 
         options["tools"] = [{"type": "function", "function": function}]
     client = openai.OpenAI(base_url=server.base_url, api_key="none")
     if not stream:
-        reply = client.chat.completions.create(model="tiny", messages=messages, **options)
-        choice = reply.choices[0]
+        reply: Any = client.chat.completions.create(model="tiny", messages=messages, **options)
     else:
         with client.chat.completions.stream(model="tiny", messages=messages, **options) as events:
             for _ in events:
                 reply = events.current_completion_snapshot
-        choice = reply.choices[0]
+    choice = reply.choices[0]
     text, thought = choice.message.content or "", None
     if text.startswith("<think>"):
         thought, _, text = text.removeprefix("<think>").partition("</think>")
@@ -294,52 +289,29 @@ def test_a_reply_without_a_block_comes_back_as_it_was_sampled(rule_server: RuleS
 
 
 def test_replies_follow_a_schema_and_a_forced_tool(art_server: LiveServer) -> None:
-    class Look(BaseModel):
-        what: str
-
     claude = anthropic.Anthropic(base_url=art_server.root, api_key="none")
     gpt = openai.OpenAI(base_url=art_server.base_url, api_key="none")
     ask: Any = [{"role": "user", "content": QUESTION}]
     schema = {"type": "object", "properties": {"what": {"enum": ["door", "wall"]}}}
     schema |= {"required": ["what"], "additionalProperties": False}
     form: Any = {"type": "json_schema", "schema": schema}
-    message = claude.messages.create(
-        model="tiny", max_tokens=60, messages=ask, output_config={"format": form}
-    )
-    assert message.content[0].type == "text"
+    create: Any = partial(claude.messages.create, model="tiny", max_tokens=60, messages=ask)
+    respond: Any = partial(gpt.responses.create, model="tiny", max_output_tokens=60, input=ask)
+    message = create(output_config={"format": form})
     assert json.loads(message.content[0].text)["what"] in ("door", "wall")
-    response = gpt.responses.create(
-        model="tiny", max_output_tokens=60, input=ask, text={"format": form | {"name": "look"}}
-    )
+    response = respond(text={"format": form | {"name": "look"}})
     assert json.loads(response.output_text)["what"] in ("door", "wall")
-    tools: Any = [{"name": "look", "input_schema": schema}]
     for choice in ({"type": "any"}, {"type": "tool", "name": "look"}):
-        used = claude.messages.create(
-            model="tiny", max_tokens=60, messages=ask, tools=tools, tool_choice=choice
-        )
-        assert [one.type for one in used.content][-1] == "tool_use"
+        tools = [{"name": "look", "input_schema": schema}]
+        assert create(tools=tools, tool_choice=choice).content[-1].type == "tool_use"
     named: Any = {"type": "function", "name": "look"}
     allowed: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
-    of_responses: Any = [named | {"parameters": schema, "strict": True}]
     for choice in ("required", named, allowed):
-        called = gpt.responses.create(
-            model="tiny",
-            max_output_tokens=60,
-            input=ask,
-            tools=of_responses,
-            tool_choice=choice,
-        )
-        assert [one.type for one in called.output][-1] == "function_call"
-    told = gpt.responses.create(
-        model="tiny",
-        max_output_tokens=4,
-        input=ask,
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-    )
-    [item] = told.output
-    assert item.type == "message" and item.content[0].type == "output_text"
-    logprobs = item.content[0].logprobs or []
+        tools = [named | {"parameters": schema, "strict": True}]
+        assert respond(tools=tools, tool_choice=choice).output[-1].type == "function_call"
+    shown = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    [item] = respond(max_output_tokens=4, **shown).output
+    logprobs = item.content[0].logprobs
     assert len(logprobs) == 4 and all(len(one.top_logprobs) == 2 for one in logprobs)
 
 

@@ -11,6 +11,7 @@ from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.gateway.keys.tenants import url_of
 from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.schema import connect
+from tests.integration_tests.gateway.test_readiness import await_readiness
 from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres
@@ -49,7 +50,10 @@ def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgr
             assert refused.status_code == 503, refused.text
             assert int(refused.headers["retry-after"]) > 0
             assert "The store could not" in refused.json()["error"]["message"]
+        answer = await_readiness(server, lambda answer: answer.status_code == 503)
+        assert "cannot be written to or read" in answer.json()["reasons"]["store"]
         postgres.start()
+        await_readiness(server, lambda answer: answer.json() == {"ready": True})
         kept = http.post("/v1/chat/completions", json=ask).raise_for_status().json()["id"]
         assert http.get(f"/v1/calls/{kept}").raise_for_status().json()["id"] == kept
         train_once(http, 2)

@@ -1,11 +1,13 @@
-"""Readiness tells the truth: engines that are stopped or cannot start, a database that is gone."""
+"""Readiness tells the truth of engines that are stopped, killed or not loaded yet."""
 
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import httpx
 import pytest
@@ -13,8 +15,8 @@ import pytest
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
-from tests.support.live_server import TLS, ForkedServer, LiveServer
-from tests.support.postgres import Postgres
+from tests.support.hot_swap import train_once
+from tests.support.live_server import TLS, ForkedServer, LiveServer, await_answer
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
 
@@ -58,17 +60,6 @@ def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServe
         assert pid not in engines(art_server)
 
 
-def test_a_database_that_is_gone_is_told_until_it_is_back(
-    tmp_path: Path, postgres: Postgres
-) -> None:
-    with ForkedServer(tmp_path / "data", "--database-url", postgres.database()) as server:
-        postgres.crash()
-        answer = await_readiness(server, lambda answer: answer.status_code == 503)
-        assert "cannot be written to or read" in answer.json()["reasons"]["store"]
-        postgres.start()
-        await_readiness(server, lambda answer: answer.json() == {"ready": True})
-
-
 class LoadingServer(ForkedServer):
     """Starts when the file `start_when` is there."""
 
@@ -83,14 +74,7 @@ class LoadingServer(ForkedServer):
     def listen(self) -> None:
         """Launch it, and wait for the first answer."""
         self.process = self._launch()
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                readiness(self)
-                return
-            except httpx.TransportError:
-                assert time.monotonic() < deadline, self.log.read_text()
-                time.sleep(0.02)
+        await_answer(f"{self.root}/readyz", self.process, self.log, holds=lambda answer: True)
 
 
 def test_a_server_that_loads_its_model_says_so(tmp_path: Path) -> None:
@@ -132,3 +116,70 @@ def test_a_server_is_ended_while_it_loads(tmp_path: Path, number: int) -> None:
     assert server.process.wait(60) != 0
     with pytest.raises(httpx.ConnectError):
         readiness(server)
+
+
+CALLS = 24
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
+    data = tmp_path_factory.mktemp("replicas") / "data"
+    with ForkedServer(data, module="tests.support.replicated_server") as made:
+        yield made
+
+
+def until(http: httpx.Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while not holds(found := http.get("/status").json()):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+    return found
+
+
+def ask(http: httpx.Client, number: int, tokens: int) -> httpx.Response:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": f"When is audit {number}?"}]}
+    # Hot enough to go on for long.
+    body |= {"max_tokens": tokens, "temperature": 2.0, "art": {"trajectory_id": f"run-{number}"}}
+    return http.post("/v1/chat/completions", json=body)
+
+
+def test_no_call_is_lost_when_an_engine_is_killed(server: ForkedServer) -> None:
+    with server.http() as http, ThreadPoolExecutor(CALLS) as pool:
+        train_once(http, 0)
+        told = until(http, lambda found: True)["replicas"]
+        assert [(one["name"], one["problem"], one["missing"]) for one in told] == [
+            ("0", None, 0),
+            ("1", None, 0),
+        ]
+        before = http.get("/status").json()["calls"]
+        calls = [pool.submit(ask, http, number, 200) for number in range(CALLS)]
+        busy = lambda found: all(one["running_calls"] >= 4 for one in found["replicas"])  # noqa: E731
+        until(http, busy)
+        victim = [pid for pid in engines(server) if part_of(pid) == "sampler"][1]
+        os.kill(victim, signal.SIGKILL)
+        away = until(http, lambda found: any(one["problem"] for one in found["replicas"]))
+        assert away["ready"] and away["reasons"] == {}
+        answers = [call.result() for call in calls]
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.json()["model"] for answer in answers} == {"tiny@1"}
+        assert http.get("/status").json()["calls"] == before + CALLS
+        back = until(http, lambda found: not any(one["problem"] for one in found["replicas"]))
+        assert back["engine_restarts"] == 1
+        assert [one["missing"] for one in back["replicas"]] == [0, 0]
+        assert http.get("/readyz").json() == {"ready": True, "replicas": {"0": None, "1": None}}
+        train_once(http, 1)
+        models = [ask(http, CALLS + number, 4).json()["model"] for number in range(4)]
+        assert models == ["tiny@2"] * 4
+    assert "is made again" in server.log.read_text()
+
+
+def test_the_server_is_not_ready_once_no_engine_is(server: ForkedServer) -> None:
+    with server.http() as http:
+        for pid in engines(server):
+            if part_of(pid) == "sampler":
+                os.kill(pid, signal.SIGKILL)
+        while (answer := http.get("/readyz")).status_code == 200:
+            time.sleep(0.001)
+        why = answer.json()["reasons"]["sampler"]
+        assert why.startswith("none of its replicas answers (0: its process is being started; 1: ")
+        assert ask(http, 0, 4).status_code == 200  # it waits

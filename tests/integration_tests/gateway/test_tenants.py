@@ -283,17 +283,6 @@ def test_lists_and_bodies_reach_nothing_of_another_tenant(shared: Shared) -> Non
     assert (status["calls"], status["trajectories"], status["jobs"]) == (1, 1, {})
 
 
-def test_two_tenants_train_each_their_own(shared: Shared) -> None:
-    with shared.art("bob") as bob:
-        bob.create_policy("apart")
-    with shared.server.http(shared.keys["bob"]) as http:
-        train_once(http, 0, "apart")
-    with shared.art("bob") as bob, shared.art("ana") as ana:
-        assert [one.version for one in bob.checkpoints("apart")] == [0, 1]
-        assert "apart" not in str(ana.policies())
-        assert [job.policy for job in bob.jobs()] == ["apart"]
-
-
 def test_the_page_shows_what_the_tenant_of_its_login_has(shared: Shared) -> None:
     @contextmanager
     def logged_in(key: str) -> Iterator[httpx.Client]:

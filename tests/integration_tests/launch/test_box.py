@@ -5,17 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import yaml
 
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.config import VllmSettings, load_settings
-from tests.support.live_server import BASE_MODEL, REPO, TLS, free_port
+from tests.support.live_server import BASE_MODEL, REPO, TLS, await_answer, free_port
 
 PORT = 8000
 TASK: dict[str, Any] = yaml.safe_load((REPO / "server/deploy/skypilot.yaml").read_text())
@@ -28,13 +26,10 @@ def test_what_it_names_is_there() -> None:
     assert f"--port {PORT}" in TASK["run"]
     for file in ("requirements/gpu.txt", "requirements/build.txt"):
         assert file in TASK["setup"] and (REPO / file).is_file()
+    for section in ("setup", "run"):
+        subprocess.run(["bash", "-n"], input=TASK[section], text=True, check=True)
     made_for = re.search(r"CPython (3\.\d+)", (REPO / "requirements/gpu.txt").read_text())
     assert made_for is not None and f"--python {made_for[1]} " in TASK["setup"]
-
-
-@pytest.mark.parametrize("section", ["setup", "run"])
-def test_bash_can_read_it(section: str) -> None:
-    subprocess.run(["bash", "-n"], input=TASK[section], text=True, check=True)
 
 
 def test_it_serves_with_the_key_and_ends_when_nobody_calls(tmp_path: Path) -> None:
@@ -56,21 +51,33 @@ def test_it_serves_with_the_key_and_ends_when_nobody_calls(tmp_path: Path) -> No
             ["bash", "-c", script], env=env, cwd=REPO, stdout=log, stderr=log
         )
     try:
+        await_answer(f"http://127.0.0.1:{port}/readyz", process, tmp_path / "log", 120)
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=TLS) as http:
-            deadline = time.monotonic() + 120
-            while time.monotonic() < deadline and process.poll() is None:
-                try:
-                    if http.get("/readyz").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass
-                time.sleep(0.1)
-            assert http.get("/v1/policies").status_code == 401, (tmp_path / "log").read_text()
+            assert http.get("/v1/policies").status_code == 401
             bearer = {"Authorization": f"Bearer {key}"}
             policies = http.get("/v1/policies", headers=bearer).json()["data"]
         assert {one["name"] for one in policies} == {"writer", "critic"}
         assert (tmp_path / "art-data" / "art.sqlite3").is_file()
+        check_that_it_keeps_to_itself(process.pid, key, tmp_path / "art-data")
         process.send_signal(signal.SIGTERM)  # reaches the server: the shell has become it
         assert process.wait(60) == 0
     finally:
         process.kill()
+
+
+def check_that_it_keeps_to_itself(pid: int, key: str, data: Path) -> None:
+    """No engine is told the key, and nobody else reads the data."""
+    children = descendants(pid)
+    assert len(children) >= 2  # sampler and learner
+    for child in children:
+        assert key not in Path(f"/proc/{child}/environ").read_text()
+        assert key not in Path(f"/proc/{child}/cmdline").read_text()
+    kept = [data, *data.rglob("*")]
+    assert len([path for path in kept if path.is_file()]) > 3
+    for path in kept:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *descendants(child))]
