@@ -66,27 +66,22 @@ def test_a_driver_too_old_for_cuda_13_is_said(
         assert ("driver 580 or newer" in found.advice) is not ok
 
 
-@pytest.mark.parametrize(
-    ("card", "ok", "dtype", "words"),
-    [
+def test_a_card_without_bfloat16_computes_in_float16(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for card, ok, dtype, words in (
         ("Tesla T4, 15360, 15100, 580.65.06, 7.5", True, "float16", ""),
         ("Tesla V100, 16384, 16000, 580.65.06, 7.0", False, "float16", "built for CUDA 12"),
         ("NVIDIA A10G, 23028, 22500, 580.65.06, 8.6", True, "bfloat16", ""),
-    ],
-)
-def test_a_card_without_bfloat16_computes_in_float16(
-    card: str, ok: bool, dtype: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    driver(monkeypatch, tmp_path, card)
-    report = doctor.examine(port=free_port())
-    (found,) = [finding for finding in report.findings if finding.name == "GPU"]
-    assert found.ok is ok and words in found.advice
-    assert ("no bfloat16, so models are served and trained in float16" in found.found) is (
-        dtype == "float16"
-    )
-    fits = {fit.model: fit for fit in report.fits}
-    assert {fit.dtype for fit in fits.values()} == {dtype}
-    assert fits["Qwen2.5-0.5B"].placement == "together"
+    ):
+        driver(monkeypatch, tmp_path, card)
+        report = doctor.examine(port=free_port())
+        (found,) = [finding for finding in report.findings if finding.name == "GPU"]
+        assert found.ok is ok and words in found.advice
+        told = "no bfloat16, so models are served and trained in float16" in found.found
+        assert told is (dtype == "float16")
+        assert {fit.dtype for fit in report.fits} == {dtype}
+        assert {fit.model: fit.placement for fit in report.fits}["Qwen2.5-0.5B"] == "together"
 
 
 def test_a_cuda_build_without_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +160,8 @@ def test_needs_are_those_computed_by_hand() -> None:
     assert MemoryNeeds(HAND, "bfloat16", 4, offload=True).token() == 7_356 - 8 * 100 * 2
 
 
-@pytest.mark.parametrize(
-    ("memory", "cards", "placement", "four_bits"),
-    [
+def test_each_placement_begins_where_its_memory_is_there() -> None:
+    for memory, cards, placement, four_bits in (
         # vLLM's 4,011,520,000 bytes and the learner's 1,719,696,992, with their programs
         (5_731_216_992, 1, "together", False),
         (5_731_216_991, 1, "in turns", False),
@@ -181,27 +175,17 @@ def test_needs_are_those_computed_by_hand() -> None:
         (4_455_777_777, 2, None, False),
         (3_289_385_792, 0, "together", False),
         (3_289_385_791, 0, None, False),
-    ],
-)
-def test_each_placement_begins_where_its_memory_is_there(
-    memory: int, cards: int, placement: str | None, *, four_bits: bool
-) -> None:
-    found = hand_fit(memory, cards)
-    assert (found.placement, found.quantization == "nf4") == (placement, four_bits)
+    ):
+        found = hand_fit(memory, cards)
+        assert (found.placement, found.quantization == "nf4") == (placement, four_bits), memory
 
 
 def test_the_advice_names_the_settings_that_a_placement_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    config = {
-        "num_hidden_layers": 64,
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_attention_heads": 64,
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "vocab_size": 151936,
-    }
+    config = {"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600}
+    config |= {"num_attention_heads": 64, "head_dim": 128, "num_key_value_heads": 8}
+    config |= {"vocab_size": 151936}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for cards, size, ok, words in (
         (1, 110000, True, 'quantization = "nf4"'),

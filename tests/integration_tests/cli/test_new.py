@@ -33,24 +33,18 @@ def environment_of(folder: Path, *paths: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize(
-    ("name", "missing", "said"),
-    [
+def test_a_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, missing, said in (
         ("email-search", "langchain", r"needs langchain, .*langchain-art\[local,examples\]"),
         ("deep-agent", "deepagents", r"\[local,examples,deepagents,reasoning-gym\]"),
         ("frozen-lake", "textarena", r"frozen-lake needs textarena, not installed here; run: pip"),
-    ],
-)
-def test_a_demo_without_its_packages_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, name: str, missing: str, said: str
-) -> None:
-    def found(wanted: str) -> object:
-        return None if wanted == missing else find_spec(wanted)
-
-    monkeypatch.setattr("langchain_art.packages.find_spec", found)
-    result = CliRunner().invoke(app, ["demo", name])
-    assert isinstance(result.exception, ConfigError)
-    assert re.search(said, str(result.exception))
+    ):
+        monkeypatch.setattr(
+            "langchain_art.packages.find_spec",
+            lambda wanted, missing=missing: None if wanted == missing else find_spec(wanted),
+        )
+        with pytest.raises(ConfigError, match=said):
+            CliRunner().invoke(app, ["demo", name], catch_exceptions=False)
 
 
 def test_every_module_of_each_project_is_imported(tmp_path: Path) -> None:
@@ -116,23 +110,18 @@ def test_a_project_without_weights_builds_its_base_model_and_its_test_passes(
     assert (home / "out" / "base_models" / "my_agent" / "config.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("directory", "example", "words"),
-    [
+def test_what_is_no_project_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for directory, example, words in (
         ("my-agent", "chess", "expected one of: "),
         ("3d", "email-search", "a letter first"),
         ("class", "email-search", "no word of Python"),
         ("langchain-art", "email-search", "is taken"),
         ("full", "email-search", "expected a new directory"),
-    ],
-)
-def test_what_is_no_project_is_refused(
-    directory: str, example: str, words: str, tmp_path: Path
-) -> None:
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    with pytest.raises(ConfigError, match=words):
-        make_project(tmp_path / directory, example)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make_project(tmp_path / directory, example)
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 

@@ -20,27 +20,57 @@ import pytest
 from tests.support.engines import engines, part_of
 from tests.support.live_server import TLS, FaultyServer, ForkedServer, LiveServer
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import new_id, ok, rewarded
 
 CHAT = "/v1/chat/completions"
 SAY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
-CALLERS, DRAINS = 100, count(2, 200)
+CALLERS, DRAINS = 100, count(1, 200)
 SUMMARY = re.compile(
     r"Stopped after ([\d.]+) s: (\d+) running requests ended, (\d+) were cut, (\d+) new ones were"
 )
 
 
+def said_by(server: LiveServer) -> str:
+    """The log on one line, which the console breaks into several."""
+    return " ".join(server.log.read_text().split())
+
+
 def summary(server: LiveServer) -> tuple[float, int, int, int]:
-    """Seconds; requests that ended, were cut, were refused. The console breaks lines."""
-    said = " ".join(server.log.read_text().split())
-    seconds, *numbers = SUMMARY.findall(said)[-1]
+    """Seconds; requests that ended, were cut, were refused."""
+    seconds, *numbers = SUMMARY.findall(said_by(server))[-1]
     return float(seconds), *map(int, numbers)
 
 
-def configured(server: LiveServer, seconds: float) -> LiveServer:
+def started(server: LiveServer, seconds: float) -> Any:
+    """The process of a server with so many `drain_seconds`, started."""
     file = server.data_dir.with_suffix(".toml")
     file.write_text(f"drain_seconds = {seconds}\n")
-    server._args += ["--config", str(file)]
-    return server
+    if str(file) not in server._args:
+        server._args += ["--config", str(file)]
+    return server.start().process
+
+
+def goes_on(server: LiveServer, job: dict[str, Any]) -> dict[str, Any]:
+    """The job of a server that was ended and has been started again, which has succeeded."""
+    with server.http() as http:
+        found = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
+    assert found["state"] == "succeeded", found
+    return found
+
+
+def refused_call(server: LiveServer) -> threading.Thread:
+    """A call that is refused with 503 in the end, and has begun."""
+
+    def call() -> None:
+        with server.http() as http:
+            assert http.post(CHAT, json=SAY).status_code == 503
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    with server.http() as http:
+        while running_calls(http) == 0:
+            time.sleep(0.02)
+    return caller
 
 
 @dataclass
@@ -124,18 +154,14 @@ def running_calls(http: httpx.Client) -> float:
     return float(found[1])
 
 
-def two_runs(http: httpx.Client) -> None:
-    for n in range(2):
-        body = SAY | {"max_tokens": 4, "art": {"trajectory_id": f"run-{n}"}, "seed": n}
-        http.post(CHAT, json=body).raise_for_status()
-        http.put(f"/v1/trajectories/run-{n}/reward", json={"reward": n}).raise_for_status()
+def two_runs(http: httpx.Client) -> list[str]:
+    return [rewarded(http, new_id("run"), float(n), max_tokens=4, seed=n) for n in range(2)]
 
 
-def training(http: httpx.Client) -> dict[str, Any]:
-    """The job of two runs, which has begun."""
-    train = {"policy": "tiny", "groups": [["run-0", "run-1"]]}
-    answer = http.post("/v1/train", json=train, headers={"Idempotency-Key": "one"})
-    job = answer.raise_for_status().json()
+def training(http: httpx.Client, runs: list[str]) -> dict[str, Any]:
+    """The job of these runs, which has begun."""
+    train = {"policy": "tiny", "groups": [runs]}
+    job = ok(http.post("/v1/train", json=train, headers={"Idempotency-Key": runs[0]}))
     while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
         time.sleep(0.02)
     return job
@@ -143,14 +169,28 @@ def training(http: httpx.Client) -> dict[str, Any]:
 
 def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
     """A job of two runs, which waits in its step, or before it, until the fault is taken back."""
-    two_runs(http)
+    runs = two_runs(http)
     server.fault("learner waits")
-    return training(http)
+    return training(http, runs)
 
 
 @pytest.mark.wall_clock  # a poll ends at once, or after 30 s
-def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
-    server = configured(FaultyServer(tmp_path / "data"), 60).start()
+def test_a_drain_waits_for_a_step_and_cuts_what_takes_too_long(tmp_path: Path) -> None:
+    server = FaultyServer(tmp_path / "data")
+    job = alive_and_not_ready(server, started(server, 60))
+    process = started(server, 0.5)
+    assert goes_on(server, job)["attempts"] == 1  # the step that ran was finished, not done again
+    with server.http() as http:
+        assert http.get("/v1/policies/tiny").json()["version"] == 1
+    job = cut_and_counted(server, process)
+    server.fault("")
+    server.start()
+    goes_on(server, job)
+    server.stop()
+
+
+def alive_and_not_ready(server: FaultyServer, process: Any) -> dict[str, Any]:
+    """While it drains; the job that it waits for."""
     with server.http() as http:
         job = waiting_job(server, http)
         polled: list[dict[str, Any]] = []
@@ -162,8 +202,6 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
         waiter = threading.Thread(target=poll)
         waiter.start()
         time.sleep(1.0)  # it is sent
-        process = server.process
-        assert process is not None
         process.terminate()
         while (ready := http.get("/readyz")).status_code == 200:
             time.sleep(0.02)
@@ -184,16 +222,11 @@ def test_while_it_drains_it_is_alive_and_not_ready(tmp_path: Path) -> None:
         assert process.wait(60) == 0
     _, ended, cut, refusals = summary(server)
     assert (ended, cut, refusals) == (1, 0, 3)
-    server.start()
-    with server.http() as http:  # the step that ran was finished, not done again
-        found = http.get(f"/v1/jobs/{job['id']}").json()
-        assert (found["state"], found["attempts"]) == ("succeeded", 1)
-        assert http.get("/v1/policies/tiny").json()["version"] == 1
-    server.stop()
+    return job
 
 
-def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
-    server = configured(FaultyServer(tmp_path / "data"), 0.5).start()
+def cut_and_counted(server: FaultyServer, process: Any) -> dict[str, Any]:
+    """What does not end in time; the job that was cut."""
     answers: dict[str, tuple[int, str, str]] = {}
     begun: dict[str, threading.Event] = {f"stream {n}": threading.Event() for n in range(4)}
 
@@ -227,8 +260,6 @@ def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
         whole.start()
         while running_calls(http) == held:
             time.sleep(0.02)
-    process = server.process
-    assert process is not None
     process.terminate()
     assert process.wait(60) == 0
     for one in (*streams, whole):
@@ -246,69 +277,36 @@ def test_what_does_not_end_in_time_is_cut_and_counted(tmp_path: Path) -> None:
             assert status == 503
             cut += 1
     assert cut >= 2 and summary(server)[2] == cut
-    assert f"The job {job['id']} goes on at the next start." in " ".join(
-        server.log.read_text().split()
-    )
-    server.fault("")
-    server.start()
-    with server.http() as http:
-        found = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
-        assert found["state"] == "succeeded"
-    server.stop()
+    assert f"The job {job['id']} goes on at the next start." in said_by(server)
+    return job
 
 
 def test_a_job_that_asks_a_sampler_that_is_cut_goes_on(tmp_path: Path) -> None:
     """Before its step, and after it, a job asks the sampler for probes."""
-    server = configured(ForkedServer(tmp_path / "data"), 0.5).start()
+    server = ForkedServer(tmp_path / "data")
+    process = started(server, 0.5)
     with server.http() as http:
-        two_runs(http)
+        runs = two_runs(http)
         pause_sampler(server)
-        job = training(http)  # on a sampler that does not answer
-
-        def call() -> None:
-            with server.http() as other:
-                assert other.post(CHAT, json=SAY).status_code == 503
-
-        caller = threading.Thread(target=call)
-        caller.start()
-        while running_calls(http) == 0:
-            time.sleep(0.02)
-        process = server.process
-        assert process is not None
-        process.terminate()
+        job = training(http, runs)  # on a sampler that does not answer
+    caller = refused_call(server)
+    process.terminate()
     assert process.wait(60) == 0
     caller.join(20)
-    said = " ".join(server.log.read_text().split())
-    assert summary(server)[2] == 1 and f"The job {job['id']} goes on at the next start." in said
-    server.start()
-    with server.http() as http:
-        found = http.get(f"/v1/jobs/{job['id']}", params={"wait": 30}).json()
-        assert found["state"] == "succeeded", found
-    server.stop()
+    assert summary(server)[2] == 1
+    assert f"The job {job['id']} goes on at the next start." in said_by(server)
 
-
-def test_a_second_interrupt_is_the_deadline(tmp_path: Path) -> None:
-    server = configured(ForkedServer(tmp_path / "data"), 3600).start()
-    process = server.process
-    assert process is not None
+    process = started(server, 3600)
+    goes_on(server, job)
     pause_sampler(server)
-
-    def call() -> None:
-        with server.http() as http:
-            assert http.post(CHAT, json=SAY).status_code == 503
-
-    caller = threading.Thread(target=call)
-    caller.start()
-    with server.http() as http:
-        while running_calls(http) == 0:
-            time.sleep(0.02)
+    caller = refused_call(server)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)  # a second interrupt is the deadline
     assert process.wait(60) == 128 + signal.SIGINT
     caller.join(20)
-    assert summary(server)[1:3] == (0, 1)
+    assert summary(server)[2] == 1
 
 
 def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
@@ -333,7 +331,7 @@ def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
                 time.sleep(0.2)
     assert asked > 1
     assert process.wait(60) == 0
-    assert "No call and no job for 3 s" in " ".join(server.log.read_text().split())
+    assert "No call and no job for 3 s" in said_by(server)
 
 
 def test_a_server_that_is_idle_as_it_starts_ends_without_an_error(tmp_path: Path) -> None:
@@ -341,5 +339,4 @@ def test_a_server_that_is_idle_as_it_starts_ends_without_an_error(tmp_path: Path
     server._args += ["--stop-when-idle-seconds", "0.001"]
     process = server._launch()
     assert process.wait(120) == 0, server.log.read_text()
-    said = server.log.read_text()
-    assert "No call and no job" in " ".join(said.split()) and "Traceback" not in said
+    assert "No call and no job" in said_by(server) and "Traceback" not in said_by(server)
