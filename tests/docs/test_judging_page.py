@@ -1,5 +1,6 @@
 """The pages with blocks that talk to LangSmith and Langfuse run as they stand."""
 
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from langchain_art import ArtClient
+from langchain_art.export import ids
 from tests.support.judges.hosted import Hosted
 from tests.support.judges.ranking_judge import RankingJudge
+from tests.support.langfuse_server import LangfuseServer
 from tests.support.langsmith_settings import langsmith_settings
 from tests.support.live_server import LiveServer
 from tests.support.pages import REPO, run_page
@@ -57,3 +61,26 @@ def test_an_evaluation_becomes_a_training_run(
     assert run_page(FROM_AN_EVALUATION, names, lambda: capsys.readouterr().out) == 3
     assert len(names["result"].history) == names["result"].before.n == 1
     assert [row["evaluation_results"]["results"][0].score for row in names["before"]] == [0.0]
+
+
+def test_the_page_of_the_export_runs_with_langfuse(
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    names: dict[str, Any] = {}
+    with ArtClient(art_server.base_url) as client:
+        client.create_policy("email-agent")
+    with LangfuseServer() as langfuse:
+        for name, value in langfuse.environment.items():
+            monkeypatch.setenv(name, value)
+        page = REPO / "docs" / "traces.md"
+        assert run_page(page, names, lambda: capsys.readouterr().out) == 2
+        (trace,) = langfuse.traces()
+        [priced] = langfuse.models
+        (call,) = [one for one in langfuse.spans if one.type == "generation"]
+        assert re.search(priced["matchPattern"], call.told("model.name"))
+    assert trace == ids.trace_id(names["run"].id)

@@ -1,6 +1,6 @@
 """The notebooks run, on a small model; what is stored of them is shown, of no machine.
 
-``make test`` makes two steps of each fit, ``make soak`` all.
+``make soak`` makes all of each fit.
 """
 
 import json
@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from docs.notebook_pages import notebook
 from langchain_art.wire.policies import FLOAT16_PRECISION
 from tests.support.langfuse_server import LangfuseServer
-from tests.support.live_server import BASE_MODEL
+from tests.support.live_server import small_model
 from tests.support.pages import REPO
 from tests.support.soak import count
 
@@ -25,7 +25,9 @@ BOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
 NOT_RUN = "free_gpu"
 #: Ways of a machine, which no output shows.
 _PLACES = re.compile(r"/(?:work|tmp|root|home|usr|opt|var)/|ipykernel_\d|127\.0\.0\.1")
-STEPS = re.compile(r"\bsteps=(\d+)")
+#: What ``make test`` makes of each fit.
+FEWER = {"steps": 2, "group_size": 4}
+NUMBERS = re.compile(r"\b(steps|group_size)=(\d+)")
 
 
 def name(book: Path) -> str:
@@ -42,10 +44,12 @@ def code_cells(book: Any) -> list[Any]:
 def test_every_cell_runs(path: Path, tmp_path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     for cell in code_cells(book):
-        cell.source = STEPS.sub(lambda said: f"steps={count(2, int(said[1]))}", cell.source)
+        cell.source = NUMBERS.sub(
+            lambda said: f"{said[1]}={count(FEWER[said[1]], int(said[2]))}", cell.source
+        )
     resources = {"metadata": {"path": str(tmp_path)}}
     client = NotebookClient(book, timeout=600, kernel_name="python3", resources=resources)
-    env = os.environ | {"NOTEBOOK_MODEL": str(BASE_MODEL)}
+    env = os.environ | {"NOTEBOOK_MODEL": str(small_model())}
     with LangfuseServer() as langfuse:
         client.execute(env=env | langfuse.environment)  # raises what a cell raises
     ran = [cell for cell in code_cells(book) if cell.source.startswith("fit.plot")]
@@ -63,14 +67,17 @@ def test_every_cell_runs(path: Path, tmp_path: Path) -> None:
     assert path.stem != "langfuse" or len(langfuse.traces()) > 20
 
 
-def test_the_notebooks_are_there() -> None:
-    assert {name(book) for book in BOOKS} >= {"first_fit", "your_own_agent", "langfuse", NOT_RUN}
-
-
 @pytest.mark.parametrize("path", BOOKS, ids=name)
-def test_what_is_stored_is_whole_and_of_no_machine(path: Path) -> None:
+def test_what_is_stored_is_whole_and_of_no_machine_and_a_page_shows_it(path: Path) -> None:
+    assert {name(book) for book in BOOKS} >= {"first_fit", "your_own_agent", "langfuse", NOT_RUN}
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
+    page = notebook(path, None)
+    assert page.startswith("# ") and "colab.research" not in page
+    assert all(cell.source in page for cell in book.cells[1:])
+    assert page.count("<div ") >= sum(bool(cell.outputs) for cell in code_cells(book))
+    link = f"colab.research.google.com/github/ann/art/blob/main/docs/notebooks/{path.name})"
+    assert link in notebook(path, "ann/art")
     cells = code_cells(book)
     stored = [output for cell in cells for output in cell.outputs]
     if path.stem == NOT_RUN:
@@ -83,14 +90,3 @@ def test_what_is_stored_is_whole_and_of_no_machine(path: Path) -> None:
     assert not _PLACES.search(told), _PLACES.search(told)
     assert "held out" in told or path.stem == "langfuse"
     assert any("image/png" in one.get("data", {}) for one in stored) or path.stem == "langfuse"
-
-
-@pytest.mark.parametrize("path", BOOKS, ids=name)
-def test_a_page_shows_all_of_a_notebook(path: Path) -> None:
-    book = nbformat.read(path, as_version=4)
-    page = notebook(path, None)
-    assert page.startswith("# ") and "colab.research" not in page
-    assert all(cell.source in page for cell in book.cells[1:])
-    assert page.count("<div ") >= sum(bool(cell.outputs) for cell in code_cells(book))
-    link = f"colab.research.google.com/github/ann/art/blob/main/docs/notebooks/{path.name})"
-    assert link in notebook(path, "ann/art")

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
 import pytest
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, InvalidToolCall
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    HumanMessage,
+    InvalidToolCall,
+    ToolMessage,
+)
+from langchain_core.runnables import ConfigurableField, Runnable
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from langchain_art import ChatART, capture
+from langchain_art.errors import ConfigError
 from langchain_art.wire import CallTags
+from tests.conformance.suite.scripts import script
+from tests.conformance.suite.tools import look
 from tests.support.chat_models import model_of, recorded
+from tests.support.live_server import RuleServer
+from tests.support.raw_server import RawServer, refusal
 
 
 def known(tags: dict[str, Any]) -> dict[str, Any]:
@@ -26,11 +42,8 @@ def payload(model: ChatART, messages: Any = "hi", **kwargs: Any) -> dict[str, An
 
 
 async def merged(chunks: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
-    whole: AIMessageChunk | None = None
-    async for chunk in chunks:
-        whole = chunk if whole is None else whole + chunk
-    assert whole is not None
-    return whole
+    first, *rest = [chunk async for chunk in chunks]
+    return sum(rest, first)
 
 
 def check_reply(server: Any, message: AIMessage) -> None:
@@ -49,49 +62,12 @@ def check_reply(server: Any, message: AIMessage) -> None:
     assert "logprobs" not in {k for k, v in metadata.items() if v}
 
 
-# ---- four paths
-
-
-def test_stream(art_server: Any) -> None:
-    chunks = list(model_of(art_server).stream("hi"))
-    named = [chunk for chunk in chunks if "call_id" in chunk.response_metadata]
-    assert named == chunks[:1]
-    whole = chunks[0]
-    for chunk in chunks[1:]:
-        whole += chunk
-    check_reply(art_server, whole)
-
-
-async def test_ainvoke_and_astream(art_server: Any) -> None:
-    model = model_of(art_server)
-    check_reply(art_server, await model.ainvoke("hi"))
-    check_reply(art_server, await merged(model.astream("hi")))
-
-
-def test_v3_events_keep_the_call_id(art_server: Any) -> None:
-    stream = model_of(art_server).stream_events("hi", version="v3")
-    message = stream.output
-    assert message.response_metadata["call_id"].startswith("chatcmpl-")
-    assert recorded(art_server, message)["token_ids"]
-
-
-def test_a_closed_stream_harms_nothing(art_server: Any) -> None:
-    model = model_of(art_server)
-    stream = model.stream("hi")
-    next(stream)
-    stream.close()
-    check_reply(art_server, model.invoke("hi"))
-
-
 async def test_closing_one_models_client_leaves_the_others(art_server: Any) -> None:
     one, other = model_of(art_server), model_of(art_server)
     await one.ainvoke("hi")
     await one.root_async_client.close()
     await other.ainvoke("hi")
     await one.ainvoke("hi")
-
-
-# ---- tools, structured output
 
 
 class Tree(BaseModel):
@@ -102,13 +78,11 @@ class Tree(BaseModel):
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-async def test_recursive_structured_output(art_server: Any, method: Any) -> None:
-    model = model_of(art_server, max_tokens=200, seed=1).with_structured_output(
-        Tree, method=method, include_raw=True
-    )
-    for told in await model.abatch([f"{number}?" for number in range(4)]):
-        assert told["parsing_error"] is None
-        assert told["parsed"].branches, "or the seed shows nothing"
+async def test_recursive_structured_output(rule_server: Any, method: Any) -> None:
+    tree = {"right": True, "branches": [{"right": False, "branches": []}]}
+    said = {"say": json.dumps(tree)} if method == "json_schema" else {"call": "Tree", "args": tree}
+    model = model_of(rule_server, max_tokens=200).with_structured_output(Tree, method=method)
+    assert await model.ainvoke(script(said)) == Tree.model_validate(tree)
 
 
 class Long(BaseModel):
@@ -128,9 +102,6 @@ def test_a_cut_off_reply_is_kept(art_server: Any) -> None:
     assert run.turns[0].call_id == out["raw"].response_metadata["call_id"]
 
 
-# ---- what is sent
-
-
 def test_nothing_is_asked_for_that_the_server_keeps_anyway() -> None:
     sent = payload(ChatART(model="m"))
     assert "logprobs" not in sent
@@ -143,11 +114,11 @@ def test_temperature_survives_any_name() -> None:
     assert "temperature" not in payload(ChatART(model="o1-local"))
 
 
-@pytest.mark.parametrize("name", ["codex-mini", "gpt-5-pro", "gpt-6"])
-def test_never_the_responses_api(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_the_responses_api(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_OUTPUT_VERSION", "responses/v1")
-    model = ChatART(model=name, reasoning={"effort": "low"})
-    assert "messages" in payload(model, tools=[{"type": "function"}])
+    for name in ("codex-mini", "gpt-5-pro", "gpt-6"):
+        model = ChatART(model=name, reasoning={"effort": "low"})
+        assert "messages" in payload(model, tools=[{"type": "function"}])
 
 
 def test_bound_extra_body_is_merged_and_own_tags_win_field_by_field() -> None:
@@ -181,17 +152,10 @@ def test_reasoning_is_kept_both_ways() -> None:
     assert chunk.message.additional_kwargs["reasoning_content"] == "2+2"
 
 
-def test_environment_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_proxy_of_openais_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_PROXY", "http://proxy:1")
     model = ChatART(model="m")
-    assert model.openai_api_base == "http://localhost:8000/v1"
-    assert model.openai_api_key is not None
-    assert model.stream_usage is True
-    assert model.stream_chunk_timeout is None
-    assert model.cache is False
-    assert model.profile is not None
-    assert model.profile["structured_output"] is True
-    assert model._get_ls_params()["ls_provider"] == "art"
+    assert model.openai_proxy is None
     assert model._get_ls_params(model="other")["ls_model_name"] == "other"
     assert model.metadata is not None
     assert {"langchain-art", "langchain-openai"} <= model.metadata["lc_versions"].keys()
@@ -201,45 +165,165 @@ def test_counts_tokens_without_a_download() -> None:
     assert ChatART(model="m").get_num_tokens_from_messages([HumanMessage("four words of text")]) > 3
 
 
-# ---- tags
-
-
 async def test_tags_in_a_scope_on_all_paths(art_server: Any) -> None:
     model = model_of(art_server)
     with capture(scenario="q", id="run-1") as run:
         replies = [model.invoke("a"), await model.ainvoke("b")]
-        streamed = [chunk for chunk in model.stream("c") if "call_id" in chunk.response_metadata]
-        replies += [*streamed, await merged(model.astream("d"))]
+        chunks = list(model.stream("c"))
+        assert [one for one in chunks if "call_id" in one.response_metadata] == chunks[:1]
+        replies += [sum(chunks[1:], chunks[0]), await merged(model.astream("d"))]
+        for reply in replies:
+            check_reply(art_server, reply)
         replies.append(model.stream_events("e", version="v3").output)
         replies.append(await (await model.astream_events("f", version="v3")))
     after = model.invoke("g")
     for reply in replies:
-        assert known(recorded(art_server, reply)["tags"]) == {
-            "trajectory_id": run.id,
-            "scenario": "q",
-        }
+        tags = known(recorded(art_server, reply)["tags"])
+        assert tags == {"trajectory_id": run.id, "scenario": "q"}
     assert known(recorded(art_server, after)["tags"]) == {}
     assert [t.call_id for t in run.turns] == [r.response_metadata["call_id"] for r in replies]
 
 
-def test_a_users_own_tags_win(art_server: Any) -> None:
-    model = model_of(art_server).bind(extra_body={"art": {"node": "mine"}})
-    with capture(id="run-2"):
-        tags = known(recorded(art_server, model.invoke("a"))["tags"])
-    assert tags == {"trajectory_id": "run-2", "node": "mine"}
+Ask = Callable[..., AIMessage]
 
 
-# ---- errors
+def streamed(model: Runnable[Any, Any], *args: Any, **kwargs: Any) -> AIMessageChunk:
+    chunks = list(model.stream("hi", *args, **kwargs))
+    return sum(chunks[1:], chunks[0])
 
 
-def test_the_servers_errors_come_through(art_server: Any) -> None:
-    model = model_of(art_server).model_copy(update={"model_name": "no-such-model"})
-    with pytest.raises(openai.NotFoundError) as caught:
-        model.invoke("hi")
-    assert caught.value.code == "model_not_found"
-    with capture() as run, pytest.raises(openai.NotFoundError):
-        list(model.stream("hi"))
-    turn = run.turns[0]
-    assert turn.excluded_because == "error"
-    assert turn.error is not None
-    assert turn.reply is None
+def astreamed(model: Runnable[Any, Any], *args: Any, **kwargs: Any) -> AIMessageChunk:
+    return asyncio.run(merged(model.astream("hi", *args, **kwargs)))
+
+
+PATHS: dict[str, Ask] = {
+    "invoke": lambda model, *args, **kwargs: model.invoke("hi", *args, **kwargs),
+    "ainvoke": lambda model, *args, **kwargs: asyncio.run(model.ainvoke("hi", *args, **kwargs)),
+    "stream": streamed,
+    "astream": astreamed,
+}
+
+
+@pytest.fixture(params=PATHS)
+def ask(request: pytest.FixtureRequest) -> Ask:
+    """`invoke`, `ainvoke`, and both streams added up."""
+    return PATHS[request.param]
+
+
+def sampled(server: Any, message: AIMessage) -> dict[str, Any]:
+    """What the server was asked with."""
+    return recorded(server, message)["request"]
+
+
+def test_options_reach_the_server_from_wherever_they_are_set(art_server: Any, ask: Ask) -> None:
+    options = {"temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["\n"]}
+    here = model_of(art_server, **options)
+    bound = model_of(art_server).bind(**options)
+    assert sampled(art_server, ask(here)).items() >= options.items()
+    assert sampled(art_server, ask(bound)).items() >= options.items()
+    assert sampled(art_server, ask(model_of(art_server), **options)).items() >= options.items()
+    nearer = model_of(art_server, temperature=0.1, stop=["a"]).bind(temperature=0.2, stop=["b"])
+    asked = sampled(art_server, ask(nearer, temperature=0.3))
+    assert (asked["temperature"], asked["stop"]) == (0.3, ["b"])
+
+
+@pytest.mark.parametrize("path", ["generate", "agenerate"])
+def test_each_of_several_choices_is_a_call(art_server: Any, path: str) -> None:
+    model = model_of(art_server, n=3, logprobs=True)
+    if path == "generate":
+        result = model.generate([[HumanMessage("hi")]])
+    else:
+        result = asyncio.run(model.agenerate([[HumanMessage("hi")]]))
+    replies = [generation.message for generation in result.generations[0]]
+    ids = [reply.response_metadata["call_id"] for reply in replies]
+    assert ids == [ids[0], f"{ids[0]}:1", f"{ids[0]}:2"]
+    for reply in replies:
+        record = recorded(art_server, reply)
+        told = reply.response_metadata["logprobs"]["content"]
+        assert record["reply"]["content"] == reply.content
+        assert [one["logprob"] for one in told] == record["logprobs"]
+        assert reply.response_metadata["finish_reason"] == record["finish_reason"]
+        assert reply.response_metadata["model_name"] == record["model"]
+
+
+@pytest.mark.parametrize("how", [streamed, astreamed])
+def test_several_choices_are_no_stream(art_server: Any, how: Ask) -> None:
+    with pytest.raises(ConfigError, match=r"n=2.*disable_streaming"):
+        how(model_of(art_server, n=2))
+    with pytest.raises(ConfigError, match="n=3"):
+        how(model_of(art_server), n=3)
+    whole = how(model_of(art_server, n=2, disable_streaming=True))
+    assert whole.text == recorded(art_server, whole)["reply"]["content"]
+
+
+def test_where_and_how_to_send_is_configurable_too() -> None:
+    fields = {
+        "openai_api_base": ConfigurableField(id="base_url"),
+        "openai_api_key": ConfigurableField(id="api_key"),
+        "max_retries": ConfigurableField(id="max_retries"),
+    }
+    with RawServer() as first, RawServer() as second:
+        model = ChatART(model="m", base_url=first.base_url).configurable_fields(**fields)
+        for ask in PATHS.values():
+            second.answers = [refusal(503)]
+            there = {"base_url": second.base_url, "api_key": "other", "max_retries": 0}
+            with pytest.raises(openai.InternalServerError):
+                ask(model, {"configurable": there})
+        assert not first.seen
+        assert {seen.headers["authorization"] for seen in second.seen} == {"Bearer other"}
+        assert len(second.seen) == len(PATHS)
+
+
+def test_the_turn_after_a_sampled_call_is_taken(rule_server: Any) -> None:
+    model = model_of(rule_server, max_tokens=200).bind_tools([look])
+    for value in ("1e400", '"\\ud800"', "NaN", "1e308", '"\\ud83d\\ude00"'):
+        call = f'<tool_call>\n{{"name": "look", "arguments": {{"at": {value}}}}}\n</tool_call>'
+        reply = model.invoke(f"⟦{call}⟧")
+        results = [ToolMessage("a door", tool_call_id=one["id"]) for one in reply.tool_calls]
+        assert bool(results) is (value in ("1e308", '"\\ud83d\\ude00"'))
+        again = model.invoke([("user", "?"), reply, *results, ("user", "⟦on⟧")])
+        assert again.text == "on"
+
+
+#: Beyond the context by tokens, and by bytes before any is counted.
+PROMPTS = ("word " * 30_000, "word " * 300_000)
+
+
+def both_models(server: RuleServer) -> list[Any]:
+    given: dict[str, Any] = {"base_url": server.base_url, "api_key": "x", "model": "tiny"}
+    return [ChatART(**given), ChatOpenAI(**given)]
+
+
+def test_a_prompt_that_is_too_long_is_langchains_error(rule_server: RuleServer) -> None:
+    for model in both_models(rule_server):
+        for prompt in PROMPTS:
+            calls: list[Callable[[Any], Any]] = [model.invoke, model.bind(stop=["x"]).invoke]
+            for call in (*calls, lambda prompt, model=model: list(model.stream(prompt))):
+                with pytest.raises(ContextOverflowError, match="prompt is too long") as raised:
+                    call(prompt)
+                assert getattr(raised.value, "code", None) == "context_length_exceeded"
+
+
+async def test_so_it_is_in_asynchronous_calls_and_for_tools(rule_server: RuleServer) -> None:
+    model = both_models(rule_server)[0]
+
+    @tool(description="word " * 30_000)
+    def look() -> str:
+        return "a door"
+
+    with pytest.raises(ContextOverflowError):
+        await model.bind_tools([look]).ainvoke("Hi")
+    with pytest.raises(ContextOverflowError):
+        [chunk async for chunk in model.astream(PROMPTS[0])]
+
+
+def test_a_deep_agent_summarises(rule_server: RuleServer) -> None:
+    from deepagents import create_deep_agent
+
+    agent = create_deep_agent(both_models(rule_server)[0], [])
+    old = [("user", "word " * 750), ("assistant", "ok")] * 6  # 18,000 tokens
+    recent = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    said: Any = agent.invoke({"messages": [*old, *recent, ("user", script("a door"))]})  # type: ignore[arg-type]
+    assert said["messages"][-1].text == "a door"
+    asked = [one["messages"] for one in rule_server.witnessed()][-1]
+    assert "summary" in str(asked).lower() and len(str(asked)) < 30_000

@@ -22,7 +22,7 @@ from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.__main__ import cli as server_cli
 from tests.support.fits import write_fit
-from tests.support.live_server import BASE_MODEL, REPO, LiveServer
+from tests.support.live_server import REPO, LiveServer
 from tests.support.tiny_models import merge_here, save_model
 
 COMMANDS = [
@@ -62,18 +62,14 @@ def become(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-def test_help_teaches() -> None:
+def test_help_teaches_and_each_command_has_an_example() -> None:
     shown = text(["--help"])
     for word in [*COMMANDS, "ART_BASE_URL", "ART_API_KEY"]:
         assert word in shown
-
-
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one != "serve"])
-def test_each_command_has_an_example(command: str) -> None:
-    shown = text([command, "--help"])
-    assert f"langchain-art {command}" in shown
-    assert "\\b" not in shown
-    assert "\b" not in shown
+    for command in set(COMMANDS) - {"serve"}:
+        shown = text([command, "--help"])
+        assert f"langchain-art {command}" in shown
+        assert "\\b" not in shown and "\b" not in shown
 
 
 def test_an_error_is_one_message_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,19 +82,14 @@ def test_an_error_is_one_message_and_exit_code_1(capsys: pytest.CaptureFixture[s
     assert shown.out == ""
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
+def test_serve_becomes_the_server_with_the_same_arguments(become: list[list[str]]) -> None:
+    for given in (
         ["base", "--policy", "b", "--policy", "a", "--port=9", "--data-dir", "d"],
         ["--lora-rank", "4", "base", "--served-model-name", "-"],
         ["--help"],
-    ],
-)
-def test_serve_becomes_the_server_with_the_same_arguments(
-    given: list[str], become: list[list[str]]
-) -> None:
-    text(["serve", *given])
-    assert become == [[sys.executable, "-m", "langchain_art_server", *given]]
+    ):
+        text(["serve", *given])
+        assert become.pop() == [sys.executable, "-m", "langchain_art_server", *given]
 
 
 def test_the_servers_options_are_shown() -> None:
@@ -110,6 +101,8 @@ def test_the_servers_options_are_shown() -> None:
         assert option in shown
     wrong = CliRunner().invoke(server_cli, ["base", "--prot", "9"])
     assert wrong.exit_code == 2 and "--prot" in wrong.stderr
+    none = CliRunner().invoke(server_cli, [])  # no model
+    assert none.exit_code == 1 and "no model" in none.stderr and "--config" in none.stderr
 
 
 def test_serve_without_its_dependencies_says_what_to_install(
@@ -120,11 +113,6 @@ def test_serve_without_its_dependencies_says_what_to_install(
         main.main(["serve", "base"])
     assert 'pip install "langchain-art[local]"' in capsys.readouterr().err
     assert become == []
-
-
-def test_serve_without_a_model_says_so() -> None:
-    done = CliRunner().invoke(server_cli, [])
-    assert done.exit_code == 1 and "no model" in done.stderr and "--config" in done.stderr
 
 
 def test_demo_becomes_the_script_of_an_example(
@@ -139,12 +127,11 @@ def test_demo_becomes_the_script_of_an_example(
     text(["demo", "--steps", "3", "--seed", "1", "--out", "o", *judged])
     text(["demo", "tic-tac-toe", "--control"])
     text(["demo", "--review", "scripted", "--seed", "1"])
-    python = [sys.executable, "-m"]
     train = ["--steps", "3", "--seed", "1", "--out", "o", *judged]
-    assert become == [
-        [*python, "examples.email_search.train", *train],
-        [*python, "examples.tic_tac_toe.train", "--control"],
-        [*python, "examples.email_search.review", "--seed", "1"],
+    assert [program[2:] for program in become] == [
+        ["examples.email_search.train", *train],
+        ["examples.tic_tac_toe.train", "--control"],
+        ["examples.email_search.review", "--seed", "1"],
     ]
     assert os.environ["PYTHONPATH"].split(os.pathsep)[-2:] == [str(REPO), "mine"]
     for wrong, words in (
@@ -158,20 +145,12 @@ def test_demo_becomes_the_script_of_an_example(
 
 def test_a_run_is_shown_turn_by_turn() -> None:
     call = {"function": {"name": "search", "arguments": '{"q": "[Ann]"}'}}
-    turns = (
-        Turn(call_id="a", node="agent", reply={"role": "assistant", "tool_calls": [call]}),
-        Turn(
-            call_id="b",
-            node="agent",
-            extends=0,
-            attempt=2,
-            model="p@3",
-            usage=Usage(prompt_tokens=9, completion_tokens=4),
-            latency=0.5,
-            messages=({"role": "tool", "content": "3 [mails]"},),
-            reply={"role": "assistant", "content": "On [Monday]. " * 60},
-        ),
-    )
+    first = Turn(call_id="a", node="agent", reply={"role": "assistant", "tool_calls": [call]})
+    told: Any = {"extends": 0, "attempt": 2, "model": "p@3", "latency": 0.5}
+    told |= {"usage": Usage(prompt_tokens=9, completion_tokens=4)}
+    told |= {"messages": ({"role": "tool", "content": "3 [mails]"},)}
+    told |= {"reply": {"role": "assistant", "content": "On [Monday]. " * 60}}
+    turns = (first, Turn(call_id="b", node="agent", **told))
     told = Trajectory(id="t", scenario="q", turns=turns, reward=0.5, error="[oops]")
     shown = in_columns(200, run_view(told), runs_table([told]))
     for word in ['search({"q": "[Ann]"})', "On [Monday].", "attempt 2", "9 + 4", "0.500", "…"]:
@@ -202,17 +181,10 @@ def test_tables_fit_a_terminal_of_80_columns() -> None:
     for words in ("0b1f6c2a7 ", "0b1f6c2a8 ", "interrupted", "-0.500", "1234 + 567", "agent@17"):
         assert any(words in line for line in shown), (words, shown)
     assert " eval " in shown[-1]
-    kept = Checkpoint(
-        policy="email-agent",
-        version=117,
-        name="email-agent@117",
-        parent=116,
-        created_at=0,
-        bytes=12_345_678,
-        pinned=True,
-        serving=True,
-        metrics={"reward_mean": -0.123, "runs_trained": 128, "tokens_trained": 123456},
-    )
+    known: Any = {"policy": "email-agent", "version": 117, "name": "email-agent@117"}
+    known |= {"parent": 116, "created_at": 0, "bytes": 12_345_678, "pinned": True, "serving": True}
+    metrics = {"reward_mean": -0.123, "runs_trained": 128, "tokens_trained": 123456}
+    kept = Checkpoint(**known, metrics=metrics)
     row = in_columns(80, checkpoints_table([kept])).splitlines()
     assert len([line for line in row if line.strip()]) == 3, row
     assert any("serves pinned" in line and "email-agent@117" in line for line in row), row
@@ -261,9 +233,6 @@ def test_scenarios_are_files_or_names(tmp_path: Path, monkeypatch: pytest.Monkey
             load_scenarios(broken)
 
 
-# --- against the real server ------------------------------------------------------------------
-
-
 @pytest.fixture
 def here(art_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> LiveServer:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
@@ -275,11 +244,11 @@ def here(art_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> LiveServer:
 def test_status_for_people_and_for_machines(here: LiveServer) -> None:
     assert here.policy in text(["status"])
     assert json.loads(text(["status", "--json"]))["ready"] is True
+    assert "No policy 'nobody'" in refusal(["review", "report", "nobody"])
 
 
-def test_runs_are_listed_and_shown(here: LiveServer) -> None:
-    with ArtClient() as client:
-        client.post_trajectory(Trajectory(id="cli-run", scenario="cli", reward=0.5))
+def test_runs_are_listed_and_shown(here: LiveServer, client: ArtClient) -> None:
+    client.post_trajectory(Trajectory(id="cli-run", scenario="cli", reward=0.5))
     [listed] = json.loads(text(["runs", "--scenario", "cli", "--json"]))
     assert listed["id"] == "cli-run"
     assert "cli-run" in text(["runs", "--scenario", "cli"])
@@ -287,12 +256,11 @@ def test_runs_are_listed_and_shown(here: LiveServer) -> None:
     assert json.loads(text(["runs", "cli-run", "--json"]))["reward"] == 0.5
 
 
-def test_the_beginning_of_an_id_is_enough(here: LiveServer) -> None:
+def test_the_beginning_of_an_id_is_enough(here: LiveServer, client: ArtClient) -> None:
     said = ({"role": "user", "content": "Which [project]?"},)
     turns = (Turn(call_id="begun-x", messages=said, reply={"role": "assistant", "content": "F"}),)
-    with ArtClient() as client:
-        for name in ("begun-0a17", "begun-0a18", "begun-0A19"):
-            client.post_trajectory(Trajectory(id=name, scenario=f"of {name}", turns=turns))
+    for name in ("begun-0a17", "begun-0a18", "begun-0A19"):
+        client.post_trajectory(Trajectory(id=name, scenario=f"of {name}", turns=turns))
     shown = text(["runs", "begun-0a17"])
     assert "user: Which [project]?" in shown and "reply: F" in shown
     assert "begun-0A19" in text(["runs", "begun-0A…"])
@@ -307,16 +275,15 @@ def test_the_beginning_of_an_id_is_enough(here: LiveServer) -> None:
     assert "begun-0a18 is deleted" in text(["runs", "begun-0a18", "--delete"])
 
 
-def test_a_run_stands_for_its_id(here: LiveServer) -> None:
+def test_a_run_stands_for_its_id(client: ArtClient) -> None:
     run = Run(id="stands-for-itself", scenario="cli")
     run.reward = 1.0
-    with ArtClient() as client:
-        client.post_trajectory(run.trajectory())
-        assert client.audit(run).trajectory == client.trajectory(run).id == run.id
-        assert client.audit(run.trajectory()).reward == 1.0
-        with pytest.raises(ConfigError, match="got the run 7, expected a run of"):
-            client.audit(7)  # type: ignore[arg-type]
-        assert client.delete_trajectory(run) == run.id
+    client.post_trajectory(run.trajectory())
+    assert client.audit(run).trajectory == client.trajectory(run).id == run.id
+    assert client.audit(run.trajectory()).reward == 1.0
+    with pytest.raises(ConfigError, match="got the run 7, expected a run of"):
+        client.audit(7)  # type: ignore[arg-type]
+    assert client.delete_trajectory(run) == run.id
 
 
 def test_the_version_is_said() -> None:
@@ -325,9 +292,8 @@ def test_the_version_is_said() -> None:
         main.main(["--version", "status"])
 
 
-def test_checkpoints_are_managed(here: LiveServer) -> None:
-    with ArtClient() as client:
-        client.create_policy("cli-policy")
+def test_checkpoints_are_managed(here: LiveServer, client: ArtClient) -> None:
+    client.create_policy("cli-policy")
     assert "cli-policy@0" in text(["checkpoints", "list", "cli-policy"])
     assert "is pinned" in text(["checkpoints", "pin", "cli-policy@0"])
     [listed] = json.loads(text(["checkpoints", "list", "cli-policy", "--json"]))
@@ -338,7 +304,7 @@ def test_checkpoints_are_managed(here: LiveServer) -> None:
 
 def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) -> None:
     said = text(["export", here.policy, str(tmp_path / "adapter")])
-    assert f"names its base by the folder {BASE_MODEL}: edit that; who lacks" in said
+    assert f"names its base by the folder {here.model}: edit that; who lacks" in said
     names = {path.name for path in (tmp_path / "adapter").iterdir()}
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors"} <= names
     with pytest.raises(SystemExit):
@@ -346,18 +312,14 @@ def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) 
     with pytest.raises(SystemExit):
         main.main(["export", f"{here.policy}@999", str(tmp_path / "none")])
     assert not (tmp_path / "none").exists()
-    for more in ([], ["--merge", "--base", str(BASE_MODEL)]):
+    for more in ([], ["--merge", "--base", here.model]):
         assert "cannot be written" in refusal(["export", here.policy, "/proc/none", *more])
-
-
-def test_a_report_on_a_policy_that_is_not_there_says_so(here: LiveServer) -> None:
-    assert "No policy 'nobody'" in refusal(["review", "report", "nobody"])
 
 
 def test_merged_weights_load_as_any_model(
     here: LiveServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["export", here.policy, str(tmp_path / "whole"), "--base", str(BASE_MODEL)]
+    command = ["export", here.policy, str(tmp_path / "whole"), "--base", here.model]
     text([*command, "--merge", "--float32"])
     assert (
         "merged in float32: less than 0.01% of what was trained is lost" in capfd.readouterr().out
@@ -369,32 +331,24 @@ def test_merged_weights_load_as_any_model(
 
 
 def test_what_cannot_be_merged_is_said_in_a_line(
-    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ArtClient
 ) -> None:
     """An install is advised only where something is missing."""
     other, whole = save_model(tmp_path / "other"), tmp_path / "whole"
     monkeypatch.setattr("langchain_art.cli.export.subprocess.run", merge_here)
-    with ArtClient() as client:
-        with pytest.raises(ArtError, match="cannot be put on") as failed:
-            export.export_merged(client, here.policy, 0, whole, str(other))
-        assert "\n" not in str(failed.value) and "pip install" not in str(failed.value)
-        monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "peft" else name)
-        with pytest.raises(ConfigError, match=r"needs peft, .*: pip install"):
-            export.export_merged(client, here.policy, 0, whole, str(BASE_MODEL))
+    with pytest.raises(ArtError, match="cannot be put on") as failed:
+        export.export_merged(client, here.policy, 0, whole, str(other))
+    assert "\n" not in str(failed.value) and "pip install" not in str(failed.value)
+    # Before anything is fetched.
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was merged"))
+    with pytest.raises(ConfigError, match="folder /not/here, which is not on this machine"):
+        export.export_merged(client, here.policy, 0, whole, "/not/here")
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "peft" else name)
+    with pytest.raises(ConfigError, match=r"needs peft, .*: pip install"):
+        export.export_merged(client, here.policy, 0, whole, here.model)
     refused = CliRunner().invoke(main.app, ["export", here.policy, str(whole), "--float32"])
     assert isinstance(refused.exception, ConfigError) and "--merge" in str(refused.exception)
     assert not whole.exists()
-
-
-def test_a_base_model_that_is_elsewhere_is_said_before_anything_is_fetched(
-    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it was merged"))
-    with ArtClient() as client:
-        whole = tmp_path / "whole"
-        with pytest.raises(ConfigError, match="folder /not/here, which is not on this machine"):
-            export.export_merged(client, here.policy, 0, whole, "/not/here")
-    assert not list(tmp_path.iterdir())
 
 
 def test_eval_measures_the_policy_it_is_told(

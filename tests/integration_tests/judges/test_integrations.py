@@ -58,9 +58,6 @@ class Nearest(GroupEvaluator):
         ]
 
 
-# --- openevals
-
-
 def test_openevals_a_group_gives_a_list_and_a_run_gives_one_result() -> None:
     judge = openevals_evaluator(Nearest())
     results = judge(
@@ -68,10 +65,10 @@ def test_openevals_a_group_gives_a_list_and_a_run_gives_one_result() -> None:
         outputs=[[AIMessage("14 March")], {"messages": [AIMessage("in May")]}, "a long story"],
         reference_outputs="14 March",
     )
+    expected = [(1.0, "said 14 March"), (0.25, "said in May"), (0.5, "said a long story")]
     assert results == [
-        {"key": "nearest", "score": 1.0, "comment": "said 14 March", "metadata": None},
-        {"key": "nearest", "score": 0.25, "comment": "said in May", "metadata": None},
-        {"key": "nearest", "score": 0.5, "comment": "said a long story", "metadata": None},
+        {"key": "nearest", "score": score, "comment": comment, "metadata": None}
+        for score, comment in expected
     ]
     single = openevals_evaluator(ACCURACY)(outputs="x", reference_outputs={"answer": "x"})
     assert single["metadata"] == {"parts": {"accuracy": 1.0}}  # type: ignore[call-overload]
@@ -158,20 +155,11 @@ def test_openevals_an_evaluator_is_called_as_it_is() -> None:
         Nearest()(x=1)
 
 
-# --- LangSmith
-
-
 @pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[schemas.Example]]:
+def examples(monkeypatch: pytest.MonkeyPatch) -> list[schemas.Example]:
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
-    yield [
-        schemas.Example(
-            id=uuid.uuid4(),
-            dataset_id=uuid.uuid4(),
-            inputs={"question": "When?"},
-            outputs={"answer": "14 March"},
-        )
-    ]
+    told: Any = {"inputs": {"question": "When?"}, "outputs": {"answer": "14 March"}}
+    return [schemas.Example(id=uuid.uuid4(), dataset_id=uuid.uuid4(), **told)]
 
 
 def rows(target: Any, examples: list[schemas.Example], evaluator: Any) -> list[tuple[Any, ...]]:
@@ -186,11 +174,11 @@ def rows(target: Any, examples: list[schemas.Example], evaluator: Any) -> list[t
 
 
 def test_langsmith_rows(examples: list[schemas.Example]) -> None:
-    found = rows(lambda inputs: {"output": "14 March"}, examples, row_evaluator(ACCURACY))
-    assert found == [
-        ("criteria", 1.0, "accuracy 1.00"),
-        ("criteria/accuracy", 1.0, None),
-    ]
+    for judge in (row_evaluator(ACCURACY), ACCURACY):  # it takes an evaluator as it is
+        found = rows(lambda inputs: {"output": "14 March"}, examples, judge)
+        assert found == [("criteria", 1.0, "accuracy 1.00"), ("criteria/accuracy", 1.0, None)]
+    ruler = RulerEvaluator(RankingJudge())
+    assert rows(lambda inputs: {"output": "15 March"}, examples, ruler)[0][:2] == ("ruler", 0.4)
     messages = {"messages": [{"role": "assistant", "content": "15 March"}]}
     assert rows(lambda inputs: messages, examples, row_evaluator(ACCURACY))[0][1] == 0.0
 
@@ -214,13 +202,6 @@ def test_langsmith_files_what_failed_under_the_evaluators_name(
     found = rows(lambda inputs: {"output": "x"}, examples, broken)
     assert [(key, score) for key, score, _ in found] == [("judge", None)]
     assert "the judge gave no verdict" in found[0][2]
-
-
-def test_langsmith_takes_an_evaluator_as_it_is(examples: list[schemas.Example]) -> None:
-    found = rows(lambda inputs: {"output": "14 March"}, examples, ACCURACY)
-    assert found == [("criteria", 1.0, "accuracy 1.00"), ("criteria/accuracy", 1.0, None)]
-    ruler = RulerEvaluator(RankingJudge())
-    assert rows(lambda inputs: {"output": "15 March"}, examples, ruler)[0][:2] == ("ruler", 0.4)
 
 
 async def test_langsmiths_client_takes_an_evaluator_as_it_is(
@@ -302,9 +283,6 @@ def test_langsmith_a_group_that_failed_leaves_the_comparison(made: Any) -> None:
         assert scored or "the judge gave no verdict" in str(compared.comment)
 
 
-# --- Langfuse
-
-
 def experiment(client: Langfuse, **evaluators: Any) -> Any:
     answers = iter(["14 March", "in May", "April"])
     asked = {"input": "When is the audit?", "expected_output": "14 March"}
@@ -319,7 +297,7 @@ def experiment(client: Langfuse, **evaluators: Any) -> Any:
 
 
 @pytest.fixture
-def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
+def hosted() -> Iterator[Hosted]:
     with Hosted() as server:
         yield server
 
@@ -333,15 +311,6 @@ def langfuse(hosted: Hosted) -> Iterator[Langfuse]:
 
 def evaluated(results: Sequence[ExperimentItemResult]) -> list[dict[str, Any]]:
     return [{one.name: one.value for one in result.evaluations} for result in results]
-
-
-def test_langfuse_items(langfuse: Langfuse) -> None:
-    found = experiment(langfuse, evaluators=[item_evaluator(ACCURACY)])
-    assert evaluated(found.item_results) == [
-        {"criteria": 1.0, "criteria/accuracy": 1.0},
-        {"criteria": 0.0, "criteria/accuracy": 0.0},
-        {"criteria": 1.0, "criteria/accuracy": 1.0},
-    ]
 
 
 def test_langfuse_runs_of_one_input_are_a_group(langfuse: Langfuse, hosted: Hosted) -> None:
@@ -363,10 +332,13 @@ def test_langfuse_runs_of_one_input_are_a_group(langfuse: Langfuse, hosted: Host
     }
 
 
-def test_langfuse_takes_an_evaluator_as_it_is(langfuse: Langfuse) -> None:
-    found = experiment(langfuse, evaluators=[ACCURACY], run_evaluators=[Nearest()])
-    assert [one["criteria"] for one in evaluated(found.item_results)] == [1.0, 0.0, 1.0]
-    assert [one["nearest"] for one in evaluated(found.item_results)] == [1.0, 0.375, 1.0]
+@pytest.mark.parametrize("made", [lambda judge: judge, item_evaluator])
+def test_langfuse_items(langfuse: Langfuse, made: Any) -> None:
+    found = experiment(langfuse, evaluators=[made(ACCURACY)], run_evaluators=[Nearest()])
+    scores = evaluated(found.item_results)
+    assert [one["criteria"] for one in scores] == [1.0, 0.0, 1.0]
+    assert [one["criteria/accuracy"] for one in scores] == [1.0, 0.0, 1.0]
+    assert [one["nearest"] for one in scores] == [1.0, 0.375, 1.0]
     assert [one.name for one in found.run_evaluations] == ["nearest_mean", "nearest_spread"]
 
 

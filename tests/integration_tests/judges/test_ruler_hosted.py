@@ -78,34 +78,6 @@ def test_a_judge_without_retries_of_its_own_waits_as_long_as_it_is_told() -> Non
         assert (evaluator.spent.calls, evaluator.spent.unusable) == (3, 2)
 
 
-class WordyServer(JudgeServer):
-    """Does not keep to the schema that it is asked for: prose first, then thoughts and a fence."""
-
-    def answer(self, path: str, body: Any) -> Any:
-        found = super().answer(path, body)
-        message = found["choices"][0]["message"]
-        fenced = f"<think>Hm.</think>\n```json\n{message['content']}\n```"
-        message["content"] = "Both are nice." if len(self.seen) == 1 else fenced
-        return found
-
-
-def test_a_reply_that_keeps_to_no_schema_is_read_and_counted() -> None:
-    with WordyServer() as server:
-        model = ChatOpenAI(model="m", base_url=server.base_url, api_key="none", max_retries=0)  # type: ignore[arg-type]
-        evaluator = RulerEvaluator(model, passes=1)
-        assert [one.reward for one in evaluator.invoke(RUNS).trajectories] == [0.1, 0.9]
-        assert "no complete JSON object" in server.seen[1]["messages"][-1]["content"]
-        assert (evaluator.spent.calls, evaluator.spent.input_tokens) == (2, 2000)
-
-
-def test_with_retry_of_langchain_judges_over_http(server: JudgeServer) -> None:
-    model = ChatOpenAI(model="m", base_url=server.base_url, api_key="none")  # type: ignore[arg-type]
-    for judge in (model.with_retry(), model.bind(temperature=0.5), model.with_fallbacks([model])):
-        judged = RulerEvaluator(judge, passes=1).invoke(RUNS)
-        assert [one.reward for one in judged.trajectories] == [0.1, 0.9]
-    assert [body.get("temperature") for body in server.seen] == [None, 0.5, None]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the environment takes minutes to make
 def test_a_name_is_asked_through_litellm(server: JudgeServer) -> None:

@@ -75,9 +75,7 @@ def test_every_answer_gives_an_id_back(server: ForkedServer) -> None:
     ids = [answer.headers["x-request-id"] for answer in answers]
     assert all(one.startswith("req-") for one in ids) and len(set(ids)) == len(ids)
     assert of_request(server, ids[-1])["status"] == 200
-
-
-def test_what_cannot_be_parsed_has_an_id_too(server: ForkedServer) -> None:
+    # What cannot be parsed has one, too.
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(b"nonsense\r\n\r\n")
         said = raw.recv(4096)

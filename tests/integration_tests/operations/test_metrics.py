@@ -16,7 +16,7 @@ from langchain_art import ArtClient, KeyLimits
 from langchain_art.wire.api_keys import new_api_key
 from tests.support.hot_swap import train_once
 from tests.support.live_server import REPO, ForkedServer
-from tests.support.steps_of_a_fit import trained
+from tests.support.steps_of_a_fit import rewarded, trained
 
 DASHBOARD = files("langchain_art_server.telemetry") / "grafana_dashboard.json"
 CHAT = "/v1/chat/completions"
@@ -29,7 +29,7 @@ class Scraped:
     def __init__(self, folder: Path) -> None:
         servers_key = new_api_key()
         self.server = ForkedServer(folder / "data", env={"ART_API_KEY": servers_key}).start()
-        self.keys = {"server": servers_key}
+        self.keys, self.ids = {"server": servers_key}, dict[str, str]()
         with ArtClient(self.server.base_url, api_key=servers_key) as administrator:
             for name, tenant, scopes in (
                 ("ana", "ana", ("infer", "submit", "admin")),
@@ -40,14 +40,15 @@ class Scraped:
             ):
                 limits = KeyLimits(calls_per_minute=1000, stored_bytes=1 << 40)
                 made = administrator.create_key(name, tenant=tenant, scopes=scopes, limits=limits)
-                self.keys[name] = made.key
-                self.ids = getattr(self, "ids", {}) | {name: made.id}
+                self.keys[name], self.ids[name] = made.key, made.id
         for name in ("ana", "bob"):
             with ArtClient(self.server.base_url, api_key=self.keys[name]) as client:
                 client.create_policy(f"{name}-tiny")
         with self.http("ana") as http:
             train_once(http, 0, "ana-tiny")
-            self.train_on_equal_rewards(http)
+            asked: Any = {"model": "ana-tiny", "max_tokens": 4}
+            equal = [rewarded(http, f"equal-{number}", 1.0, **asked) for number in range(2)]
+            trained(http, [equal], "ana-tiny")  # a job that excludes its group
             with http.stream("POST", CHAT, json=SAY | {"model": "ana-tiny", "stream": True}) as s:
                 s.read()
             http.post(CHAT, json=SAY | {"model": "nobody"})
@@ -56,14 +57,6 @@ class Scraped:
 
     def http(self, key: str) -> httpx.Client:
         return self.server.http(self.keys[key])
-
-    def train_on_equal_rewards(self, http: httpx.Client) -> None:
-        """A job that excludes its group."""
-        for run in ("equal-0", "equal-1"):
-            body = SAY | {"model": "ana-tiny", "art": {"trajectory_id": run}}
-            http.post(CHAT, json=body).raise_for_status()
-            http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).raise_for_status()
-        trained(http, [["equal-0", "equal-1"]], "ana-tiny")
 
     def text(self, key: str, accept: str = "text/plain") -> str:
         with self.http(key) as http:
@@ -122,6 +115,9 @@ def test_what_was_done_is_what_is_counted(scraped: Scraped) -> None:
     assert value("langchain_art_key_limit", **key) == 1000
     assert value("langchain_art_key_left", **key) <= 1000
     assert value("langchain_art_ready") == 1
+    # Names are the same for a scraper that prefers another format.
+    wanted = "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;version=0.0.4;q=0.3"
+    assert "\nvllm:prompt_tokens_total{" in scraped.text("prometheus", wanted)
 
 
 def test_a_tenants_key_sees_its_own_numbers_and_no_others(scraped: Scraped) -> None:
@@ -155,14 +151,6 @@ def test_no_label_has_an_id_or_a_key_in_it(scraped: Scraped) -> None:
     }
     assert not [value for value in values if re.search(r"job-|chatcmpl|swap-|equal-|@", value)]
     assert not values & set(scraped.keys.values())
-
-
-def test_names_are_the_same_for_a_scraper_that_prefers_another_format(scraped: Scraped) -> None:
-    wanted = "application/openmetrics-text;version=1.0.0;q=0.9,text/plain;version=0.0.4;q=0.3"
-    assert "\nvllm:prompt_tokens_total{" in scraped.text("prometheus", wanted)
-
-
-# --- the dashboard ------------------------------------------------------------------------------
 
 
 def queries() -> list[str]:

@@ -3,10 +3,8 @@
 What it measures here says nothing of a GPU.
 """
 
-import contextlib
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -24,7 +22,7 @@ from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from langchain_art.gpu_memory import MemoryNeeds, Shape
 from tests.support import forked_start
 from tests.support.live_server import REPO
-from tests.support.soak import count, in_soak
+from tests.support.soak import in_soak
 
 torch.set_num_threads(1)
 
@@ -95,23 +93,6 @@ def test_a_killed_part_leaves_what_it_had_as_valid_json(tmp_path: Path) -> None:
     assert len(left["variants"]) >= 3 and left["hardware"]["packages"]["torch"]
     for one in left["variants"].values():
         assert one["seconds"] > 0 and one["gradient_distance"] < 1e-5
-
-
-@in_soak
-@pytest.mark.soak("B2", 6, "GPU benchmark's parts that are killed at a random moment")
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_parts_that_are_killed_at_random_leave_valid_json(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    for number in range(count(1, 6)):
-        part = ("exactness", "learner", "profile", "variants", "endtoend", "server")[number % 6]
-        argv = [sys.executable, "-m", f"benchmarks.gpu.{part}", "--small", "--out", str(tmp_path)]
-        with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.DEVNULL) as process:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(rng.uniform(5, 60))
-            process.kill()
-        for path in tmp_path.glob("*.json"):
-            assert json.loads(path.read_text())["hardware"], path
 
 
 def test_every_part_imports_with_what_the_lock_of_a_gpu_has_and_refuses_without_a_gpu(
