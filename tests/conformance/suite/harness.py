@@ -76,6 +76,16 @@ class Expect:
     threaded: bool | None = None
     """Whether the call belongs to the kit's thread; None: as the topology."""
 
+    @staticmethod
+    def turns(path: str, *says: str, first: int = 1, apart: int = 2, **more: Any) -> list[Expect]:
+        """Calls of one node, `apart` steps from each other: an agent's, with tools between them."""
+        return [Expect(path, one, first + apart * at, **more) for at, one in enumerate(says)]
+
+    @staticmethod
+    def line(**says: str) -> list[Expect]:
+        """One call of each node of a graph whose nodes run one after the other."""
+        return [Expect(path, one, step) for step, (path, one) in enumerate(says.items(), 1)]
+
 
 @dataclass(frozen=True)
 class Topology:

@@ -71,8 +71,7 @@ def named(kit: Kit) -> dict[str, Any]:
 
 @topology(
     "a graph on LangGraph's server",
-    Expect("model", "look", step=1, tags=("mine",)),
-    Expect("model", "a door", step=3, tags=("mine",)),
+    *Expect.turns("model", "look", "a door", tags=("mine",)),
     heard="server",
     threaded=True,
     remark="RemoteGraph; tagged through metadata, put together by the server",
@@ -85,8 +84,7 @@ def remote(kit: Kit) -> Program:
 @topology(
     "a remote graph as a node",
     Expect("plan", "think", step=1, tags=("mine",)),
-    Expect("model", "look", step=1, tags=("mine",)),
-    Expect("model", "a door", step=3, tags=("mine",)),
+    *Expect.turns("model", "look", "a door", tags=("mine",)),
     Expect("check", "fine", step=3, tags=("mine",)),
     heard="server",
     threaded=True,

@@ -47,9 +47,10 @@ that it makes, in order: the path of nodes, what the reply says, LangGraph's ste
 that is not to be trained, why. Two of them, whole:
 
 {examples}
-`Kit`, `Expect` and all options of `topology` (parallel branches, threads, runs that fail, fewer
-modes) are in `tests/conformance/suite/harness.py`, nodes that call the model several times in
-`nodes.py` beside it. To run a new one by itself, give pytest words of its name:
+`Kit`, `Expect` (whose `turns` and `line` say several calls at once) and all options of `topology`
+(parallel branches, threads, runs that fail, fewer modes) are in
+`tests/conformance/suite/harness.py`, nodes that call the model several times in `nodes.py` beside
+it. To run a new one by itself, give pytest words of its name:
 
 ```bash
 python -m pytest tests/conformance/topologies/test_topologies.py -k "fails and once"

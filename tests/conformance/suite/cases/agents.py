@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.outcomes import same
-from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, weigh
+from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, run_agent, weigh
 
 SAFETY = '{"what": "door", "safe": true}'
 
@@ -121,8 +121,7 @@ def configurable(kit: Kit) -> Program:
 
 @topology(
     "content blocks",
-    Expect("model", "look", step=1),
-    Expect("model", "a door", step=3),
+    *Expect.turns("model", "look", "a door"),
     Expect("model", "still a door", step=1),
     remark='`output_version="v1"`: the prompt repeats replies as lists of blocks',
 )
@@ -134,8 +133,7 @@ def content_blocks(kit: Kit) -> Program:
 
 @topology(
     "events, version 2",
-    Expect("model", "look", step=1),
-    Expect("model", "a door", step=3),
+    *Expect.turns("model", "look", "a door"),
     modes=("astream",),
     remark="`astream_events`, which has no synchronous twin",
 )
@@ -151,8 +149,7 @@ def events(kit: Kit) -> Program:
 
 @topology(
     "events, version 3",
-    Expect("model", "look", step=1),
-    Expect("model", "a door", step=3),
+    *Expect.turns("model", "look", "a door"),
     modes=("stream", "astream"),
     remark="`stream_events`, `astream_events`",
 )
@@ -173,8 +170,7 @@ def newer_events(kit: Kit) -> Program:
 
 @topology(
     "a handler in the config",
-    Expect("model", "look", step=1),
-    Expect("model", "a door", step=3),
+    *Expect.turns("model", "look", "a door"),
     heard="handler",
     remark="`CaptureHandler` among the callbacks, no scope",
 )
@@ -183,12 +179,7 @@ def config_handler(kit: Kit) -> Program:
     yield kit.run(agent, kit.ask(LOOK, "a door"), {"callbacks": [kit.handler]})
 
 
-@topology(
-    "create_agent with tools",
-    Expect("model", "look", step=1),
-    Expect("model", "weigh", step=3),
-    Expect("model", "a heavy door", step=5),
-)
+@topology("create_agent with tools", *Expect.turns("model", "look", "weigh", "a heavy door"))
 def tool_agent(kit: Kit) -> Program:
     agent = create_agent(kit.model, [look, weigh], system_prompt="Look around.")
     yield kit.run(agent, kit.ask(LOOK, WEIGH, "a heavy door"))
@@ -196,19 +187,14 @@ def tool_agent(kit: Kit) -> Program:
 
 @topology(
     "a named agent",
-    Expect("model", "look", step=1),
-    Expect("model", "a door", step=3),
+    *Expect.turns("model", "look", "a door"),
     remark="the agent signs its replies (`name`); the prompt repeats them signed",
 )
 def named_agent(kit: Kit) -> Program:
-    yield kit.run(create_agent(kit.model, [look], name="scout"), kit.ask(LOOK, "a door"))
+    yield run_agent(kit, LOOK, "a door", name="scout")
 
 
-@topology(
-    "parallel tool calls",
-    Expect("model", "Both.", step=1),
-    Expect("model", "a heavy door", step=3),
-)
+@topology("parallel tool calls", *Expect.turns("model", "Both.", "a heavy door"))
 def parallel_tools(kit: Kit) -> Program:
     agent = create_agent(kit.model, [look, weigh])
     yield kit.run(agent, kit.ask({"say": "Both.", "calls": [LOOK, WEIGH]}, "a heavy door"))
@@ -216,8 +202,7 @@ def parallel_tools(kit: Kit) -> Program:
 
 @topology(
     "a tool that fails",
-    Expect("agent", "drop", step=1),
-    Expect("agent", "it is stuck", step=3),
+    *Expect.turns("agent", "drop", "it is stuck"),
     remark="LangGraph answers the model with the error; nothing is excluded",
 )
 def failing_tool(kit: Kit) -> Program:
@@ -230,14 +215,12 @@ def failing_tool(kit: Kit) -> Program:
     Expect("model", "<tool_call>\n{broken\n</tool_call>", step=1),
 )
 def broken_call(kit: Kit) -> Program:
-    agent = create_agent(kit.model, [look])
-    yield kit.run(agent, kit.ask("<tool_call>\n{broken\n</tool_call>", "sorry"))
+    yield run_agent(kit, "<tool_call>\n{broken\n</tool_call>", "sorry")
 
 
 @topology(
     "structured output by the provider",
-    Expect("model", "look", step=1),
-    Expect("model", SAFETY, step=3),
+    *Expect.turns("model", "look", SAFETY),
     remark="a grammar shapes every reply of such an agent; learned from over what it allowed",
 )
 def provider_strategy(kit: Kit) -> Program:
@@ -248,8 +231,7 @@ def provider_strategy(kit: Kit) -> Program:
 
 @topology(
     "structured output by a tool call",
-    Expect("model", "look", step=1),
-    Expect("model", "Safety", step=3),
+    *Expect.turns("model", "look", "Safety"),
     remark="the agent forces a tool call, which a grammar shapes",
 )
 def tool_strategy(kit: Kit) -> Program:
@@ -261,8 +243,7 @@ def tool_strategy(kit: Kit) -> Program:
 
 @topology(
     "with_structured_output in a node",
-    Expect("answer", SAFETY, step=1, task="node"),
-    Expect("answer", "so it is", step=1, task="node"),
+    *Expect.turns("answer", SAFETY, "so it is", apart=0, task="node"),
 )
 def structured_node(kit: Kit) -> Program:
     shaped = kit.model.with_structured_output(Safety)
@@ -276,8 +257,7 @@ def structured_node(kit: Kit) -> Program:
 
 @topology(
     "create_react_agent",
-    Expect("agent", "look", step=1),
-    Expect("agent", "a door", step=3),
+    *Expect.turns("agent", "look", "a door"),
     remark="langgraph.prebuilt's, from before create_agent",
 )
 def react_agent(kit: Kit) -> Program:
@@ -287,8 +267,7 @@ def react_agent(kit: Kit) -> Program:
 
 @topology(
     "create_react_agent with a response format",
-    Expect("agent", "look", step=1),
-    Expect("agent", "a door", step=3),
+    *Expect.turns("agent", "look", "a door"),
     Expect("generate_structured_response", SAFETY, step=4),
 )
 def react_structured(kit: Kit) -> Program:
@@ -299,8 +278,7 @@ def react_structured(kit: Kit) -> Program:
 @topology(
     "several choices of one request",
     Expect("answer", "hello", step=1, task="node"),
-    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
-    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
+    *Expect.turns("answer", "hello", "hello", apart=0, task="node", why="superseded_unchosen"),
     modes=("invoke", "ainvoke"),
     remark="`n=3`; the server streams one choice only",
 )

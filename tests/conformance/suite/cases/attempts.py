@@ -152,8 +152,7 @@ def fallback(kit: Kit) -> Program:
     "with_retry on a graph",
     Expect("early", "e", step=1, why="superseded_error"),
     Expect("shaky", "s", step=2, why="superseded_error"),
-    Expect("early", "e", step=1),
-    Expect("shaky", "s", step=2),
+    *Expect.line(early="e", shaky="s"),
     modes=("invoke", "ainvoke"),
     remark=NOT_A_STREAM,
 )
@@ -237,8 +236,7 @@ def branch_fails(kit: Kit) -> Program:
 @topology(
     "a node fails after its calls",
     Expect("early", "e", step=1),
-    Expect("shaky", "one", step=2, task="shaky"),
-    Expect("shaky", "two", step=2, task="shaky"),
+    *Expect.turns("shaky", "one", "two", first=2, apart=0, task="shaky"),
     status="failed",
     raises=ValueError,
 )

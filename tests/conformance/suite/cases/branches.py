@@ -113,9 +113,7 @@ def one_prompt(kit: Kit) -> Program:
 @topology(
     "a deferred node",
     Expect("short", "s", step=1),
-    Expect("long", "l 0", step=1),
-    Expect("longer", "l 1", step=2),
-    Expect("last", "end", step=3),
+    *Expect.line(long="l 0", longer="l 1", last="end"),
     ordered=False,
 )
 def deferred(kit: Kit) -> Program:
@@ -128,9 +126,7 @@ def deferred(kit: Kit) -> Program:
 
 @topology(
     "conditional edges and a cycle",
-    Expect("think", "more", step=1),
-    Expect("think", "even more", step=2),
-    Expect("think", "enough", step=3),
+    *Expect.turns("think", "more", "even more", "enough", apart=1),
     Expect("answer", "yes", step=4),
 )
 def cycle(kit: Kit) -> Program:
@@ -144,8 +140,7 @@ def cycle(kit: Kit) -> Program:
 
 @topology(
     "Command(goto) in a circle",
-    Expect("write", "one", step=1),
-    Expect("criticise", "again", step=2),
+    *Expect.line(write="one", criticise="again"),
     Expect("write", "two", step=3),
     Expect("criticise", "good", step=4),
 )

@@ -26,13 +26,12 @@ from langchain_core.messages import HumanMessage, ToolMessage
 
 from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import talk
-from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, weigh
+from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, run_agent, weigh
 
 
 @in_two_modes(
     "a list of things to do",
-    Expect("model", "write_todos", step=1),
-    Expect("model", "all done", step=4),
+    *Expect.turns("model", "write_todos", "all done", apart=3),
     remark="TodoListMiddleware",
 )
 def todo_list(kit: Kit) -> Program:
@@ -43,33 +42,28 @@ def todo_list(kit: Kit) -> Program:
 
 @in_two_modes(
     "a limit of model calls",
-    Expect("model", "look", step=2),
-    Expect("model", "weigh", step=6),
+    *Expect.turns("model", "look", "weigh", first=2, apart=4),
     remark="ModelCallLimitMiddleware ends the agent in the model's place",
 )
 def model_call_limit(kit: Kit) -> Program:
     limit = ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")
-    agent = create_agent(kit.model, [look, weigh], middleware=[limit])
-    yield kit.run(agent, kit.ask(LOOK, WEIGH, "never"))
+    yield run_agent(kit, LOOK, WEIGH, "never", tools=[look, weigh], middleware=[limit])
 
 
 @in_two_modes(
     "a limit of tool calls",
-    Expect("model", "look", step=1),
-    Expect("model", "look", step=4),
+    *Expect.turns("model", "look", "look", apart=3),
     Expect("model", "a door", step=6),
     remark="ToolCallLimitMiddleware answers the call that is too many",
 )
 def tool_call_limit(kit: Kit) -> Program:
     limit = ToolCallLimitMiddleware(run_limit=1, exit_behavior="continue")
-    agent = create_agent(kit.model, [look], middleware=[limit])
-    yield kit.run(agent, kit.ask(LOOK, LOOK, "a door"))
+    yield run_agent(kit, LOOK, LOOK, "a door", middleware=[limit])
 
 
 @in_two_modes(
     "a tool's error as a message",
-    Expect("model", "drop", step=1),
-    Expect("model", "it is stuck", step=3),
+    *Expect.turns("model", "drop", "it is stuck"),
     remark="ToolErrorMiddleware",
 )
 def tool_error(kit: Kit) -> Program:
@@ -80,8 +74,7 @@ def tool_error(kit: Kit) -> Program:
 
 @topology(
     "a shell",
-    Expect("model", "shell", step=2),
-    Expect("model", "it said hello", step=4),
+    *Expect.turns("model", "shell", "it said hello", first=2),
     modes=("invoke",),
     remark="ShellToolMiddleware",
 )
@@ -93,9 +86,7 @@ def shell(kit: Kit) -> Program:
 
 @in_two_modes(
     "a search through files",
-    Expect("model", "glob_search", step=1),
-    Expect("model", "grep_search", step=3),
-    Expect("model", "found", step=5),
+    *Expect.turns("model", "glob_search", "grep_search", "found"),
     remark="FilesystemFileSearchMiddleware",
 )
 def file_search(kit: Kit) -> Program:
@@ -103,7 +94,7 @@ def file_search(kit: Kit) -> Program:
     search = FilesystemFileSearchMiddleware(root_path=root, use_ripgrep=False)
     glob = {"call": "glob_search", "args": {"pattern": "tools.py"}}
     grep = {"call": "grep_search", "args": {"pattern": "def look", "include": "tools.py"}}
-    yield kit.run(create_agent(kit.model, [], middleware=[search]), kit.ask(glob, grep, "found"))
+    yield run_agent(kit, glob, grep, "found", tools=[], middleware=[search])
 
 
 @in_two_modes(
@@ -134,14 +125,12 @@ def around_agent(kit: Kit) -> Program:
         return {"messages": [(yield state["messages"])]}
 
     middleware = [before_agent(talk(kit, opening)), after_agent(talk(kit, closing))]
-    agent = create_agent(kit.model, [look], middleware=middleware)
-    yield kit.run(agent, kit.ask("a plan", "a door", "well done"))
+    yield run_agent(kit, "a plan", "a door", "well done", middleware=middleware)
 
 
 @in_two_modes(
     "a guard that sends the model back",
-    Expect("model", "rude", step=1),
-    Expect("model", "polite", step=3),
+    *Expect.turns("model", "rude", "polite"),
     remark="`after_model` with `jump_to`",
 )
 def sent_back(kit: Kit) -> Program:
@@ -151,8 +140,7 @@ def sent_back(kit: Kit) -> Program:
             return {"messages": [HumanMessage("Be polite.")], "jump_to": "model"}
         return None
 
-    agent = create_agent(kit.model, [look], middleware=[guard])
-    yield kit.run(agent, kit.ask("rude", "polite"))
+    yield run_agent(kit, "rude", "polite", middleware=[guard])
 
 
 @in_two_modes(
@@ -165,8 +153,7 @@ def ended(kit: Kit) -> Program:
     def guard(state: Any, runtime: Any) -> Any:
         return {"jump_to": "end"} if len(state["messages"]) > 1 else None
 
-    agent = create_agent(kit.model, [look], middleware=[guard])
-    yield kit.run(agent, kit.ask(LOOK, "never"))
+    yield run_agent(kit, LOOK, "never", middleware=[guard])
 
 
 @in_two_modes(
@@ -183,13 +170,12 @@ def other_model(kit: Kit) -> Program:
         return (yield handler, request.override(model=rival) if later else request)
 
     middleware = [wrap_model_call(talk(kit, choose))]
-    yield kit.run(create_agent(kit.model, [look], middleware=middleware), kit.ask(LOOK, "a door"))
+    yield run_agent(kit, LOOK, "a door", middleware=middleware)
 
 
 @in_two_modes(
     "a tool call that the model checks",
-    Expect("model", "look", step=1),
-    Expect("tools", "not allowed", step=2),
+    *Expect.line(model="look", tools="not allowed"),
     Expect("model", "a pity", step=3),
     remark="`wrap_tool_call` asks, and answers in the tool's place",
 )
@@ -200,5 +186,4 @@ def checked_tool(kit: Kit) -> Program:
         said = yield prompt
         return ToolMessage(said.text, tool_call_id=request.tool_call["id"])
 
-    agent = create_agent(kit.model, [look], middleware=[wrap_tool_call(talk(kit, check))])
-    yield kit.run(agent, kit.ask(LOOK, "a pity"))
+    yield run_agent(kit, LOOK, "a pity", middleware=[wrap_tool_call(talk(kit, check))])

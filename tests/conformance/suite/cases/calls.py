@@ -232,8 +232,9 @@ def second_choice(kit: Kit) -> Program:
 
 @topology(
     "choices that the node makes something else of",
-    Expect("answer", "a red door", step=1, task="node", why="superseded_unchosen"),
-    Expect("answer", "a red door", step=1, task="node", why="superseded_unchosen"),
+    *Expect.turns(
+        "answer", "a red door", "a red door", apart=0, task="node", why="superseded_unchosen"
+    ),
     remark="`n=2`; what the node makes of them holds neither: none is trained",
 )
 def no_choice(kit: Kit) -> Program:
@@ -267,9 +268,7 @@ def two_models(kit: Kit) -> Program:
 
 @topology(
     "one prompt, with tools and without",
-    Expect("answer", "plan", step=1, task="node"),
-    Expect("answer", "plan", step=1, task="node"),
-    Expect("answer", "plan", step=1, task="node"),
+    *Expect.turns("answer", "plan", "plan", "plan", apart=0, task="node"),
     remark="three questions, by `stop` and tools; the node returns the last answer",
 )
 def with_and_without(kit: Kit) -> Program:
@@ -301,9 +300,7 @@ def two_temperatures(kit: Kit) -> Program:
 
 @topology(
     "replies that the graph edits in place",
-    Expect("draft", "Sure! a door", step=1),
-    Expect("act", "look", step=2),
-    Expect("end", "fine", step=3),
+    *Expect.line(draft="Sure! a door", act="look", end="fine"),
     remark="text and arguments: a turn keeps what was sampled, and beside it the edit",
 )
 def edited(kit: Kit) -> Program:

@@ -150,9 +150,7 @@ def two_graphs(kit: Kit) -> Program:
 
 @topology(
     "a history trimmed by hand",
-    Expect("chat", "one", step=1),
-    Expect("again", "two", step=2),
-    Expect("thrice", "three", step=3),
+    *Expect.line(chat="one", again="two", thrice="three"),
     remark="what was cut off forks: the reply is trained in a row of its own",
 )
 def trimmed(kit: Kit) -> Program:
@@ -168,10 +166,7 @@ def trimmed(kit: Kit) -> Program:
 
 
 @topology(
-    "a history summarised in a node",
-    Expect("chat", "one", step=1),
-    Expect("summarise", "in short", step=2),
-    Expect("answer", "end", step=3),
+    "a history summarised in a node", *Expect.line(chat="one", summarise="in short", answer="end")
 )
 def summarised(kit: Kit) -> Program:
     def summarise(state: Any) -> Generator[Any, AIMessage, Any]:

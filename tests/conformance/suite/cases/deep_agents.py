@@ -15,10 +15,7 @@ _READ = {"call": "read_file", "args": {"file_path": "/note.txt"}}
 
 @in_two_modes(
     "a deep agent that plans and writes files",
-    Expect("model", "write_todos", step=2),
-    Expect("model", "write_file", step=4),
-    Expect("model", "read_file", step=6),
-    Expect("model", "a door", step=8),
+    *Expect.turns("model", "write_todos", "write_file", "read_file", "a door", first=2),
     remark="deepagents",
 )
 def planning(kit: Kit) -> Program:
@@ -31,8 +28,7 @@ def planning(kit: Kit) -> Program:
 @topology(
     "a deep agent with sub-agents",
     Expect("model", "task", step=2),
-    Expect("tools/model", "look", step=2),
-    Expect("tools/model", "a door", step=4),
+    *Expect.turns("tools/model", "look", "a door", first=2),
     Expect("model", "it is a door", step=4),
     remark="deepagents: the sub-agent answers to the tool's text",
 )
@@ -54,10 +50,8 @@ def delegating(kit: Kit) -> Program:
 @in_two_modes(
     "a deep agent that asks two sub-agents at once, on a thread",
     Expect("model", "task, task", step=2),
-    Expect("tools/model", "left", step=2),
-    Expect("tools/model", "right", step=2),
-    Expect("model", "both", step=4),
-    Expect("model", "again", step=9),
+    *Expect.turns("tools/model", "left", "right", first=2, apart=0),
+    *Expect.turns("model", "both", "again", first=4, apart=5),
     ordered=False,
     threaded=True,
     remark="deepagents, with a checkpointer; the second turn of the thread continues the run",

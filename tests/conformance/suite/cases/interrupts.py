@@ -49,11 +49,16 @@ def resumed(kit: Kit) -> Program:
 
 @topology(
     "several interrupts in one node",
-    Expect("careful", "sure? 1", step=1, task="careful", why="superseded_interrupted"),
-    Expect("careful", "sure? 2", step=1, task="careful", why="superseded_interrupted"),
-    Expect("careful", "really? 2", step=1, task="careful", why="superseded_interrupted"),
-    Expect("careful", "sure? 3", step=1, task="careful"),
-    Expect("careful", "really? 3", step=1, task="careful"),
+    *Expect.turns(
+        "careful",
+        "sure? 1",
+        "sure? 2",
+        "really? 2",
+        apart=0,
+        task="careful",
+        why="superseded_interrupted",
+    ),
+    *Expect.turns("careful", "sure? 3", "really? 3", apart=0, task="careful"),
     threaded=True,
 )
 def several_interrupts(kit: Kit) -> Program:
@@ -66,8 +71,7 @@ def several_interrupts(kit: Kit) -> Program:
 
 @topology(
     "interrupted, and not resumed",
-    Expect("early", "e", step=1),
-    Expect("careful", "sure? 1", step=2),
+    *Expect.line(early="e", careful="sure? 1"),
     threaded=True,
     status="interrupted",
     remark="what was said before the question is judged as it stands",
@@ -77,12 +81,7 @@ def waits(kit: Kit) -> Program:
     yield kit.run(graph.compile(checkpointer=InMemorySaver()), kit.ask("e"))
 
 
-@topology(
-    "interrupt_before",
-    Expect("plan", "p", step=1),
-    Expect("act", "a", step=2),
-    threaded=True,
-)
+@topology("interrupt_before", *Expect.line(plan="p", act="a"), threaded=True)
 def stops_before(kit: Kit) -> Program:
     graph = line(MessagesState, plan=kit.node(), act=kit.node())
     agent = graph.compile(checkpointer=InMemorySaver(), interrupt_before=["act"])
@@ -193,8 +192,7 @@ def _aflow(kit: Kit) -> Any:
 
 @topology(
     "tasks of the functional API, kept over an interrupt",
-    Expect("flow/draft", "one", step=0),
-    Expect("flow/draft", "yes", step=0),
+    *Expect.turns("flow/draft", "one", "yes", first=0, apart=0),
     threaded=True,
 )
 def functional_interrupt(kit: Kit) -> Program:
@@ -205,8 +203,7 @@ def functional_interrupt(kit: Kit) -> Program:
 
 @topology(
     "time travel: replayed and forked in one run",
-    Expect("plan", "p", step=1),
-    Expect("act", "a", step=2),
+    *Expect.line(plan="p", act="a"),
     Expect("act", "a", step=3, task="replayed"),
     Expect("act", "other", step=3, task="forked"),
     threaded=True,
@@ -243,10 +240,7 @@ def failed_thread(kit: Kit) -> Program:
 
 
 @topology(
-    "several turns of one thread",
-    Expect("answer", "one", step=1),
-    Expect("answer", "two", step=4),
-    threaded=True,
+    "several turns of one thread", *Expect.turns("answer", "one", "two", apart=3), threaded=True
 )
 def turns_of_a_thread(kit: Kit) -> Program:
     agent = line(MessagesState, answer=kit.node()).compile(checkpointer=InMemorySaver())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -20,6 +19,7 @@ from tests.conformance.suite.cases.interrupts import careful
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line, talk
 from tests.conformance.suite.outcomes import leaves, same
+from tests.conformance.suite.tools import run_agent
 
 ASYNC = "LangGraph's time limits are for asynchronous nodes"
 HANDLER = "shaky/__error_handler__shaky"
@@ -168,8 +168,7 @@ def out_of_time(kit: Kit) -> Program:
 
 @topology(
     "a node that says it is alive",
-    Expect("slow", "one", step=1, task="slow"),
-    Expect("slow", "two", step=1, task="slow"),
+    *Expect.turns("slow", "one", "two", apart=0, task="slow"),
     modes=("ainvoke", "astream"),
     remark="`TimeoutPolicy(refresh_on=…)` by heartbeats and by calls",
 )
@@ -219,12 +218,7 @@ def drained(kit: Kit) -> Program:
     yield kit.run(_drained(kit, control), {"said": []}, control=control)
 
 
-@topology(
-    "drained, and gone on with",
-    Expect("early", "e", step=1),
-    Expect("late", "l", step=2),
-    threaded=True,
-)
+@topology("drained, and gone on with", *Expect.line(early="e", late="l"), threaded=True)
 def drained_and_resumed(kit: Kit) -> Program:
     control = RunControl()
     agent = _drained(kit, control)
@@ -251,8 +245,7 @@ def durable_at_exit(kit: Kit) -> Program:
 @topology(
     "a sub-agent that loops inside of a tool",
     Expect("model", "delve", step=1),
-    Expect("tools/think", "hm", step=1),
-    Expect("tools/think", "hm", step=2),
+    *Expect.turns("tools/think", "hm", "hm", apart=1),
     Expect("model", "so be it", step=3),
     remark="the tool catches the recursion limit: to loop is what the policy did, so it counts",
 )
@@ -269,14 +262,12 @@ def loops(kit: Kit) -> Program:
         except GraphRecursionError:
             return "It was too much."
 
-    agent = create_agent(kit.model, [tool(talk(kit, delve))])
-    yield kit.run(agent, kit.ask({"call": "delve", "args": {}}, "so be it"))
+    yield run_agent(kit, {"call": "delve", "args": {}}, "so be it", tools=[tool(talk(kit, delve))])
 
 
 @topology(
     "a sub-agent that loops, and another in its place",
-    Expect("answer/think", "hm", step=1, why="superseded_error"),
-    Expect("answer/think", "hm", step=2, why="superseded_error"),
+    *Expect.turns("answer/think", "hm", "hm", apart=1, why="superseded_error"),
     Expect("answer", "fine", step=1),
     modes=("invoke", "ainvoke"),
     remark="`with_fallbacks`: what it did was thrown away as a whole",

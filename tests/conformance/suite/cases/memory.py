@@ -19,9 +19,7 @@ _RECALL = {"call": "search_memory", "args": {"query": "Ann"}}
 
 @topology(
     "an agent with memory tools",
-    Expect("model", "manage_memory", step=1),
-    Expect("model", "search_memory", step=3),
-    Expect("model", "Ann likes doors", step=5),
+    *Expect.turns("model", "manage_memory", "search_memory", "Ann likes doors"),
     remark="langmem, with LangGraph's store",
 )
 def remembering(kit: Kit) -> Program:
@@ -63,9 +61,7 @@ class _Summarised(MessagesState):
 
 @topology(
     "a history summarised by a node of LangMem",
-    Expect("chat", "one", step=1),
-    Expect("summarise", "done", step=2),
-    Expect("answer", "end", step=3),
+    *Expect.line(chat="one", summarise="done", answer="end"),
     remark="the summary is asked for past the end of the script",
 )
 def summarising_node(kit: Kit) -> Program:

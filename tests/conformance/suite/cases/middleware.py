@@ -27,7 +27,7 @@ from langchain_art import ChatART
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import Failing, talk
 from tests.conformance.suite.scripts import script
-from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
+from tests.conformance.suite.tools import LOOK, WEIGH, look, run_agent, weigh
 
 
 @topology(
@@ -49,15 +49,12 @@ def summarising(kit: Kit) -> Program:
         keep=("messages", 2),
         summary_prompt=kit.says("in short: " + script("", "a door")) + "{messages}",
     )
-    agent = create_agent(kit.model, [look], middleware=[summarise])
-    yield kit.run(agent, kit.ask(LOOK))
+    yield run_agent(kit, LOOK, middleware=[summarise])
 
 
 @topology(
     "trimming middleware",
-    Expect("model", "look", step=1),
-    Expect("model", "weigh", step=3),
-    Expect("model", "a heavy door", step=5),
+    *Expect.turns("model", "look", "weigh", "a heavy door"),
     remark="the trimmed prompt starts a new row",
 )
 def trimming(kit: Kit) -> Program:
@@ -73,21 +70,17 @@ def trimming(kit: Kit) -> Program:
 
 @topology(
     "context-editing middleware",
-    Expect("model", "look", step=1),
-    Expect("model", "weigh", step=3),
-    Expect("model", "a heavy door", step=5),
+    *Expect.turns("model", "look", "weigh", "a heavy door"),
     remark="old tool results are cleared: the last prompt forks from its row",
 )
 def context_editing(kit: Kit) -> Program:
     edit = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=1)])
-    agent = create_agent(kit.model, [look, weigh], middleware=[edit])
-    yield kit.run(agent, kit.ask(LOOK, WEIGH, "a heavy door"))
+    yield run_agent(kit, LOOK, WEIGH, "a heavy door", tools=[look, weigh], middleware=[edit])
 
 
 @topology(
     "a dynamic prompt",
-    Expect("model", "look", step=1),
-    Expect("model", "a door", step=3),
+    *Expect.turns("model", "look", "a door"),
     remark="the system prompt changes with the state: no prompt extends the last",
 )
 def changing_prompt(kit: Kit) -> Program:
@@ -95,20 +88,17 @@ def changing_prompt(kit: Kit) -> Program:
     def prompt(request: Any) -> str:
         return f"There are {len(request.messages)} messages."
 
-    agent = create_agent(kit.model, [look], middleware=[prompt])
-    yield kit.run(agent, kit.ask(LOOK, "a door"))
+    yield run_agent(kit, LOOK, "a door", middleware=[prompt])
 
 
 @topology(
     "middleware that redacts replies",
-    Expect("model", "Ask ann@example.com.", step=2),
-    Expect("model", "a door", step=6),
+    *Expect.turns("model", "Ask ann@example.com.", "a door", first=2, apart=4),
     remark="the next prompt does not repeat what was sampled: it forks there",
 )
 def redacting(kit: Kit) -> Program:
     redact = PIIMiddleware("email", apply_to_input=False, apply_to_output=True)
-    agent = create_agent(kit.model, [look], middleware=[redact])
-    yield kit.run(agent, kit.ask({"say": "Ask ann@example.com.", **LOOK}, "a door"))
+    yield run_agent(kit, {"say": "Ask ann@example.com.", **LOOK}, "a door", middleware=[redact])
 
 
 class Unsteady(ChatART):
@@ -160,8 +150,7 @@ def asking_again(kit: Kit) -> Program:
         yield handler, request
         return (yield handler, request)
 
-    agent = create_agent(kit.model, [look], middleware=[wrap_model_call(talk(kit, again))])
-    yield kit.run(agent, kit.ask(LOOK, "a door"))
+    yield run_agent(kit, LOOK, "a door", middleware=[wrap_model_call(talk(kit, again))])
 
 
 @topology(
@@ -195,14 +184,12 @@ def tool_retry(kit: Kit) -> Program:
         return failing(kit.model.invoke(kit.says(next(colours))).text)
 
     retry = ToolRetryMiddleware(initial_delay=0.001, jitter=False)
-    agent = create_agent(kit.model, [ask], middleware=[retry])
-    yield kit.run(agent, kit.ask({"call": "ask"}, "it is blue"))
+    yield run_agent(kit, {"call": "ask"}, "it is blue", tools=[ask], middleware=[retry])
 
 
 @topology(
     "a person approves, edits, rejects",
-    Expect("model", "look", step=1),
-    Expect("model", "weigh", step=4),
+    *Expect.turns("model", "look", "weigh", apart=3),
     Expect("model", "drop it", step=6),
     threaded=True,
     remark="HumanInTheLoopMiddleware; an edited call forks from what was sampled",
@@ -264,5 +251,4 @@ def tool_selecting(kit: Kit) -> Program:
 )
 def tool_emulator(kit: Kit) -> Program:
     asked = {"call": "look", "args": {"what": kit.says("a red door")}}
-    agent = create_agent(kit.model, [look], middleware=[LLMToolEmulator(model=kit.model)])
-    yield kit.run(agent, kit.ask(asked, "it is red"))
+    yield run_agent(kit, asked, "it is red", middleware=[LLMToolEmulator(model=kit.model)])

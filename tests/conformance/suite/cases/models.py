@@ -27,7 +27,7 @@ from tests.conformance.suite.cases.agents import alone
 from tests.conformance.suite.cases.nesting import chain
 from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import talk
-from tests.conformance.suite.tools import LOOK, look
+from tests.conformance.suite.tools import LOOK, look, run_agent
 
 
 @topology(
@@ -174,8 +174,7 @@ class Decider(BaseDecisionModel):
 @in_two_modes(
     "a model that is chosen for the task",
     Expect("ModelRouterMiddleware.before_agent", "rival", step=1),
-    Expect("model", "look", step=2, why="other_policy"),
-    Expect("model", "a door", step=4, why="other_policy"),
+    *Expect.turns("model", "look", "a door", first=2, why="other_policy"),
     remark="ModelRouterMiddleware; its decision model asks ours",
 )
 def model_router(kit: Kit) -> Program:
@@ -187,27 +186,24 @@ def model_router(kit: Kit) -> Program:
         instructions="Which model suits the task?",
         classifier=Decider(chat=kit.model, prompt=kit.says("rival")),
     )
-    agent = create_agent(kit.model, [look], middleware=[router])
-    yield kit.run(agent, kit.ask(LOOK, "a door"))
+    yield run_agent(kit, LOOK, "a door", middleware=[router])
 
 
 @in_two_modes(
     "a tool call that a decision blocks",
-    Expect("model", "look", step=1),
-    Expect("tools", "0.9", step=2),
+    *Expect.line(model="look", tools="0.9"),
     Expect("model", "a pity", step=3),
     remark="AutoModeMiddleware",
 )
 def blocked_tool(kit: Kit) -> Program:
     decider = Decider(chat=kit.model, prompt=kit.says("0.9"))
     guard = AutoModeMiddleware(tools=[look], classifier=decider)
-    yield kit.run(create_agent(kit.model, [look], middleware=[guard]), kit.ask(LOOK, "a pity"))
+    yield run_agent(kit, LOOK, "a pity", middleware=[guard])
 
 
 @topology(
     "a decision in a node",
-    Expect("answer", "0.2", step=1, task="node"),
-    Expect("answer", "hello", step=1, task="node"),
+    *Expect.turns("answer", "0.2", "hello", apart=0, task="node"),
     remark="a decision model, asked as any Runnable",
 )
 def decision(kit: Kit) -> Program:

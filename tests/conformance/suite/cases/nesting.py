@@ -13,7 +13,7 @@ from langgraph.prebuilt import create_react_agent
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import line, talk
-from tests.conformance.suite.tools import LOOK, WEIGH, look, weigh
+from tests.conformance.suite.tools import LOOK, WEIGH, look, run_agent, weigh
 
 chain = partial(line, MessagesState)
 
@@ -53,8 +53,7 @@ def subgraph_calls(kit: Kit) -> Program:
 
 @topology(
     "a model inside of a tool",
-    Expect("model", "ask", step=1),
-    Expect("tools", "blue", step=2),
+    *Expect.line(model="ask", tools="blue"),
     Expect("model", "it is blue", step=3),
 )
 def model_in_tool(kit: Kit) -> Program:
@@ -62,15 +61,13 @@ def model_in_tool(kit: Kit) -> Program:
         """Ask."""
         return (yield kit.says("blue")).text
 
-    agent = create_agent(kit.model, [tool(talk(kit, ask))])
-    yield kit.run(agent, kit.ask({"call": "ask"}, "it is blue"))
+    yield run_agent(kit, {"call": "ask"}, "it is blue", tools=[tool(talk(kit, ask))])
 
 
 @topology(
     "a graph inside of a tool",
     Expect("model", "delegate", step=1),
-    Expect("tools/model", "look", step=1),
-    Expect("tools/model", "a door", step=3),
+    *Expect.turns("tools/model", "look", "a door"),
     Expect("model", "it is a door", step=3),
 )
 def graph_in_tool(kit: Kit) -> Program:
@@ -80,17 +77,14 @@ def graph_in_tool(kit: Kit) -> Program:
         """Delegate."""
         return (yield inner, kit.ask(LOOK, "a door"))["messages"][-1].text
 
-    agent = create_agent(kit.model, [tool(talk(kit, delegate))])
-    yield kit.run(agent, kit.ask({"call": "delegate"}, "it is a door"))
+    yield run_agent(kit, {"call": "delegate"}, "it is a door", tools=[tool(talk(kit, delegate))])
 
 
 @topology(
     "agents in parallel tool calls",
     Expect("model", "delegate, delegate", step=1),
-    Expect("tools/model", "look", step=1),
-    Expect("tools/model", "left", step=3),
-    Expect("tools/model", "weigh", step=1),
-    Expect("tools/model", "right", step=3),
+    *Expect.turns("tools/model", "look", "left"),
+    *Expect.turns("tools/model", "weigh", "right"),
     Expect("model", "both", step=3),
     ordered=False,
     remark="their calls interleave",
@@ -104,15 +98,13 @@ def agents_in_parallel_tools(kit: Kit) -> Program:
         return (yield inner, asks[side])["messages"][-1].text
 
     both = [{"call": "delegate", "args": {"side": side}} for side in asks]
-    agent = create_agent(kit.model, [tool(talk(kit, delegate))])
-    yield kit.run(agent, kit.ask({"calls": both}, "both"))
+    yield run_agent(kit, {"calls": both}, "both", tools=[tool(talk(kit, delegate))])
 
 
 @topology(
     "a supervisor",
     Expect("supervisor/agent", "transfer_to_scout", step=1),
-    Expect("scout/agent", "look", step=1),
-    Expect("scout/agent", "a door", step=3),
+    *Expect.turns("scout/agent", "look", "a door"),
     Expect("supervisor/agent", "it is a door", step=1),
     remark="langgraph-supervisor",
 )
@@ -128,8 +120,7 @@ def supervisor(kit: Kit) -> Program:
 @topology(
     "a swarm",
     Expect("scout/agent", "transfer_to_smith", step=1),
-    Expect("smith/agent", "look", step=1),
-    Expect("smith/agent", "a door", step=3),
+    *Expect.turns("smith/agent", "look", "a door"),
     remark="langgraph-swarm",
 )
 def swarm(kit: Kit) -> Program:

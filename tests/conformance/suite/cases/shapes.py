@@ -6,7 +6,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableBranch, RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
@@ -20,13 +19,12 @@ from langgraph.types import Command, Send
 from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes
 from tests.conformance.suite.nodes import Said, chain, line, talk
 from tests.conformance.suite.outcomes import holds
-from tests.conformance.suite.tools import LOOK, drop, look
+from tests.conformance.suite.tools import LOOK, drop, look, run_agent
 
 
 @in_two_modes(
     "Command(goto) to two nodes at once",
-    Expect("fork", "both", step=1),
-    Expect("left", "l", step=2),
+    *Expect.line(fork="both", left="l"),
     Expect("right", "r", step=2),
     ordered=False,
 )
@@ -96,11 +94,7 @@ def as_node(kit: Kit) -> Program:
     yield kit.run(agent, None)
 
 
-@in_two_modes(
-    "a store between two nodes",
-    Expect("write", "a secret", step=1),
-    Expect("read", "told", step=2),
-)
+@in_two_modes("a store between two nodes", *Expect.line(write="a secret", read="told"))
 def stored(kit: Kit) -> Program:
     store = InMemoryStore()
     write = chain(kit, "a secret", then=lambda state: store.put(("notes",), "1", {"said": "told"}))
@@ -149,13 +143,12 @@ def direct(kit: Kit) -> Program:
         """Finish."""
         return "finished"
 
-    yield kit.run(create_agent(kit.model, [finish]), kit.ask({"call": "finish"}, "never"))
+    yield run_agent(kit, {"call": "finish"}, "never", tools=[finish])
 
 
 @in_two_modes(
     "a ToolNode of one's own, which tells of errors",
-    Expect("model", "drop", step=1),
-    Expect("model", "it is stuck", step=3),
+    *Expect.turns("model", "drop", "it is stuck"),
     remark="`ToolNode(handle_tool_errors=…)`",
 )
 def own_tool_node(kit: Kit) -> Program:
@@ -173,8 +166,7 @@ def own_tool_node(kit: Kit) -> Program:
 
 @in_two_modes(
     "runnables in parallel as a node",
-    Expect("both", "same", step=1, task="node"),
-    Expect("both", "same", step=1, task="node"),
+    *Expect.turns("both", "same", "same", apart=0, task="node"),
     ordered=False,
     remark="`RunnableParallel`",
 )
@@ -220,8 +212,7 @@ def swarm_and_back(kit: Kit) -> Program:
 @in_two_modes(
     "a supervisor that keeps every message",
     Expect("supervisor/agent", "transfer_to_scout", step=1),
-    Expect("scout/agent", "look", step=1),
-    Expect("scout/agent", "a door", step=3),
+    *Expect.turns("scout/agent", "look", "a door"),
     Expect("supervisor/agent", "it is a door", step=1),
     remark='langgraph-supervisor, `output_mode="full_history"`',
 )

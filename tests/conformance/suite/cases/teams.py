@@ -63,8 +63,7 @@ def forwarding(kit: Kit) -> Program:
 @in_two_modes(
     "a swarm that remembers who spoke",
     Expect("scout/model", "transfer_to_smith", step=1),
-    Expect("smith/model", "here", step=1),
-    Expect("smith/model", "transfer_to_scout", step=1),
+    *Expect.turns("smith/model", "here", "transfer_to_scout", apart=0),
     Expect("scout/model", "back", step=1),
     threaded=True,
     remark="langgraph-swarm; two turns of one thread, the second begins with the second agent",
@@ -145,8 +144,7 @@ def cached_task(kit: Kit) -> Program:
 
 @in_two_modes(
     "an entrypoint with a memory of its own",
-    Expect("chat", "one", step=0),
-    Expect("chat", "two", step=2),
+    *Expect.turns("chat", "one", "two", first=0),
     threaded=True,
     remark="`previous` and `entrypoint.final`",
 )

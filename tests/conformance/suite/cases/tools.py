@@ -15,13 +15,12 @@ from langgraph.types import Command, Send, interrupt
 
 from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes
 from tests.conformance.suite.nodes import line, talk
-from tests.conformance.suite.tools import LOOK, look
+from tests.conformance.suite.tools import LOOK, look, run_agent
 
 
 @in_two_modes(
     "a tool node in a graph of one's own",
-    Expect("agent", "look, look", step=1),
-    Expect("agent", "two doors", step=3),
+    *Expect.turns("agent", "look, look", "two doors"),
     remark="`ToolNode`, `tools_condition`",
 )
 def tool_node(kit: Kit) -> Program:
@@ -33,8 +32,7 @@ def tool_node(kit: Kit) -> Program:
 
 @in_two_modes(
     "tool calls sent one by one",
-    Expect("agent", "look, look", step=1),
-    Expect("agent", "two doors", step=3),
+    *Expect.turns("agent", "look, look", "two doors"),
     remark="`Send` of each call to the tool node",
 )
 def sent_calls(kit: Kit) -> Program:
@@ -68,8 +66,7 @@ def steering_tool(kit: Kit) -> Program:
 
 @in_two_modes(
     "a tool that is given the state and asks the model",
-    Expect("model", "count", step=1),
-    Expect("tools", "one message", step=2),
+    *Expect.line(model="count", tools="one message"),
     Expect("model", "so many", step=3),
     remark="`InjectedState`",
 )
@@ -78,14 +75,12 @@ def state_tool(kit: Kit) -> Program:
         """Count."""
         return (yield kit.says("one message") + str(len(state["messages"]))).text
 
-    agent = create_agent(kit.model, [tool(talk(kit, count))])
-    yield kit.run(agent, kit.ask({"call": "count"}, "so many"))
+    yield run_agent(kit, {"call": "count"}, "so many", tools=[tool(talk(kit, count))])
 
 
 @in_two_modes(
     "a tool that asks a person",
-    Expect("model", "confirm", step=1),
-    Expect("model", "as you wish", step=3),
+    *Expect.turns("model", "confirm", "as you wish"),
     threaded=True,
     remark="`interrupt` in a tool: the model's own node is not run again",
 )
@@ -102,8 +97,7 @@ def asking_tool(kit: Kit) -> Program:
 
 @in_two_modes(
     "a subgraph with a memory of its own",
-    Expect("team/work", "one", step=1),
-    Expect("team/work", "two", step=4),
+    *Expect.turns("team/work", "one", "two", apart=3),
     threaded=True,
     remark="`compile(checkpointer=True)`: its thread goes on in the second turn",
 )
