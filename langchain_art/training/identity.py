@@ -17,7 +17,7 @@ import sysconfig
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from numbers import Number
 from pathlib import Path
 from tokenize import TokenError
@@ -359,6 +359,7 @@ def is_own_module(module: ModuleType | None) -> bool:
     return _is_own(file)
 
 
+@cache
 def _is_own(file: str) -> bool:
     if file.startswith("<frozen"):
         return False
