@@ -84,21 +84,6 @@ def test_of_choices_that_the_node_made_something_else_of_none_counts(output: Any
     assert [why for _, why in fates(through(node))] == ["unchosen"] * 3
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [
-        lambda replies: {"messages": replies[1:]},
-        lambda replies: {"messages": replies[1]},
-        lambda replies: Command(update={"messages": replies[1:]}),
-        lambda replies: [Command(update={"messages": replies[1:]})],
-    ],
-)
-def test_a_reply_that_the_node_does_not_return_is_not_chosen(returned: Any) -> None:
-    model = FakeListChatModel(responses=["bad", "good"])
-    run = through(lambda state: returned([model.invoke(ASK), model.invoke(ASK)]))
-    assert fates(run) == [("bad", "unchosen"), ("good", None)]
-
-
 class Found(BaseModel):
     """An answer that is parsed."""
 
@@ -114,6 +99,8 @@ def said(reply: AIMessage) -> str:
     "returned",
     [
         lambda reply: {"messages": [reply]},
+        lambda reply: {"messages": reply},
+        lambda reply: [Command(update={"messages": [reply]})],
         lambda reply: {"messages": [reply.model_copy(update={"name": "ann"})]},
         lambda reply: {"answer": message_to_dict(reply)},
         lambda reply: {"messages": [{"role": "assistant", "content": reply.text}]},
@@ -238,27 +225,25 @@ class Asked(FakeListChatModel):
         return {"ls_provider": "elsewhere", "ls_model_name": self.name_}
 
 
+GOOD = Asked(responses=["good"])
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("other", "why"),
     [
-        Asked(responses=["good"], name_="two"),
-        Asked(responses=["good"]).bind(tools=[{"type": "function", "function": {"name": "f"}}]),
-        Asked(responses=["good"]).bind(response_format={"type": "json_object"}),
-        Asked(responses=["good"]).bind(stop=["."]),
-        Asked(responses=["good"]).bind(extra_body={"guided_regex": "a"}),
+        (Asked(responses=["good"], name_="two"), None),
+        (GOOD.bind(tools=[{"type": "function", "function": {"name": "f"}}]), None),
+        (GOOD.bind(response_format={"type": "json_object"}), None),
+        (GOOD.bind(stop=["."]), None),
+        (GOOD.bind(extra_body={"guided_regex": "a"}), None),
+        (GOOD.bind(temperature=0.5), "unchosen"),
+        (GOOD.bind(seed=2), "unchosen"),
+        (GOOD.bind(extra_body={"top_k": 5}), "unchosen"),
+        (GOOD.bind(user="ann"), "unchosen"),
     ],
 )
-def test_another_model_or_other_tools_or_parameters_ask_another_question(other: Any) -> None:
-    model = Asked(responses=["good"])
-    run = through(lambda state: {"messages": [model.invoke(ASK), other.invoke(ASK)][1:]})
-    assert [why for _, why in fates(run)] == [None, None]
-
-
-@pytest.mark.parametrize(
-    "drawn", [{"temperature": 0.5}, {"seed": 2}, {"extra_body": {"top_k": 5}}, {"user": "ann"}]
-)
-def test_how_an_answer_is_drawn_makes_no_other_question(drawn: Any) -> None:
-    model = Asked(responses=["good"])
-    again = model.bind(**drawn)
-    run = through(lambda state: {"messages": [model.invoke(ASK), again.invoke(ASK)][1:]})
-    assert [why for _, why in fates(run)] == ["unchosen", None]
+def test_another_question_is_one_of_another_model_tools_or_shape_however_it_is_drawn(
+    other: Any, why: str | None
+) -> None:
+    run = through(lambda state: {"messages": [GOOD.invoke(ASK), other.invoke(ASK)][1:]})
+    assert [why for _, why in fates(run)] == [why, None]

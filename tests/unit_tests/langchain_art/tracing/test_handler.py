@@ -17,9 +17,8 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Command, Send, interrupt
+from langgraph.types import Send
 
 from langchain_art import CaptureHandler, Trajectory, Turn, capture
 from langchain_art.errors import ConfigError
@@ -72,22 +71,6 @@ def test_ids() -> None:
         pass
 
 
-def test_input_output_and_a_failed_run() -> None:
-    graph = graph_of(a=node(Scripted(lines=["one"]))).compile()
-    with capture() as run:
-        graph.invoke(ASK)
-    assert run.trajectory().output["messages"][1]["content"] == "one"
-    assert run.trajectory().input["messages"] == [["user", "hi"]]
-
-    def broken(state: MessagesState) -> None:
-        raise KeyError("no")
-
-    with pytest.raises(KeyError), capture() as run:
-        graph_of(a=node(Scripted(lines=["one"])), b=broken).compile().invoke(ASK)
-    assert (run.status, run.error) == ("failed", "KeyError: 'no'")
-    assert [turn.excluded_because for turn in run.turns] == [None]  # it may still earn a bad reward
-
-
 def test_input_and_output_are_those_of_the_call_whatever_is_appended_to_them() -> None:
     graph = graph_of(a=node(Scripted(lines=["one", "two"]))).compile()
     history: list[Any] = [HumanMessage("hi")]
@@ -119,15 +102,6 @@ def test_a_state_that_is_a_data_class_is_recorded_by_its_fields() -> None:
 # ---- shapes
 
 
-def test_a_named_agents_signature_does_not_break_the_chain() -> None:
-    lines = [calls("look", "c1"), calls("look", "c2"), "done"]
-    with capture() as run:
-        create_agent(Scripted(lines=lines), [look], name="scout").invoke(ASK)
-    assert [turn.extends for turn in run.turns] == [None, 0, 1]
-    assert run.turns[0].reply is not None
-    assert run.turns[0].reply["name"] == "scout"
-
-
 class Fan(TypedDict):
     words: Annotated[list[str], operator.add]
 
@@ -151,29 +125,6 @@ def test_equal_branches_go_on_in_their_own() -> None:
     assert len(second) == 2
     for turn in second:
         assert run.turns[turn.extends or 0].namespace == turn.namespace
-
-
-# ---- attempts
-
-
-def test_an_interrupted_attempt_that_ran_again_is_discarded() -> None:
-    def careful(state: MessagesState) -> Any:
-        reply = model.invoke(state["messages"])
-        return {"messages": [reply, HumanMessage(interrupt("sure?"))]}
-
-    model = Scripted(lines=["before", "after"])
-    graph = graph_of(early=node(Scripted(lines=["e"])), careful=careful)
-    agent = graph.compile(checkpointer=InMemorySaver())
-    config: Any = {"configurable": {"thread_id": "t"}}
-    with capture() as run:
-        agent.invoke(ASK, config)
-        assert run.status == "interrupted"
-        assert [turn.excluded_because for turn in run.turns] == [None, None]
-        agent.invoke(Command(resume="yes"), config)
-    assert run.status == "completed"
-    assert [turn.excluded_because for turn in run.turns] == [None, "interrupted", None]
-    assert {turn.thread for turn in run.turns} == {"t"}
-    assert run.trajectory().input["messages"] == [["user", "hi"]]
 
 
 # ---- who hears

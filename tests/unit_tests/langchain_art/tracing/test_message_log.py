@@ -1,6 +1,7 @@
 """Messages in the log are those that were sent: what ChatART sends is the measure."""
 
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,31 +88,14 @@ def test_of_equal_replies_a_prompt_continues_the_one_whose_id_it_repeats() -> No
     assert [extended(id) for id in ("one", "two", "both", "new", None)] == [0, 1, 1, 1, 1]
 
 
-def _set_content(reply: AIMessage) -> None:
-    reply.content = "clean"
-
-
-def _set_blocks(reply: AIMessage) -> None:
-    reply.content = [{"type": "text", "text": "clean"}]
-
-
-def _set_argument(reply: AIMessage) -> None:
-    reply.tool_calls[0]["args"]["what"] = "window"
-
-
-def _set_unwritable(reply: AIMessage) -> None:
-    reply.tool_calls[0]["args"]["what"] = object()
-
-
-def _set_calls(reply: AIMessage) -> None:
-    reply.tool_calls = []
-
-
-def _set_reasoning(reply: AIMessage) -> None:
-    reply.additional_kwargs["reasoning_content"] = "no"
-
-
-EDITS = [_set_content, _set_blocks, _set_argument, _set_unwritable, _set_calls, _set_reasoning]
+EDITS: list[Callable[[AIMessage], object]] = [
+    lambda reply: setattr(reply, "content", "clean"),
+    lambda reply: setattr(reply, "content", [{"type": "text", "text": "clean"}]),
+    lambda reply: reply.tool_calls[0]["args"].update(what="window"),
+    lambda reply: reply.tool_calls[0]["args"].update(what=object()),
+    lambda reply: setattr(reply, "tool_calls", []),
+    lambda reply: reply.additional_kwargs.update(reasoning_content="no"),
+]
 
 
 @pytest.mark.parametrize("edit", EDITS)

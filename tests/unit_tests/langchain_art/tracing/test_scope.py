@@ -246,6 +246,8 @@ def test_scopes_that_end_in_the_order_in_which_they_began_leave_the_config_as_it
     try:
         first, second = capture(), capture()
         first.__enter__(), second.__enter__()
+        inside = var_child_runnable_config.get() or {}
+        assert inside.get("tags") == (given or {}).get("tags")
         first.__exit__(None, None, None), second.__exit__(None, None, None)
         left = {name: v for name, v in (var_child_runnable_config.get() or {}).items() if v}
         assert left == (given or {})
