@@ -72,26 +72,6 @@ async def test_too_many_failures_end_it_and_some_do_not() -> None:
             await groups.take(4)
 
 
-async def test_leaving_cancels_what_runs() -> None:
-    begun = cancelled = 0
-
-    async def rollout(_: str) -> float:
-        nonlocal begun, cancelled
-        begun += 1
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled += 1
-            raise
-        return 1.0
-
-    async with stream(rollout) as groups:
-        groups.allow(10)
-        while begun < 8:
-            await asyncio.sleep(0)
-    assert cancelled == 8  # as many as ran at once
-
-
 async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:
     async def draws(kind: Callable[[int], Any] = int) -> list[tuple[int, float]]:
         found: list[tuple[int, float]] = []

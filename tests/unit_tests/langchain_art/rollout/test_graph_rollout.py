@@ -1,6 +1,5 @@
 import dataclasses
 import datetime
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from langchain_art.rollout.gather import gather, gather_sync
 from langchain_art.rollout.graph_rollout import graph_input, is_graph
 from langchain_art.rollout.scenarios import MAX_SCENARIO, portable
 from langchain_art.training.trainer import Trainer
-from langchain_art.wire import TrajectoryGroup
 
 
 class State(MessagesState):
@@ -184,12 +182,3 @@ def test_what_json_cannot_carry_stays_here_and_that_is_said() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert portable(circle) == left
-
-
-async def test_functions_have_their_scenario_along_too() -> None:
-    async def rollout(scenario: Question) -> float:
-        return 1.0
-
-    found = await gather(rollout, [Question("q", "Hi", "x")], group_size=1)
-    scores: Sequence[TrajectoryGroup] = found.groups
-    assert scores[0].metadata["scenario"]["answer"] == "x"

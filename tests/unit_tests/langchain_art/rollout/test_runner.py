@@ -98,13 +98,9 @@ async def test_every_kind_of_rollout_makes_groups(rollout: Any) -> None:
         assert {t.reward for t in group.trajectories} == {scenario.value}
         assert {t.scenario for t in group.trajectories} == {scenario.id}
     assert len({t.id for t in found.trajectories}) == 6
+    if rollout in (as_number, plain_number):  # captured around; runs do not hear each other
+        assert {len(t.turns) for t in found.trajectories} == {1}
     assert (found.failed, found.retried, found.first_error) == (0, 0, None)
-
-
-@pytest.mark.parametrize("rollout", [as_number, plain_number])
-async def test_a_bare_function_is_captured_around(rollout: Any) -> None:
-    found = await gather(rollout, SCENARIOS, group_size=4)
-    assert all(len(t.turns) == 1 for t in found.trajectories), "runs do not hear each other"
 
 
 async def test_no_more_runs_at_once_than_allowed() -> None:
@@ -339,14 +335,14 @@ async def test_cancelling_stops_the_runs() -> None:
             ended += 1
         return 0.0
 
-    task = asyncio.create_task(gather(rollout, SCENARIOS, group_size=2))
-    while begun < 4:
+    task = asyncio.create_task(gather(rollout, SCENARIOS, group_size=2, concurrency=3))
+    while begun < 3:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.sleep(0)
-    assert ended == 4
+    assert begun == ended == 3  # and what waited for its turn does not begin
 
 
 async def test_a_run_is_made_anew_when_the_server_was_away() -> None:
@@ -620,14 +616,9 @@ def test_batches_are_epochs_without_replacement() -> None:
         draw([], 0, seed=0)
 
 
-def test_a_rollout_without_a_reward_is_named_with_its_scenario() -> None:
-    with pytest.raises(ConfigError, match=r"returned None for the scenario 'q'.*or with the num"):
-        gather_sync(lambda scenario: None, [{"id": "q"}], group_size=1)
-
-
 def test_errors_show_a_scenario_that_has_no_id_of_its_own() -> None:
     shown = rf"scenario '{scenario_id('Who writes?')}': 'Who writes\?'"
-    with pytest.raises(ConfigError, match=shown):
+    with pytest.raises(ConfigError, match=rf"returned None for the {shown}.*or with the num"):
         gather_sync(lambda scenario: None, ["Who writes?"], group_size=1)
     with pytest.raises(RolloutFailed, match=rf"\({shown}\)"):
         gather_sync(lambda scenario: 1 / 0, ["Who writes?"], group_size=1)

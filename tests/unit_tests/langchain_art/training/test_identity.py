@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.runnables import RunnableLambda
-from pydantic import BaseModel
 
 from langchain_art import ChatART
 from langchain_art.errors import ConfigError
@@ -67,11 +66,6 @@ def told(
 @dataclass
 class Tools:
     tools: set[int]
-
-
-class Told(BaseModel):
-    tools: set[int]
-    id: str = "a"
 
 
 def summed(weight: float) -> SumEvaluator:
@@ -189,7 +183,6 @@ def test_a_set_is_the_same_in_every_process() -> None:
     one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
     assert told(scenarios=[{"id": 1, "q": one}]) == told(scenarios=[{"id": 1, "q": same}])
     assert told([Tools(one)]) == told([Tools(same)]) != told([Tools({0, 9})])
-    assert told([Told(tools=one)]) == told([Told(tools=same)]) != told([Told(tools={0, 9})])
 
 
 def test_scenarios_that_are_no_json_count_by_their_id() -> None:

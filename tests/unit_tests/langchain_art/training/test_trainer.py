@@ -1,4 +1,5 @@
 import io
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,27 @@ def test_what_is_no_list_of_scenarios_is_refused(tmp_path: Path, scenarios: Any)
     assert "put a single one in brackets" in str(refused(tmp_path, "Which project?").value)
 
 
+NUMBERS = ("group_size", "groups_per_step", "max_steps_ahead", "concurrency")
+
+
 @pytest.mark.parametrize(
-    "name", ["group_size", "groups_per_step", "max_steps_ahead", "concurrency"]
+    ("name", "wrong", "words"),
+    [
+        *((name, wrong, "an integer of at l") for name in NUMBERS for wrong in (-1, 1.5, "4")),
+        *(("seed", wrong, "an integer") for wrong in (None, "x", 1.5, np.float64(2), np.arange(2))),
+        *(("max_failed", wrong, "a fraction") for wrong in (-0.5, 50, float("nan"))),
+        ("lora", {"rank": 4}, "a LoraConfig"),
+    ],
 )
-def test_a_number_of_runs_is_an_integer_in_range(name: str) -> None:
-    for wrong in (-1, 1.5, "4"):
-        with pytest.raises(ConfigError, match=f"got {name}={wrong!r}, expected an integer of at l"):
-            Trainer("p", **{name: wrong})
+def test_an_option_of_another_kind_is_refused(name: str, wrong: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"got {name}={re.escape(repr(wrong))}, expected {words}"):
+        Trainer("p", **{name: wrong})
 
 
-@pytest.mark.parametrize("wrong", [None, "x", 1.5, np.float64(2), np.arange(2)])
-def test_a_seed_is_an_integer(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=r"got seed=.*, expected an integer"):
-        Trainer("p", seed=wrong)
+@pytest.mark.parametrize("wrong", ["openai/o3", RulerEvaluator, 0.5])
+def test_what_is_no_evaluator_is_refused_before_any_run(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="as an evaluator, expected a function of a group"):
+        Trainer("p", evaluator=wrong)
 
 
 @pytest.mark.parametrize("name", ["steps", "eval_every", "eval_samples"])
@@ -81,23 +90,6 @@ def test_options_of_evaluations_need_held_out_scenarios(
     tmp_path: Path, alone: dict[str, int]
 ) -> None:
     assert "and no eval_scenarios" in str(refused(tmp_path, ["a"], **alone).value)
-
-
-@pytest.mark.parametrize("wrong", ["openai/o3", RulerEvaluator, 0.5])
-def test_what_is_no_evaluator_is_refused_before_any_run(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="as an evaluator, expected a function of a group"):
-        Trainer("p", evaluator=wrong)
-
-
-def test_the_shape_of_an_adapter_is_a_lora_config() -> None:
-    with pytest.raises(ConfigError, match=r"got lora=\{'rank': 4\}, expected a LoraConfig"):
-        Trainer("p", lora={"rank": 4})  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize("wrong", [-0.5, 50, float("nan")])
-def test_the_part_that_may_fail_is_a_fraction(wrong: float) -> None:
-    with pytest.raises(ConfigError, match=f"got max_failed={wrong}, expected a fraction"):
-        Trainer("p", max_failed=wrong)
 
 
 @pytest.mark.parametrize("policy", ["Qwen/Qwen2.5-0.5B", "My Agent", "-x", "a..b"])

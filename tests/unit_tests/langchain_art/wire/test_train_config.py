@@ -30,91 +30,25 @@ from langchain_art.wire import (
     TurnCredit,
 )
 
-OPTIMIZER = {
-    "schedule": {"warmup_steps": 0, "decay_steps": None, "final_fraction": 0.1},
-    "max_grad_norm": 1.0,
-    "optimizer_steps": 1,
-    "tokens_per_microbatch": 65536,
-    "mask_truncated": False,
-}
-TRUNCATED = {"kind": "truncated", "high": 2.0}
-
-
-def test_every_default_of_a_job() -> None:
-    assert TrainConfig().model_dump() == OPTIMIZER | {
-        "kind": "rl",
-        "learning_rate": None,
-        "momentum": 0.6,
-        "advantage": {"kind": "standardized", "scores": {}},
-        "credit": {"kind": "run"},
-        "zero_variance_tolerance": 1e-6,
-        "overlong": None,
-        "max_staleness": 8,
-        "loss": {
-            "kind": "clip",
-            "clip_low": 0.2,
-            "clip_high": 0.28,
-            "dual_clip": 3.0,
-            "importance_sampling": TRUNCATED,
-            "aggregation": "token",
-        },
-        "kl": None,
-        "distillation": None,
-        "entropy_bonus": 0.0,
-        "max_kl": 0.02,
-        "guard": 1.25,
-        "max_logprob_gap": 0.1,
-    }
-    expected = OPTIMIZER | {"kind": "sft", "learning_rate": None, "aggregation": "token"}
-    assert SFTConfig().model_dump() == expected
-
-
-def clipped(kind: str, low: float, high: float, aggregation: str) -> dict[str, Any]:
-    bounds = {"kind": kind, "clip_low": low, "clip_high": high}
-    return bounds | {"importance_sampling": TRUNCATED, "aggregation": aggregation}
-
 
 @pytest.mark.parametrize(
-    ("field", "group", "expected"),
+    ("field", "group"),
     [
-        ("loss", ClippedRatio(), TrainConfig().model_dump()["loss"]),
-        ("loss", GSPO(), clipped("gspo", 3e-4, 4e-4, "sequence")),
-        ("loss", CISPO(), clipped("cispo", 1.0, 4.0, "token")),
-        (
-            "loss",
-            DPPOTV(),
-            {"kind": "dppo_tv", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "token"},
-        ),
-        ("advantage", SimpleAdvantage(), {"kind": "mean"}),
-        ("advantage", SimpleAdvantage(kind="leave_one_out"), {"kind": "leave_one_out"}),
-        ("advantage", SimpleAdvantage(kind="maxrl"), {"kind": "maxrl"}),
-        ("advantage", Standardized(), {"kind": "standardized", "scores": {}}),
-        ("credit", SimpleCredit(), {"kind": "run"}),
-        ("credit", SimpleCredit(kind="node"), {"kind": "node"}),
-        ("credit", TurnCredit(), {"kind": "turn", "discount": 1.0}),
-        ("credit", AnchorCredit(), {"kind": "anchor", "discount": 0.95, "weight": 1.0}),
+        *(("loss", loss()) for loss in (ClippedRatio, GSPO, CISPO, DPPOTV)),
+        *(("advantage", SimpleAdvantage(kind=kind)) for kind in ("mean", "leave_one_out", "maxrl")),
+        ("advantage", Standardized()),
+        *(("credit", SimpleCredit(kind=kind)) for kind in ("run", "node")),
+        *(("credit", credit()) for credit in (TurnCredit, AnchorCredit)),
     ],
-    ids=lambda value: str(value.kind) if hasattr(value, "kind") else "",
+    ids=lambda value: str(getattr(value, "kind", "")),
 )
-def test_the_string_of_a_kind_is_that_kind_with_its_defaults(
-    field: str, group: Any, expected: dict[str, Any]
-) -> None:
-    assert group.model_dump() == expected
-    for given in (group, group.kind, expected):
+def test_the_string_of_a_kind_is_that_kind_with_its_defaults(field: str, group: Any) -> None:
+    for given in (group, group.kind, group.model_dump()):
         assert getattr(TrainConfig(**{field: given}), field) == group
 
 
-@pytest.mark.parametrize(
-    ("group", "expected"),
-    [
-        (TruncatedIS(), TRUNCATED),
-        (IcePop(), {"kind": "icepop", "low": 0.5, "high": 5.0}),
-        (SequenceMask(), {"kind": "sequence_mask", "low": None, "high": 3.0}),
-    ],
-    ids=lambda value: value["kind"] if isinstance(value, dict) else "",
-)
-def test_kinds_of_importance_sampling(group: Any, expected: dict[str, Any]) -> None:
-    assert group.model_dump() == expected
+@pytest.mark.parametrize("group", [TruncatedIS(), IcePop(), SequenceMask()])
+def test_kinds_of_importance_sampling(group: Any) -> None:
     for loss in (ClippedRatio, GSPO, CISPO):
         assert loss(importance_sampling=group.kind).importance_sampling == group
         assert loss(importance_sampling=None).importance_sampling is None
@@ -132,11 +66,14 @@ FULL = TrainConfig(
 )
 
 
+PREFERENCE = PreferenceConfig(beta=0.3, learning_rate=1e-3)
+
+
 @pytest.mark.parametrize(
-    "config", [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL]
+    "config", [TrainConfig(), SFTConfig(), SFTConfig(learning_rate=1e-3), FULL, PREFERENCE]
 )
-def test_a_config_is_the_same_after_the_wire(config: TrainConfig | SFTConfig) -> None:
-    request = TrainRequest(policy="p", groups=(("a",),), config=config)
+def test_a_config_is_the_same_after_the_wire(config: Any) -> None:
+    request = TrainRequest(policy="p", groups=(("a", "b"),), config=config)
     for sent in (request.model_dump_json(), request.model_dump_json(exclude_unset=True)):
         assert TrainRequest.model_validate_json(sent).config == config
 
@@ -229,6 +166,13 @@ def test_a_supervised_step_needs_no_retrain() -> None:
         TrainRequest(policy="p", groups=(("a",),), config=SFTConfig(), retrain=True)
 
 
+def test_a_preference_step_has_the_settings_of_its_weighted_step() -> None:
+    kept = ("learning_rate", "schedule", "max_grad_norm", "tokens_per_microbatch")
+    for name in kept:
+        assert getattr(PREFERENCE.weighted, name) == getattr(PREFERENCE, name)
+    assert set(PreferenceConfig.model_fields) == {*kept, "kind", "beta"}
+
+
 def test_a_config_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         TrainConfig().optimizer_steps = 2
@@ -254,13 +198,3 @@ def test_rewards_of_a_request_are_of_its_runs_and_are_read() -> None:
     for wrong in (math.nan, math.inf, 1e10, True, "1"):
         with pytest.raises(ValidationError, match=r"turns\.call"):
             TrainRequest(policy="p", groups=groups, turns={"call": wrong})
-
-
-def test_a_preference_step_is_the_same_after_the_wire() -> None:
-    config = PreferenceConfig(beta=0.3, learning_rate=1e-3)
-    request = TrainRequest(policy="p", groups=(("a", "b"),), config=config)
-    assert TrainRequest.model_validate_json(request.model_dump_json()).config == config
-    kept = ("learning_rate", "schedule", "max_grad_norm", "tokens_per_microbatch")
-    for name in kept:
-        assert getattr(config.weighted, name) == getattr(config, name)
-    assert set(PreferenceConfig.model_fields) == {*kept, "kind", "beta"}
