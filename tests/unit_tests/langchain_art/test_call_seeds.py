@@ -60,19 +60,16 @@ def test_the_order_of_branches_does_not_count() -> None:
         assert seeds(calls) == expected
 
 
-def test_a_call_asked_again_draws_anew_and_one_that_failed_does_not() -> None:
+@pytest.mark.parametrize("kind", [ConnectionError, asyncio.CancelledError])
+def test_a_call_asked_again_draws_anew_and_one_that_failed_does_not(
+    kind: type[BaseException],
+) -> None:
     run, payload = RunSeed(3), _asked()
-    with pytest.raises(ConnectionError), run.seeding(payload, ()):
-        raise ConnectionError
+    with pytest.raises(kind), run.seeding(payload, ()):
+        raise kind
     first = _seed(run, _asked())
-    assert payload["seed"] == first != _seed(run, _asked())
-
-
-def test_a_call_that_was_cancelled_draws_anew() -> None:
-    run, payload = RunSeed(3), _asked()
-    with pytest.raises(asyncio.CancelledError), run.seeding(payload, ()):
-        raise asyncio.CancelledError
-    assert payload["seed"] != _seed(run, _asked())
+    assert (payload["seed"] == first) == (kind is ConnectionError)
+    assert first != _seed(run, _asked())
 
 
 def test_calls_of_a_forked_process_have_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:

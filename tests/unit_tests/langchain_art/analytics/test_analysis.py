@@ -1,6 +1,7 @@
 """Figures of runs against values worked out by hand."""
 
 import io
+import math
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -106,8 +107,6 @@ def test_our_calls_share_the_servers_time_and_hosted_ones_have_list_prices() -> 
     assert judge.cost_usd == pytest.approx((100 * 0.15 + 10 * 0.6) / 1e6)  # OpenAI's list price
     assert found.versions[0].cost_usd == pytest.approx(0.006 + 21e-6)
     assert analyze([run("a", 1.0, *turns)]).nodes[0].cost_usd is None, "no rate, no cost"
-    with pytest.raises(ConfigError, match="gpu_rate=-1"):
-        analyze([], gpu_rate=-1)
 
 
 def test_what_has_no_price_is_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +162,10 @@ def test_a_plot_of_runs_that_are_all_alike(tmp_path: Path, runs: int, reward: fl
     assert analysis_plot(found, tmp_path / "runs.svg").exists()
 
 
-@pytest.mark.parametrize("options", [{"success": float("nan")}, {"gpu_rate": float("inf")}])
-def test_a_number_that_json_has_not_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"got {next(iter(options))}="):
-        analyze([], **options)
+def test_a_number_that_makes_no_sense_is_refused() -> None:
+    for name, wrong in (("success", math.nan), ("gpu_rate", math.inf), ("gpu_rate", -1)):
+        with pytest.raises(ConfigError, match=f"got {name}={wrong}"):
+            analyze([], **{name: wrong})
 
 
 def test_the_tables_fit_a_terminal() -> None:

@@ -75,17 +75,6 @@ def test_what_was_sent_is_not_sent_again(spool: Spool) -> None:
     assert spool.write("b", [exported()]) == [] and spool.read(half)[1] == "scores"
 
 
-def test_spans_that_arrived_are_not_sent_with_the_scores_that_did_not(spool: Spool) -> None:
-    spool.write("a", [exported()])
-    said: list[str] = []
-    wire = Wire(scores=NotSent("status 500"))
-    found = Sender(spool, wire, said.append).send_all()
-    assert (found.sent, found.left, len(said)) == (0, 1, 1)
-    later = Wire()
-    assert Sender(spool, later, said.append).send_all().sent == 1
-    assert wire.got == [("spans", 1)] and later.got == [("scores", 1)]
-
-
 def test_what_is_refused_is_put_aside_and_the_rest_is_sent(spool: Spool) -> None:
     for name in "abc":
         spool.write(name, [exported(name)])

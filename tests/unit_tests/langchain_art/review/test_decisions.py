@@ -58,22 +58,15 @@ def test_an_approved_call_is_worth_1() -> None:
     assert found.id == decision_reviews(RUN, [batched(SEND)], decide(REJECT))[0].id, "a revision"
 
 
-def test_a_rejected_call_is_worth_0_with_the_message_as_comment() -> None:
-    (found,) = decision_reviews(RUN, [batched(READ, SEND)], decide(APPROVE, REJECT))
-    assert (found.kind, found.value, found.comment) == ("reward", 0.0, "Not to all.")
-    (found,) = decision_reviews(RUN, [batched(SEND)], decide({"type": "reject"}))
-    assert (found.value, found.comment) == (0.0, None)
-
-
 def test_an_edited_call_is_a_correction() -> None:
     (found,) = decision_reviews(RUN, [batched(SEND)], decide(EDIT))
     assert (found.kind, found.value, found.call_id) == ("correction", None, "c-1")
     assert tools_of(found) == [READ, ("send", {"to": "Ann"})]
     assert found.correction is not None and found.correction["content"] == "So"
     reward, corrected = decision_reviews(
-        RUN, [batched(READ, SEND)], decide({"type": "reject", "message": "No."}, EDIT)
+        RUN, [batched(READ, SEND)], decide({"type": "reject"}, EDIT)
     )
-    assert (reward.value, reward.comment) == (0.0, "No.")
+    assert (reward.kind, reward.value, reward.comment) == ("reward", 0.0, None)
     assert tools_of(corrected) == [("send", {"to": "Ann"})], "what was rejected is not shown"
 
 

@@ -1,16 +1,14 @@
 """Each of Langfuse's scores becomes the review that it is, or is left out for a named reason."""
 
-import time
 from typing import Any
 
 import pytest
-from langfuse.api import ObservationV2, ScoreV3
+from langfuse.api import ScoreV3
 from langfuse.api.core.pydantic_utilities import parse_obj_as
 
 from langchain_art.errors import ConfigError
-from langchain_art.review.scores import REASONS, LeftOut, Reading, Trace, review_of, traces_of
+from langchain_art.review.scores import REASONS, LeftOut, Reading, Trace, review_of
 from tests.support.langfuse_server.scores import Score
-from tests.support.langfuse_server.spans import Span
 
 OURS = Trace("run-1", {"o-1": "call-1", "o-2": "call-2"}, {"root"})
 ALONE = Trace("run-2", {"o-9": "call-9"}, {"root"})
@@ -36,14 +34,6 @@ def test_a_score_on_a_trace_is_the_runs_and_on_a_call_the_calls() -> None:
     assert review_of(score(1, about="o-2"), TRACES, Reading()).call_id == "call-2"
     other = review_of(score(3, name="tone"), TRACES, Reading())
     assert (other.kind, other.name, other.value) == ("score", "tone", 3.0)
-
-
-def test_what_a_program_prefilled_is_no_verdict_until_a_person_saves_it() -> None:
-    with pytest.raises(LeftOut, match="prefilled"):
-        review_of(score(1.0, source="ANNOTATION", author=None), TRACES, Reading())
-    assert review_of(score(1.0, source="ANNOTATION"), TRACES, Reading()).reviewer == "ann"
-    sent = review_of(score(1.0, author=None), TRACES, Reading(source="API"))
-    assert (sent.value, sent.reviewer) == (1.0, None)
 
 
 def test_labels_are_worth_what_they_are_said_to_be() -> None:
@@ -100,18 +90,3 @@ def test_what_langchain_art_exports_itself_is_no_verdict_of_a_person() -> None:
         Reading(source="EVAL")
     with pytest.raises(ConfigError, match="nan"):
         Reading(values={"good": float("nan")})
-
-
-def test_ids_of_runs_and_calls_are_read_from_the_metadata() -> None:
-    def span(id_: str, parent: str, **metadata: str) -> Any:
-        given = {f"langfuse.observation.metadata.{key}": value for key, value in metadata.items()}
-        one = Span("t", id_, parent, "n", 0, 1, given, {}, "s", 0, time.time())
-        return parse_obj_as(ObservationV2, one.observation({"basic", "metadata"}, set(), "p"))
-
-    spans = [
-        span("root", "", trajectory_id='"run-1"'),
-        span("call", "root", trajectory_id="run-1", call_id='"chatcmpl-1"'),
-        span("tool", "root"),
-    ]
-    [(trace, about)] = traces_of(spans).items()
-    assert (trace, about) == ("t", Trace("run-1", {"call": "chatcmpl-1"}, {"root"}))

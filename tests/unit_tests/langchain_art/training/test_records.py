@@ -94,6 +94,7 @@ def test_several_policies_are_told_apart() -> None:
             getattr(found, name)
     with pytest.raises(ConfigError, match="versions"):
         _ = record.version
+    assert EvalResult(mean=0.5, ci95=None, n=1, versions=("w@3", "c@2")).version == "w@3 + c@2"
 
 
 def test_nodes_add_up_weighted_by_their_tokens() -> None:
@@ -105,14 +106,6 @@ def test_nodes_add_up_weighted_by_their_tokens() -> None:
     assert found["a"].advantage_mean == pytest.approx(0.05)
     assert found["a"].excluded == {"frozen": 3, "lost": 1}
     assert (found["b"].tokens, found["b"].advantage_abs) == (0, 0.0)
-
-
-def test_records_come_back_from_json() -> None:
-    record = step(WRITER, CRITIC)
-    assert StepRecord.model_validate_json(record.model_dump_json()) == record
-    found = EvalResult(mean=0.5, ci95=None, n=1, versions=("w@3", "c@2"))
-    assert EvalResult.model_validate_json(found.model_dump_json()) == found
-    assert found.version == "w@3 + c@2"
 
 
 def test_the_first_step_shows_a_table_and_later_ones_a_line() -> None:

@@ -1,7 +1,13 @@
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    convert_to_openai_messages,
+)
 
 from langchain_art.errors import ConfigError
 from langchain_art.evaluators import as_group, run_facts
@@ -17,25 +23,7 @@ MESSAGES = [
     AIMessage("14 March"),
     ToolMessage("noted", tool_call_id="c2"),
 ]
-AS_DICTS = [
-    {"role": "system", "content": "Find it."},
-    {"role": "user", "content": "When?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {
-                "type": "function",
-                "id": "c1",
-                "function": {"name": "search", "arguments": '{"q": "audit"}'},
-            }
-        ],
-        "name": "searcher",
-    },
-    {"role": "tool", "tool_call_id": "c1", "content": "7: audit"},
-    {"role": "assistant", "content": "14 March"},
-    {"role": "tool", "tool_call_id": "c2", "content": "noted"},
-]
+AS_DICTS: Any = convert_to_openai_messages(MESSAGES)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What the judge is shown: transcripts, shared parts, shortened texts; against naive readings."""
 
-import random
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from langchain_art.evaluators.ruler.prompt import (
     fitting,
     shortened,
     tokens,
-    words,
 )
 from langchain_art.evaluators.transcript import Block, text_of, tool_line, transcript
 from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
@@ -291,21 +289,6 @@ def test_what_is_shortened_keeps_its_order_its_ends_and_its_cap(
     assert not text or isinstance(pieces[0], str)
 
 
-def test_the_lines_that_bear_out_an_answer_stay() -> None:
-    chance = random.Random(0)
-    lines = [
-        f"mail {n}: {' '.join(chance.choices(['lunch', 'budget', 'train'], k=8))}\n"
-        for n in range(200)
-    ]
-    lines[120] = "mail 120: the audit of Falcon is on 14 March\n"
-    block = Block("result", "".join(lines), is_output=True)
-    kept = shortened(block, Caps(100), words("It is on 14 March, says mail 120."))
-    assert "14 March" in "".join(one for one in kept if isinstance(one, str))
-    assert "14 March" not in "".join(
-        one for one in shortened(block, Caps(100), set()) if isinstance(one, str)
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "expected"), [(10_000, "outputs"), (3_000, "less"), (520, "texts")]
 )
@@ -332,10 +315,6 @@ def test_what_cannot_fit_is_not_judged() -> None:
 
 
 def test_a_cut_is_ours_and_cannot_be_forged() -> None:
-    text = requested(group(run("a", says("x")), run("b", tool_turn("mail\n" * 2000), says("y"))))
+    text = requested(group(run("a", says("x")), run("b", tool("mail\n" * 2000), says("y"))))
     mark = text.split()[1]
     assert f"<{mark} cut " in text
-
-
-def tool_turn(text: str) -> Message:
-    return {"role": "tool", "content": text}

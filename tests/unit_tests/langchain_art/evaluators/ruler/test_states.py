@@ -9,7 +9,6 @@ import pytest
 
 from langchain_art import RulerEvaluator
 from langchain_art.evaluators import as_group
-from langchain_art.evaluators.integrations.openevals import create_ruler
 from langchain_art.wire import Trajectory
 from tests.support.judges.groups import group, says
 from tests.support.judges.literal_judge import ScriptedJudge
@@ -42,15 +41,6 @@ def asked_of(*outputs: Any) -> list[str]:
     model = ScriptedJudge()
     RulerEvaluator(model, passes=1).invoke(as_group(outputs))
     return model.requests
-
-
-def test_what_differs_beside_the_messages_is_judged() -> None:
-    good, bad = ({"messages": TALK, "answer": word} for word in ("GOOD", "BAD"))
-    model = ScriptedJudge()
-    told = create_ruler(judge=model)(outputs=[good, bad])
-    assert isinstance(told, list) and [one["score"] for one in told] == [0.9, 0.1]
-    (request,) = asked_of(good, bad)
-    assert '{"answer":"GOOD"}' in request
 
 
 @pytest.mark.parametrize(
