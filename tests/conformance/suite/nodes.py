@@ -2,7 +2,7 @@
 
 They are generators: of the state (or what a hook or tool is given), which yield prompts, are sent
 each reply, and return the update. They may also yield a pair of another runnable, or of a hook's
-handler, and what it is given, or a `Rendezvous`.
+handler or a task of the functional API, and what it is given, or a `Rendezvous`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import operator
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from functools import wraps
 from typing import Annotated, Any, TypedDict
 
@@ -48,7 +49,9 @@ def talk(kit: Kit, body: Callable[..., Any], model: Runnable[Any, Any] | None = 
             return step.tasks.wait() if kit.asynchronous else step.threads.wait()
         what, given = step if isinstance(step, tuple) else (asked, step)
         if not hasattr(what, "invoke"):
-            return what(given)
+            told = what(given)
+            is_task = isinstance(told, Future) and not kit.asynchronous
+            return told.result() if is_task else told
         return what.ainvoke(given) if kit.asynchronous else what.invoke(given)
 
     async def played(steps: Generator[Any, Any, Any]) -> Any:

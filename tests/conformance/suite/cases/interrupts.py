@@ -160,43 +160,22 @@ def inner_waits(kit: Kit) -> Program:
     yield kit.run(graph.compile(), kit.ask("fine"))
 
 
-def _flow(kit: Kit) -> Any:
-    model = kit.model
-
-    @task
-    def draft(text: str) -> str:
-        return model.invoke(kit.says(text)).text
-
-    @entrypoint(checkpointer=InMemorySaver())
-    def flow(text: str) -> str:
-        draft(text).result()
-        return draft(interrupt("sure?")).result()
-
-    return flow
-
-
-def _aflow(kit: Kit) -> Any:
-    model = kit.model
-
-    @task
-    async def draft(text: str) -> str:
-        return (await model.ainvoke(kit.says(text))).text
-
-    @entrypoint(checkpointer=InMemorySaver())
-    async def flow(text: str) -> str:
-        await draft(text)
-        return await draft(interrupt("sure?"))
-
-    return flow
-
-
 @topology(
     "tasks of the functional API, kept over an interrupt",
     *Expect.turns("flow/draft", "one", "yes", first=0, apart=0),
     threaded=True,
 )
 def functional_interrupt(kit: Kit) -> Program:
-    flow = _aflow(kit) if kit.asynchronous else _flow(kit)
+    def draft(text: str) -> Any:
+        return (yield kit.says(text)).text
+
+    drafts = task(talk(kit, draft))
+
+    def flow(text: str) -> Any:
+        yield drafts, text
+        return (yield drafts, interrupt("sure?"))
+
+    flow = entrypoint(checkpointer=InMemorySaver())(talk(kit, flow))
     yield kit.run(flow, "one")
     yield kit.run(flow, Command(resume="yes"))
 

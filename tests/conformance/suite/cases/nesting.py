@@ -143,34 +143,16 @@ def swarm(kit: Kit) -> Program:
     Expect("essay", "the end", step=0),
 )
 def functional(kit: Kit) -> Program:
-    if kit.asynchronous:
+    def draft(text: str) -> Any:
+        return (yield text).text
 
-        @task
-        async def draft(text: str) -> str:
-            return (await kit.model.ainvoke(text)).text
+    def review(text: str) -> Any:
+        return (yield kit.says("well done") + text).text
 
-        @task
-        async def review(text: str) -> str:
-            return (await kit.model.ainvoke(kit.says("well done") + text)).text
+    drafts, reviews = task(talk(kit, draft)), task(talk(kit, review))
 
-        @entrypoint()
-        async def essay(text: str) -> str:
-            verdict = await review(await draft(text))
-            return (await kit.model.ainvoke(kit.says("the end") + verdict)).text
+    def essay(text: str) -> Any:
+        verdict = yield reviews, (yield drafts, text)
+        return (yield kit.says("the end") + verdict).text
 
-    else:
-
-        @task
-        def draft(text: str) -> str:
-            return kit.model.invoke(text).text
-
-        @task
-        def review(text: str) -> str:
-            return kit.model.invoke(kit.says("well done") + text).text
-
-        @entrypoint()
-        def essay(text: str) -> str:
-            verdict = review(draft(text).result()).result()
-            return kit.model.invoke(kit.says("the end") + verdict).text
-
-    yield kit.run(essay, kit.says("a draft"))
+    yield kit.run(entrypoint()(talk(kit, essay)), kit.says("a draft"))

@@ -93,21 +93,14 @@ def _task(kit: Kit, words: str, then: Any = None, **options: Any) -> Any:
 
 def _flow(kit: Kit, part: Any, names: str, **options: Any) -> Any:
     """An entrypoint that starts one task for each letter of `names`, then gathers them."""
-    if kit.asynchronous:
 
-        @entrypoint(**options)
-        async def flow(given: Any) -> Any:
-            parts = [part(name) for name in names]
-            return [await one for one in parts]
+    def flow(given: Any) -> Any:
+        said: list[Any] = []
+        for one in [part(name) for name in names]:
+            said.append((yield lambda begun: begun, one))
+        return said
 
-    else:
-
-        @entrypoint(**options)
-        def flow(given: Any) -> Any:
-            parts = [part(name) for name in names]
-            return [one.result() for one in parts]
-
-    return flow
+    return entrypoint(**options)(talk(kit, flow))
 
 
 @in_two_modes(
