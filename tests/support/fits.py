@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.identity import FitIdentity
 from langchain_art.training.records import EvalResult, StepRecord
-from langchain_art.wire import TrainResult
+from langchain_art.wire import TrainConfig, TrainResult
 
 
 def identity(**changes: Any) -> FitIdentity:
@@ -21,6 +22,24 @@ def identity(**changes: Any) -> FitIdentity:
         "eval_scenarios": "0 a",
     }
     return FitIdentity(**(given | changes))
+
+
+def settings(**changes: Any) -> FitSettings:
+    given: dict[str, Any] = {
+        "policies": ("p",),
+        "trainable": {},
+        "evaluator": None,
+        "group_size": 8,
+        "groups_per_step": 16,
+        "concurrency": 64,
+        "configs": {"p": TrainConfig()},
+        "seed": 0,
+        "lora": None,
+        "max_failed": 0.5,
+        "max_steps_ahead": 0,
+        "dynamic_sampling_rounds": 0,
+    }
+    return FitSettings(**(given | changes))
 
 
 def record(step: int, version: int, reward: float | None = 0.5) -> StepRecord:

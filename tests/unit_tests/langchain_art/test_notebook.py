@@ -27,6 +27,7 @@ TURN = Turn(
     usage=Usage(prompt_tokens=7, completion_tokens=2),
 )
 RUN = Trajectory(id="run-1", scenario="q <7>", turns=(TURN,), reward=0.5)
+BY_CALL = Trajectory(id="run-2", turns=(Turn(reward=0.25), Turn(reward=0.5)))  # worth their sum
 RESULT = FitResult(
     fit_id="f",
     versions={"p": 2},
@@ -60,7 +61,7 @@ AUDIT = TrajectoryAudit(
     [
         (lambda: RUN, ("run-1", "reward 0.500", "writer", "7 + 2 tokens", "[bold]so[/bold]")),
         (captured, ("reward 0.125",)),
-        (lambda: TrajectoryGroup(id="g", trajectories=(RUN,)), ("run-1", "0.500", "p@3")),
+        (lambda: TrajectoryGroup(id="g", trajectories=(RUN, BY_CALL)), ("run-1", "p@3", "0.750")),
         (lambda: AUDIT, ("run-1", "Not trained yet")),
         (lambda: RESULT, ("held out before", "0.250", "held out after", "ChatART")),
         (lambda: RESULT.before, ("held out after step 0: 0.250",)),

@@ -25,9 +25,9 @@ from langchain_art.evaluators import (
 )
 from langchain_art.evaluators.integrations.existing import from_langsmith
 from langchain_art.training.addresses import folder_of, sampling_settings
-from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.identity import FitIdentity, identity_of, source_of
 from langchain_art.wire import LRSchedule, TrainConfig, Trajectory, TrajectoryGroup
+from tests.support.fits import settings
 
 
 def rollout(_: object) -> float:
@@ -45,22 +45,7 @@ def told(
     function: Any = rollout,
     **changes: Any,
 ) -> FitIdentity:
-    given: dict[str, Any] = {
-        "policies": ("p",),
-        "trainable": {},
-        "evaluator": None,
-        "group_size": 8,
-        "groups_per_step": 16,
-        "concurrency": 64,
-        "configs": {"p": TrainConfig()},
-        "seed": 0,
-        "lora": None,
-        "max_failed": 0.5,
-        "max_steps_ahead": 0,
-        "dynamic_sampling_rounds": 0,
-    }
-    plan = FitSettings(**(given | changes))
-    return identity_of(plan, models or {}, function, scenarios, evals)
+    return identity_of(settings(**changes), models or {}, function, scenarios, evals)
 
 
 @dataclass

@@ -1,4 +1,5 @@
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,10 +64,15 @@ def screen(*shown: Any, width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def told(say: Callable[[Display], object], width: int = 80) -> str:
+    """What is shown on the way of a fit."""
+    out = io.StringIO()
+    say(Display(Console(file=out, width=width)))
+    return out.getvalue()
+
+
 def displayed(record: StepRecord, *, first: bool) -> str:
-    console = Console(file=io.StringIO(), width=80)
-    Display(console).step(record, 9, first=first)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return told(lambda display: display.step(record, 9, first=first))
 
 
 def test_one_policy_is_spoken_of_plainly() -> None:
@@ -134,13 +140,12 @@ def test_training_on_nothing_cannot_be_overlooked() -> None:
 
 
 def test_updates_that_overflowed_float16_are_said() -> None:
-    out = io.StringIO()
-    told = {"overflows": 2.0, "loss_scale": 16384.0}
-    record = step(WRITER, result("c", nodes={"n": node(8)}, metrics=told))
-    Display(Console(file=out, width=200)).step(record, 3, first=False)
-    [line] = [line for line in out.getvalue().splitlines() if "float16" in line]
+    metrics = {"overflows": 2.0, "loss_scale": 16384.0}
+    record = step(WRITER, result("c", nodes={"n": node(8)}, metrics=metrics))
+    text = told(lambda display: display.step(record, 3, first=False), width=200)
+    [line] = [line for line in text.splitlines() if "float16" in line]
     assert "c: 2 updates overflowed" in line and "skipped" in line and "now 16384" in line
-    assert overflowed(result("c", metrics=told | {"overflows": 0.0})) == []
+    assert overflowed(result("c", metrics=metrics | {"overflows": 0.0})) == []
 
 
 def test_the_summary_counts_tokens_and_names_every_adapter() -> None:
@@ -181,21 +186,17 @@ def test_an_evaluation_is_of_the_total_return() -> None:
     assert (found.mean, found.n, found.unscored) == (0.75, 2, 1)
     assert found.node_rewards == {"writer": 0.5, "critic": 0.5}
     assert str(found) == "0.750 ± 1.470 (n=2, 1 unscored)"
-    console = Console(file=io.StringIO(), width=80)
-    Display(console).eval(found)
-    assert "by node: writer 0.500, critic 0.500" in console.file.getvalue()  # type: ignore[attr-defined]
+    text = told(lambda display: display.eval(found))
+    assert "by node: writer 0.500, critic 0.500" in text
 
 
 def test_an_evaluation_of_several_runs_a_scenario_tells_pass_at_k() -> None:
     runs = [scored("a", 1.0), scored("a", 0.0), scored("b", 0.0), scored("b", 0.0)]
     found = summarize(runs, step=0, versions=["p@0"], seconds=1.0)
     assert found.best_of == {1: 0.25, 2: 0.5}
-    assert EvalResult.model_validate_json(found.model_dump_json()) == found
-    console = Console(file=io.StringIO(), width=80)
-    Display(console).eval(found)
     fit = FitResult(fit_id="f", versions={"p": 0}, history=(step(ONE),), after=found)
     text = screen(summary_table(fit), width=120)
-    for shown in (console.file.getvalue(), text):  # type: ignore[attr-defined]
+    for shown in (told(lambda display: display.eval(found)), text):
         assert "best of 1: 0.250, 2: 0.500 (pass@k where rewards are 0 and 1)" in shown
     once = summarize(runs[:1] + runs[2:3], step=0, versions=["p@0"], seconds=1.0)
     fit = fit.model_copy(update={"after": once})
@@ -203,12 +204,11 @@ def test_an_evaluation_of_several_runs_a_scenario_tells_pass_at_k() -> None:
 
 
 def test_the_bars_words_are_the_mean_and_not_one_runs_reward() -> None:
-    told = MeanReward()
-    assert told(scored("a")) == "no rewards yet"
-    assert told(scored("b", 1.0)) == "mean reward 1.000"
-    assert told(scored("c", writer=0.0)) == "mean reward 0.500"
-    failed = Trajectory(id="d", status="failed")
-    assert told(failed) == "mean reward 0.500, 1 failed"
+    words, failed = MeanReward(), Trajectory(id="d", status="failed")
+    assert words(scored("a")) == "no rewards yet"
+    assert words(scored("b", 1.0)) == "mean reward 1.000"
+    assert words(scored("c", writer=0.0)) == "mean reward 0.500"
+    assert words(failed) == "mean reward 0.500, 1 failed"
 
 
 def test_the_bar_fits_80_columns_and_does_not_move() -> None:

@@ -7,32 +7,17 @@ from rich.console import Console
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.rollout.scenarios import draw
-from langchain_art.training.fit_settings import FitSettings
 from langchain_art.training.fit_state import History
 from langchain_art.training.progress import Display
 from langchain_art.training.records import BatchFacts
 from langchain_art.training.run_setup import Setup
 from langchain_art.training.step_batch import StepBatchBuilder
-from langchain_art.wire import TrainConfig
-from tests.support.fits import identity, record
+from tests.support.fits import identity, record, settings
 
 
 async def test_a_fit_that_ran_ahead_goes_on_with_the_scenarios_that_it_left(tmp_path: Path) -> None:
     """Each epoch has each scenario once, though the slowest never end before a stop."""
-    plan = FitSettings(
-        policies=("p",),
-        trainable={},
-        evaluator=None,
-        group_size=2,
-        groups_per_step=2,
-        concurrency=None,
-        configs={"p": TrainConfig()},
-        seed=0,
-        lora=None,
-        max_failed=0.5,
-        max_steps_ahead=2,
-        dynamic_sampling_rounds=0,
-    )
+    plan = settings(group_size=2, groups_per_step=2, concurrency=None, max_steps_ahead=2)
     scenarios = [{"id": str(n)} for n in range(8)]
     slow, held = [draw(scenarios, place, 0) for place in (0, 3)], asyncio.Event()
 

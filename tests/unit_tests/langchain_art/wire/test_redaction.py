@@ -72,9 +72,5 @@ def test_an_entry_that_is_named_as_a_secret_is_one() -> None:
     hidden = {"password": REDACTED, "db_token": REDACTED}
     assert shown == {"metadata": [hidden | kept], "api-key": REDACTED, "secret": 17}
     assert redactor.count == 3
-
-
-def test_what_is_redacted_is_counted() -> None:
-    redactor = Redactor()
     redactor.value(["sk-" + "a1B2" * 6 + " and sk-" + "c3D4" * 6, "nothing"])
-    assert redactor.count == 2
+    assert redactor.count == 5

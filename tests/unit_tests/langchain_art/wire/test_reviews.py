@@ -49,10 +49,6 @@ def test_a_correction_is_a_text_or_calls() -> None:
         assert review(**CORRECTS, correction=reply).correction == reply
 
 
-def test_a_reward_without_a_value_takes_the_reviewers_word_back() -> None:
-    assert review(kind="reward").value is None
-
-
 def test_one_request_has_each_review_once() -> None:
     twice = review(kind="reward", value=1.0)
     other = twice.model_copy(update={"source": "page"})

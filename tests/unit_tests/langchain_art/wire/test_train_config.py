@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import langchain_art
 from langchain_art.errors import ConfigError
 from langchain_art.wire import (
     CISPO,
@@ -178,11 +177,6 @@ def test_a_config_is_frozen() -> None:
         TrainConfig().optimizer_steps = 2
     with pytest.raises(ValidationError, match="frozen"):
         TrainConfig().loss.clip_low = 0.1
-
-
-def test_all_groups_are_part_of_the_public_face() -> None:
-    for group in (TrainConfig, SFTConfig, LRSchedule, ClippedRatio, GSPO, CISPO, DPPOTV, IcePop):
-        assert getattr(langchain_art, group.__name__) is group
 
 
 def test_rewards_of_a_request_are_of_its_runs_and_are_read() -> None:
