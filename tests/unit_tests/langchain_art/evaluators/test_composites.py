@@ -101,11 +101,8 @@ async def test_a_gate_that_nothing_passes_asks_nobody() -> None:
     gate = GateEvaluator(Says("tests", 0.4, None), then)
     assert values(await gate.ascore(TWO)) == [0.0, None]
     assert then.shown == []
-
-
-async def test_what_passes_and_cannot_be_scored_has_no_score() -> None:
-    gate = GateEvaluator(turns, Says("ruler", None, 0.5), at_least=1.0)
-    assert values(await gate.ascore(TWO)) == [None, 0.5]
+    unscored = GateEvaluator(turns, Says("ruler", None, 0.5), at_least=1.0)  # which all pass
+    assert values(await unscored.ascore(TWO)) == [None, 0.5]
 
 
 async def test_a_fallback_takes_the_first_that_scores_the_whole_group() -> None:
@@ -121,16 +118,14 @@ async def test_a_fallback_takes_the_first_that_scores_the_whole_group() -> None:
 async def test_a_fallback_never_mixes_and_never_guesses() -> None:
     half, other = Says("half", None, 1.0), Says("other", 0.5, None)
     assert values(await FallbackEvaluator([half, other]).ascore(TWO)) == [None, 1.0]
+    for second in (0.0, None):  # zero is a score
+        zero = FallbackEvaluator([Says("a", 0.0, second)])
+        assert values(await zero.ascore(TWO)) == [0.0, second]
     broken = [Says(name, error=no_verdict()) for name in ("first", "second")]
     with pytest.raises(JudgeError, match=r"first: JudgeError: .*; second: JudgeError"):
         await FallbackEvaluator(broken).ascore(TWO)
     with pytest.raises(JudgeError, match="left every run without a score"):
         await FallbackEvaluator([Says("none", None, None)]).ascore(TWO)
-
-
-async def test_zero_is_a_score() -> None:
-    assert values(await FallbackEvaluator([Says("a", 0.0, 0.0)]).ascore(TWO)) == [0.0, 0.0]
-    assert values(await FallbackEvaluator([Says("a", 0.0, None)]).ascore(TWO)) == [0.0, None]
 
 
 @pytest.mark.parametrize(

@@ -33,47 +33,34 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize(
-    ("steps", "optimal", "expected"),
+    ("formula", "first", "second", "expected"),
     [
-        (1, 3, 1.0),
-        (3, 3, 1.0),
-        (4, 3, 1 - 0.5 / 3),
-        (6, 3, 0.5),
-        (9, 3, 0.0),
-        (30, 3, 0.0),
-        (0, 1, 1.0),
-        (2, 1, 0.5),
+        # It falls by half of the excess ratio of steps.
+        (efficiency, 1, 3, 1.0),
+        (efficiency, 3, 3, 1.0),
+        (efficiency, 4, 3, 1 - 0.5 / 3),
+        (efficiency, 6, 3, 0.5),
+        (efficiency, 9, 3, 0.0),
+        (efficiency, 30, 3, 0.0),
+        (efficiency, 0, 1, 1.0),
+        (efficiency, 2, 1, 0.5),
+        # It pays for errors, and for minutes over thirty seconds.
+        (satisfaction, 0, 0, 1.0),
+        (satisfaction, 0, 30, 1.0),
+        (satisfaction, 0, 90, 0.8),
+        (satisfaction, 2, 30, 0.8),
+        (satisfaction, 3, 60, 0.6),
+        (satisfaction, 11, 0, 0.0),
+        (satisfaction, 0, 30 + 301, 0.0),
+        # The share of required actions.
+        (completeness, ["search", "search", "read"], ["search", "read", "answer"], 2 / 3),
+        (completeness, ["search"], ["search", "search"], 1.0),
+        (completeness, [], [], 1.0),
+        (completeness, [], ["search"], 0.0),
     ],
 )
-def test_efficiency_falls_by_half_of_the_excess_ratio(
-    steps: int, optimal: int, expected: float
-) -> None:
-    assert efficiency(steps, optimal) == pytest.approx(expected, abs=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("errors", "seconds", "expected"),
-    [
-        (0, 0, 1.0),
-        (0, 30, 1.0),
-        (0, 90, 0.8),
-        (2, 30, 0.8),
-        (3, 60, 0.6),
-        (11, 0, 0.0),
-        (0, 30 + 301, 0.0),
-    ],
-)
-def test_satisfaction_pays_for_errors_and_for_minutes_over_thirty_seconds(
-    errors: int, seconds: float, expected: float
-) -> None:
-    assert satisfaction(errors, seconds) == pytest.approx(expected, abs=1e-12)
-
-
-def test_completeness_is_the_share_of_required_actions() -> None:
-    assert completeness(["search", "search", "read"], ["search", "read", "answer"]) == 2 / 3
-    assert completeness(["search"], ["search", "search"]) == 1.0
-    assert completeness([], []) == 1.0
-    assert completeness([], ["search"]) == 0.0
+def test_the_formulas_by_hand(formula: Any, first: Any, second: Any, expected: float) -> None:
+    assert formula(first, second) == pytest.approx(expected, abs=1e-15)
 
 
 async def test_one_name_is_no_list_of_required_actions_wherever_it_is_given() -> None:

@@ -33,9 +33,6 @@ def test_the_environment_alone_asks_for_wandb(
     assert names(None) == ["wandb"]
     assert names([]) == [], "an empty list asks for none"
     assert names(["tensorboard"]) == ["tensorboard"]
-
-
-def test_a_disabled_wandb_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert names(None) == []

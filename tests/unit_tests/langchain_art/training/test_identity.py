@@ -53,10 +53,6 @@ class Tools:
     tools: set[int]
 
 
-def summed(weight: float) -> SumEvaluator:
-    return SumEvaluator([(judge, weight), (own_rewards, 0.5)])
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -101,29 +97,29 @@ def test_a_fit_of_a_release_with_forks_goes_on_if_it_branched_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("made", "one", "other"),
     [
-        (summed(1.0), summed(0.5)),
-        (VoteEvaluator([judge, own_rewards]), VoteEvaluator([judge, own_rewards], quorum=1)),
-        (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(accuracy="string")),
-        (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(expected="solution")),
-        (WeightedCriteriaEvaluator(), WeightedCriteriaEvaluator(optimal_steps=3)),
-        (WeightedCriteriaEvaluator(optimal_steps=9), WeightedCriteriaEvaluator(optimal_steps=3)),
+        (lambda weight: SumEvaluator([(judge, weight), (own_rewards, 0.5)]), 1.0, 0.5),
+        (lambda quorum: VoteEvaluator([judge, own_rewards], quorum=quorum), 2, 1),
+        (lambda kind: WeightedCriteriaEvaluator(accuracy=kind), "exact", "string"),
+        (lambda name: WeightedCriteriaEvaluator(expected=name), "answer", "solution"),
+        (lambda steps: WeightedCriteriaEvaluator(optimal_steps=steps), None, 3),
+        (lambda steps: WeightedCriteriaEvaluator(optimal_steps=steps), 9, 3),
+        (lambda name: WeightedCriteriaEvaluator(required_actions=[name]), "read", "search"),
         (
-            WeightedCriteriaEvaluator(required_actions=["read"]),
-            WeightedCriteriaEvaluator(required_actions=["search"]),
+            lambda function: from_langsmith(function, "same"),
+            lambda outputs: outputs["a"],
+            lambda outputs: outputs["b"],
         ),
         (
-            from_langsmith(lambda outputs: outputs["a"], "same"),
-            from_langsmith(lambda outputs: outputs["b"], "same"),
-        ),
-        (
-            RulerEvaluator(RunnableLambda(lambda _: "one")),
-            RulerEvaluator(RunnableLambda(lambda _: "other")),
+            lambda answer: RulerEvaluator(RunnableLambda(answer)),
+            lambda _: "one",
+            lambda _: "other",
         ),
     ],
 )
-def test_each_setting_of_an_evaluator_counts(before: GroupEvaluator, after: GroupEvaluator) -> None:
+def test_each_setting_of_an_evaluator_counts(made: Any, one: Any, other: Any) -> None:
+    before, after = made(one), made(other)
     assert told(evaluator=before).differences(told(evaluator=before)) == []
     [words] = told(evaluator=before).differences(told(evaluator=after))
     parts = ("evaluator's settings", "func", "evaluator.judge")

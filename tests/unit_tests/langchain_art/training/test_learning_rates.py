@@ -71,17 +71,6 @@ def test_it_is_what_a_plain_computation_with_fractions_gives(seed: int) -> None:
         rate = max(Fraction(FIRST) / 16, min(rate, 64 * Fraction(FIRST)))
 
 
-def test_a_policy_that_samples_the_same_every_time_has_no_higher_rate() -> None:
-    """A router of a fit came to one reply in step 12; its rate rose to 64 times the first one."""
-    entropies = [0.165, 0.169, 0.121, 0.057, 0.03, *[1e-6] * 10]
-    made = list[StepRecord]()
-    for step, entropy in enumerate(entropies, 1):
-        rate = next_rate(FIRST, CONFIG, "p", made)
-        made.append(record(step, rate, 0.008 if step <= 4 else 1e-9, entropy=entropy))
-    assert made[4].metrics["learning_rate"] > FIRST
-    assert len({one.metrics["learning_rate"] for one in made[5:]}) == 1
-
-
 def test_it_stays_within_its_bounds() -> None:
     assert fit(0.0001, FIRST, 30)[0][-1] == pytest.approx(MOST * FIRST)
     assert fit(1e12, FIRST, 30)[0][-1] == pytest.approx(LEAST * FIRST)

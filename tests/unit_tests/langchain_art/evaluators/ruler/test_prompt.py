@@ -243,30 +243,6 @@ def test_a_forest_unfolds_to_its_runs_and_is_never_longer(runs: list[tuple[Block
     assert len(shown) == len(set(shown))
 
 
-def test_runs_part_company_one_after_the_other() -> None:
-    a, b, c, d, e = (Block("user", letter * 100) for letter in "abcde")
-    found = deduplicate([(a, b, c), (a, b, d), (a, e)])
-    assert [(part.follows, part.blocks) for part in found.parts] == [(None, (a,)), (0, (b,))]
-    assert [found.runs[n].follows for n in range(3)] == [1, 1, 0]
-
-
-def test_what_tools_gave_several_runs_is_shown_once() -> None:
-    mail = "The audit is on 14 March. " * 20
-    runs = [
-        Trajectory(
-            id=f"r{n}",
-            turns=(
-                *run("x", says(f"try {n}")).turns,
-                Turn(extends=0, messages=(tool(mail),), reply=says(f"answer {n}")),
-            ),
-        )
-        for n in range(4)
-    ]
-    text = requested(group(*runs))
-    assert text.count("14 March") == mail.count("14 March")
-    assert text.count("result = n1>") == 4
-
-
 # ---- shortening
 
 
