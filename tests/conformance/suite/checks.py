@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from langchain_art.evaluators import score_groups
-from langchain_art.wire import TrainConfig, TrajectoryGroup, Turn
+from langchain_art.wire import TrainConfig, TrajectoryAudit, TrajectoryGroup, Turn
 from tests.conformance.suite.harness import Expect
 from tests.conformance.suite.model import TWINS
 from tests.conformance.suite.outcomes import CannotBeChecked, NotHeld, holds, same
@@ -138,7 +138,7 @@ def really_sampled(seen: Performance) -> None:
         )
 
 
-def audited(seen: Performance, policy: str) -> None:
+def audited(seen: Performance, policy: str) -> TrajectoryAudit:
     """The server says of each stored turn what the topology expects: trained whole, or why not."""
     trajectory = seen.trajectory
     if seen.case.heard != "server":
@@ -160,6 +160,7 @@ def audited(seen: Performance, policy: str) -> None:
             )
     reasons = Counter(told.excluded_because for told in audit.turns if told.excluded_because)
     same("the reasons for turns that are excluded", dict(reasons), dict(seen.case.excluded))
+    return audit
 
 
 def sampled(count: int | None) -> int:

@@ -144,7 +144,7 @@ class Suite:
         proxy: ProxyWitness,
         client: ArtClient,
         lacks: Mapping[str, str],
-    ) -> dict[str, Callable[[], None]]:
+    ) -> dict[str, Callable[[], object]]:
         """Run a topology in one mode: promise -> its check, or what raises why there is none."""
         try:
             if case.heard == "server" and "exact tokens" in lacks:
@@ -174,7 +174,7 @@ class Suite:
         }
 
 
-def _raises(error: ArtError) -> Callable[[], None]:
+def _raises(error: ArtError) -> Callable[[], object]:
     def check() -> None:
         raise error
 
@@ -186,7 +186,7 @@ def _finding(
     mode: Mode,
     promise: str,
     lacks: str | None,
-    check: Callable[[], None],
+    check: Callable[[], object],
 ) -> PromiseCheck:
     """What a check says, unless something `lacks` for it."""
     state: State = "held"

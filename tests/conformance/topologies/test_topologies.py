@@ -61,8 +61,7 @@ def prove(
         checks.captured(run)
         checks.exact_tokens(run)
         rows = each_token_once(run)
-        checks.audited(run, rule_server.policy)
-        assert client.audit(run.trajectory.id, rule_server.policy).rows == len(rows)
+        assert checks.audited(run, rule_server.policy).rows == len(rows)
         checks.judged(run)
         if mode == LAST[case.name]:
             other = perform(case, mode, served, witness, client)
