@@ -342,6 +342,16 @@ def test_a_stream_that_the_collector_closes_within_a_callback_ends_there() -> No
 # ---- the scope itself
 
 
+def test_a_scope_leaves_the_config_as_it_was() -> None:
+    with capture():
+        with capture():
+            pass
+        outer = var_child_runnable_config.get()
+        assert outer is not None
+        assert len(outer.get("callbacks") or []) == 1
+    assert var_child_runnable_config.get() is None
+
+
 def test_a_scope_inside_of_a_node_leaves_the_nodes_config_alone() -> None:
     def node(state: Any) -> None:
         before = var_child_runnable_config.get()
