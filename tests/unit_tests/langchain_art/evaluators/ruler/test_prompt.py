@@ -243,6 +243,13 @@ def test_a_forest_unfolds_to_its_runs_and_is_never_longer(runs: list[tuple[Block
     assert len(shown) == len(set(shown))
 
 
+def test_runs_part_company_one_after_the_other() -> None:
+    a, b, c, d, e = (Block("user", letter * 100) for letter in "abcde")
+    found = deduplicate([(a, b, c), (a, b, d), (a, e)])
+    assert [(part.follows, part.blocks) for part in found.parts] == [(None, (a,)), (0, (b,))]
+    assert [found.runs[n].follows for n in range(3)] == [1, 1, 0]
+
+
 # ---- shortening
 
 
