@@ -1,14 +1,11 @@
 import asyncio
-import io
 import json
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from langchain_art import ChatART
@@ -28,7 +25,6 @@ from langchain_art.training.report import summary_table
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
     ID,
-    LoraConfig,
     LRSchedule,
     TrainConfig,
     Trajectory,
@@ -38,20 +34,16 @@ from langchain_art.wire import (
 from tests.support.chat_models import model_of
 from tests.support.fits import evaluation, identity, record
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import SMALL, Heard, asking, said, trainer_of
 
 
 def run(name: str, reward: float | None, scenario: str = "s", **more: Any) -> Trajectory:
     return Trajectory(id=name, scenario=scenario, reward=reward, **more)
 
 
-def group(name: str, *rewards: float | None) -> TrajectoryGroup:
-    return TrajectoryGroup(
-        id=name, trajectories=tuple(run(f"{name}-{i}", r, name) for i, r in enumerate(rewards))
-    )
-
-
-def quiet() -> Console:
-    return Console(file=io.StringIO(), width=200)
+def group(name: str, *runs: Trajectory) -> TrajectoryGroup:
+    return TrajectoryGroup(id=name, trajectories=runs)
 
 
 # --- statistics -------------------------------------------------------------------------------
@@ -59,15 +51,9 @@ def quiet() -> Console:
 
 def test_samples_of_one_scenario_do_not_narrow_the_interval() -> None:
     once = [run("a", 0.0, "x"), run("b", 1.0, "y")]
-    often = [run(f"a{i}", 0.0, "x") for i in range(9)] + [run(f"b{i}", 1.0, "y") for i in range(9)]
-    wide = summarize(once, step=None, versions=[], seconds=0)
-    assert summarize(often, step=None, versions=[], seconds=0).ci95 == wide.ci95
-
-
-def test_what_failed_is_counted_and_not_averaged() -> None:
-    runs = [run("a", 1.0), run("b", None, status="failed", error="x"), run("c", None)]
-    found = summarize(runs, step=None, versions=[], seconds=0)
-    assert (found.mean, found.n, found.failed, found.unscored, found.ci95) == (1.0, 1, 1, 1, None)
+    often = [run(f"{one.id}{i}", one.reward, str(one.scenario)) for one in once for i in range(9)]
+    wide, narrow = (summarize(runs, step=None, versions=[], seconds=0) for runs in (once, often))
+    assert wide.ci95 == narrow.ci95
     assert summarize([], step=None, versions=[], seconds=0).mean is None
 
 
@@ -104,101 +90,45 @@ def test_the_time_left_of_equal_steps_is_known_from_the_second_on_with_evaluatio
                 elapsed, evals = elapsed + per_eval, [*evals, per_eval]
 
 
-@pytest.mark.parametrize(
-    ("reward", "held_out", "words"),
-    [
-        (0.0, True, "No run of 8 was rewarded: warm-start"),
-        (1.0, False, "Every run of 8 has the full reward: take harder"),
-    ],
-)
-def test_a_base_that_fares_alike_everywhere_is_told_of_before_the_first_step(
-    art_server: LiveServer, tmp_path: Path, reward: float, held_out: bool, words: str
-) -> None:
-    console = quiet()
-    model = ChatART(model=f"alike-{reward:.0f}", base_url=art_server.base_url, max_tokens=2)
-
-    async def rollout(scenario: str) -> Run:
-        async with capture(scenario=scenario) as told:
-            await model.ainvoke(scenario)
-            told.reward = reward
-        return told
-
-    trainer = Trainer(model, group_size=4, groups_per_step=2, out_dir=tmp_path, console=console)
-    names = [str(number) for number in range(8)]
-    trainer.fit_sync(rollout, names, steps=2, eval_scenarios=names if held_out else ())
-    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
-    assert shown.count(words) == 1, shown
-    assert shown.index(words) < shown.index("step 1/2"), shown
-
-
-def test_an_evaluation_of_a_base_that_fares_alike_everywhere_says_what_to_do(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    console = quiet()
-    model = ChatART(model="evaluated-alike", base_url=art_server.base_url, max_tokens=2)
-    ArtClient(art_server.base_url).create_policy("evaluated-alike")
-    trainer = Trainer(model, out_dir=tmp_path, console=console)
-    for reward in (0.0, 0.5):
-        trainer.evaluate_sync(
-            lambda name, worth=reward: worth * len(name), ["a", "b", "c", "dd"], samples=2
-        )
-    assert console.file.getvalue().count("No run of 8 was rewarded: warm-start") == 1  # type: ignore[attr-defined]
-
-
 # --- judging ----------------------------------------------------------------------------------
 
 
 async def test_failed_runs_are_not_shown_and_not_scored() -> None:
-    failed = run("f", None, status="failed", error="x")
-    mixed = TrajectoryGroup(id="m", trajectories=(failed, run("ok", None)))
-    found = await score_groups([mixed], lambda judged: [0.25] * len(judged.trajectories))
-    assert [t.reward for t in found.groups[0].trajectories] == [None, 0.25]
-    punished = TrajectoryGroup(
-        id="p", trajectories=(run("f", -1.0, status="failed"), run("o", None))
-    )
-    found = await score_groups([punished], lambda judged: [0.25] * len(judged.trajectories))
-    assert [t.reward for t in found.groups[0].trajectories] == [-1.0, 0.25]
-    alone = TrajectoryGroup(id="n", trajectories=(failed,))
+    failed, punished = (run("f", reward, status="failed", error="x") for reward in (None, -1.0))
+    for first, expected in ((failed, [None, 0.25]), (punished, [-1.0, 0.25])):
+        mixed = group("m", first, run("ok", None))
+        found = await score_groups([mixed], lambda judged: [0.25] * len(judged.trajectories))
+        assert [t.reward for t in found.groups[0].trajectories] == expected
+    alone = group("n", failed)
     found = await score_groups([alone], lambda _: [])
     assert found.groups == [alone]
 
 
-@pytest.mark.parametrize("scores", [[1.0], [1.0, 2.0, 3.0], "x", 7, group("other", 1.0, 2.0)])
+@pytest.mark.parametrize("scores", [[1.0], [1.0] * 3, "x", 7, group("b", run("c", 1.0))])
 async def test_scores_that_fit_nothing_are_an_error(scores: Any) -> None:
     with pytest.raises(ConfigError, match="evaluator returned"):
-        await score_groups([group("a", None, None)], lambda _: scores)
+        await score_groups([group("a", run("a", None), run("b", None))], lambda _: scores)
 
 
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_a_torn_last_line_never_happened(tmp_path: Path) -> None:
-    first = History(tmp_path, identity())
-    first.append(record(1, 1))
-    with (tmp_path / "history.jsonl").open("a") as file:
-        file.write('{"kind": "step", "st')
-    again = History(tmp_path, identity())
-    assert again.done == 1
-    again.append(record(2, 2))
-    assert History(tmp_path, identity()).done == 2
-
-
 @pytest.mark.parametrize("odd", ["\u2028", "\u2029", "\x85", "é"])
-def test_a_line_ends_at_its_line_feed_and_may_be_torn_within_a_character(
+def test_a_line_ends_at_its_line_feed_and_one_that_is_torn_never_happened(
     odd: str, tmp_path: Path
 ) -> None:
+    """Also one that is torn within a character."""
     told = summarize([run("r", 1.0, f"a{odd}b")], step=0, versions=["p@0"], seconds=0.0)
     History(tmp_path, identity()).append(told)
     path = tmp_path / "history.jsonl"
     line = path.read_bytes()
     path.write_bytes(line + line[: line.index(odd.encode()) + 1])
-    assert [one.scenarios for one in History(tmp_path, identity()).evals] == [{f"a{odd}b": 1.0}]
+    again = History(tmp_path, identity())
+    assert [one.scenarios for one in again.evals] == [{f"a{odd}b": 1.0}]
     assert path.read_bytes() == line
-
-
-def test_a_broken_line_is_said(tmp_path: Path) -> None:
-    History(tmp_path, identity())
-    (tmp_path / "history.jsonl").write_text("nonsense\n")
+    again.append(record(1, 1))
+    assert History(tmp_path, identity()).done == 1
+    path.write_text("nonsense\n")
     with pytest.raises(ConfigError, match="line 1"):
         History(tmp_path, identity())
 
@@ -207,9 +137,8 @@ def test_another_fit_without_a_step_is_named_with_the_version_that_it_began_with
     tmp_path: Path,
 ) -> None:
     History(tmp_path, identity()).save(began_with={"p": 3})
-    other = identity().model_copy(update={"seed": 1})
     with pytest.raises(ConfigError, match=r"0 steps, p@3\)"):
-        History(tmp_path, other)
+        History(tmp_path, identity(seed=1))
 
 
 def test_keys_are_the_steps_until_a_job_fails(tmp_path: Path) -> None:
@@ -237,24 +166,21 @@ def test_trainer_takes_policy_server_and_key_from_the_model() -> None:
     model = ChatART(model="email-agent", base_url="http://gpu:8000/v1", api_key="k" * 16)
     trainer = Trainer(model)
     client = trainer._client()
-    assert (trainer.policy, client.base_url, client.api_key) == (
-        "email-agent",
-        "http://gpu:8000/v1",
-        "k" * 16,
-    )
+    known = trainer.policy, client.base_url, client.api_key
+    assert known == ("email-agent", "http://gpu:8000/v1", "k" * 16)
     with ArtClient("http://other:1/v1") as other:
         assert Trainer("p", client=other)._client().base_url == "http://other:1/v1"
 
 
 def test_trainer_refuses_what_makes_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        Trainer("p", group_size=1)
+    for wrong, least in (("group_size", 2), ("dynamic_sampling_rounds", 0)):
+        for number in (least - 1, 1.5):
+            with pytest.raises(ConfigError, match=f"got {wrong}=.* of at least {least}"):
+                Trainer("p", **{wrong: number})
     with pytest.raises(ConfigError, match="expected a ChatART"):
         Trainer(object())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="never changes"):
         Trainer("p@3", out_dir=tmp_path).fit_sync(lambda _: 1.0, ["x"], steps=1)
-    with pytest.raises(ConfigError, match="steps"):
-        Trainer("p", out_dir=tmp_path).fit_sync(lambda _: 1.0, ["x"], steps=-1)
 
 
 async def test_fit_sync_in_an_event_loop_says_what_to_do(tmp_path: Path) -> None:
@@ -265,72 +191,106 @@ async def test_fit_sync_in_an_event_loop_says_what_to_do(tmp_path: Path) -> None
 # --- against the real server ------------------------------------------------------------------
 
 SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(4)]
-SMALL = LoraConfig(rank=2, alpha=4.0)
 
 
-def spread(text: str) -> float:
+def spread(run: Run, text: str) -> float:
     """A toy reward that hardly two replies share."""
-    return (sum(text.encode()) % 97) / 97
-
-
-def trainer_of(server: LiveServer, out: Path, policy: str | None = None, **options: Any) -> Trainer:
-    chosen: dict[str, Any] = {"group_size": 4, "groups_per_step": 2, "lora": SMALL, "seed": 1}
-    chosen |= {"console": quiet(), "out_dir": out}
-    name = policy or f"t-{uuid.uuid4().hex[:8]}"
-    return Trainer(model_of(server, name, temperature=1.0), **(chosen | options))
+    return (sum(f"{text}{run.turns[-1].reply}{run.id}".encode()) % 97) / 97
 
 
 def rollout_of(server: LiveServer, trainer: Trainer, calls: list[str] | None = None) -> Any:
-    model = model_of(server, trainer.policy, temperature=1.0)
+    """A rollout that asks the trainer's policy; the scenarios that it was called with."""
+    asks = asking(spread, model_of(server, trainer.policy))
 
     async def rollout(scenario: dict[str, str]) -> Run:
         if calls is not None:
             calls.append(scenario["id"])
-        async with capture(scenario=scenario["id"]) as told:
-            reply = await model.ainvoke(scenario["question"])
-            told.reward = spread(f"{reply.text}{reply.tool_calls}{told.id}")
-        return told
+        return await asks(scenario)
 
     return rollout
 
 
-async def test_fit_trains_and_tells(art_server: LiveServer, tmp_path: Path) -> None:
+def client_of(server: LiveServer) -> ArtClient:
+    return ArtClient(server.base_url, server.api_key)
+
+
+@pytest.mark.parametrize(
+    ("reward", "held_out", "words"),
+    [
+        (0.0, True, "No run of 8 was rewarded: warm-start"),
+        (1.0, False, "Every run of 8 has the full reward: take harder"),
+    ],
+)
+def test_a_base_that_fares_alike_everywhere_is_told_of_before_the_first_step(
+    art_server: LiveServer, tmp_path: Path, reward: float, held_out: bool, words: str
+) -> None:
     trainer = trainer_of(art_server, tmp_path)
-    rollout = rollout_of(art_server, trainer)
-    found = await trainer.fit(
-        rollout, SCENARIOS, steps=2, eval_scenarios=SCENARIOS[:2], eval_every=1, eval_samples=2
-    )
-    assert found.adapter == f"{trainer.policy}@2"
+    rollout = asking(lambda *_: reward, model_of(art_server, trainer.policy, max_tokens=2))
+    scenarios = [{"id": f"{number}", "question": f"{number}"} for number in range(8)]
+    trainer.fit_sync(rollout, scenarios, steps=2, eval_scenarios=scenarios if held_out else ())
+    shown = said(trainer)
+    assert shown.count(words) == 1, shown
+    assert shown.index(words) < shown.index("step 1/2"), shown
+    if held_out:
+        for worth in (0.0, 0.5):
+            trainer.evaluate_sync(lambda _, worth=worth: worth, scenarios[:4], samples=2)
+        assert said(trainer).count(words) == 2
+
+
+async def test_fit_trains_and_tells_and_a_longer_one_goes_on(
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first fit is told in numpy's integers and arrays."""
+    one, two, four = map(np.int64, (1, 2, 4))
+    first = trainer_of(art_server, tmp_path, seed=one, group_size=four, groups_per_step=two)
+    policy = first.policy
+    evaluations: dict[str, Any] = {"eval_scenarios": SCENARIOS[:2], "eval_samples": 2}
+    numbers: dict[str, Any] = {"steps": one, "eval_every": one, "eval_samples": two}
+    numbers["eval_scenarios"] = np.array(SCENARIOS[:2])
+    await first.fit(rollout_of(art_server, first), np.array(SCENARIOS), **numbers)  # pyright: ignore[reportArgumentType]
+
+    again = trainer_of(art_server, tmp_path, policy, seed=1)
+    calls: list[str] = []
+    with monkeypatch.context() as patch:  # it needs no server to say so
+        patch.setattr("langchain_art.client.async_client.AsyncArtClient.ready", None)
+        rollout = rollout_of(art_server, again, calls)
+        same = await again.fit(rollout, SCENARIOS, steps=1, eval_every=1, **evaluations)
+    assert (calls, same.version) == ([], 1)
+    assert "Finished already: 1 steps" in said(again)
+
+    found = await again.fit(rollout, SCENARIOS, steps=2, eval_every=1, **evaluations)
+    assert len(calls) == 8 + 4
+    assert found.adapter == f"{policy}@2"
     assert [step.version for step in found.history] == [1, 2]
-    assert [e.version for e in found.evals] == [f"{trainer.policy}@{n}" for n in range(3)]
-    assert found.before is not None
-    assert found.after is not None
+    assert [e.version for e in found.evals] == [f"{policy}@{n}" for n in range(3)]
+    assert found.before is not None and found.after is not None
     assert (found.before.n, found.after.step) == (4, 2)
     for step in found.history:
         assert {"rollout", "train", "total"} <= step.seconds.keys()
         assert step.metrics
         assert step.tokens["completion"] > 0
     assert found.best is not None
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
-        pinned = [c.name for c in client.checkpoints(trainer.policy) if c.pinned]
+    with client_of(art_server) as client:
+        pinned = [c.name for c in client.checkpoints(policy) if c.pinned]
     assert pinned == list(dict.fromkeys([found.best.version, found.adapter]))
-    shown = quiet()
+    shown = Heard()
     shown.print(summary_table(found))
-    assert found.adapter in shown.file.getvalue()  # type: ignore[attr-defined]
+    assert found.adapter in shown.said
 
 
 async def test_what_a_fit_ended_on_outlives_the_fits_after_it(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     """Also one that an error ended; `fits` recommends what the server keeps. Two pins a fit."""
-    policy = f"t-{uuid.uuid4().hex[:8]}"
-    client = ArtClient(art_server.base_url, art_server.api_key)
+    policy = new_id("p")
+    client = client_of(art_server)
 
     def pinned() -> list[int]:
         return [one.version for one in client.checkpoints(policy) if one.pinned]
 
     async def fit(folder: str, steps: int, **options: Any) -> None:
-        trainer = trainer_of(art_server, tmp_path / folder, policy)
+        small = {"group_size": 2, "groups_per_step": 1}
+        trainer = trainer_of(art_server, tmp_path / folder, policy, **small)
         await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=steps, **options)
 
     def fail(record: StepRecord) -> None:
@@ -360,26 +320,25 @@ async def test_a_fit_says_that_it_could_not_pin(
         raise Conflict("32 versions are pinned")
 
     monkeypatch.setattr(AsyncArtClient, "pin", full)
-    shown = quiet()
-    trainer = trainer_of(art_server, tmp_path, console=shown)
+    trainer = trainer_of(art_server, tmp_path, group_size=2)
     found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=2)
     assert found.adapter == f"{trainer.policy}@2"
-    assert shown.file.getvalue().count("32 versions are pinned") == 1  # type: ignore[attr-defined]
+    assert said(trainer).count("32 versions are pinned") == 1
 
 
 async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    told = quiet()
-    trainer = trainer_of(art_server, tmp_path, console=told)
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
+    trainer = trainer_of(art_server, tmp_path)
+    with client_of(art_server) as client:
         parameters = client.status().parameters
         assert 5e4 < parameters < 1e5
         expected = default_learning_rate(parameters, SMALL)
         assert expected == pytest.approx(3.3e-3, rel=0.2), "near what the demo learns with"
         found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
         assert found.history[0].metrics["learning_rate"] == pytest.approx(expected)
-        assert f"learning rate {expected:.2g}, chosen for 0.1 M parameters" in told.file.getvalue()  # type: ignore[attr-defined]
+        chosen = f"learning rate {expected:.2g}, chosen for {parameters / 1e6:.1f} M parameters"
+        assert chosen in said(trainer)
         state = json.loads((tmp_path / "fit.json").read_text())
         assert state["learning_rate"] == {trainer.policy: pytest.approx(expected)}
         assert state["identity"]["config"]["learning_rate"] is None
@@ -388,41 +347,9 @@ async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
         assert client.wait(job).metrics["learning_rate"] == pytest.approx(expected)
         supervised = client.wait(client.sft(runs[:2], trainer.policy))
         assert supervised.metrics["learning_rate"] == pytest.approx(5 * expected)
-    longer = trainer_of(art_server, tmp_path, trainer.policy, console=(again := quiet()))
-    await longer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-    assert "chosen for" not in again.file.getvalue()  # type: ignore[attr-defined]
-
-
-async def test_a_finished_fit_does_nothing_and_a_longer_one_goes_on(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    console = quiet()
-    first = trainer_of(art_server, tmp_path)
-    await first.fit(rollout_of(art_server, first), SCENARIOS, steps=1)
-    again = trainer_of(art_server, tmp_path, first.policy, console=console)
-    calls: list[str] = []
-    with monkeypatch.context() as patch:  # it needs no server to say so
-        patch.setattr("langchain_art.client.async_client.AsyncArtClient.ready", None)
-        same = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=1)
-    assert (calls, same.version) == ([], 1)
-    assert "Finished already: 1 steps" in console.file.getvalue()  # type: ignore[attr-defined]
-    more = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=2)
-    assert (len(calls), more.version, len(more.history)) == (8, 2, 2)
-
-
-async def test_a_fit_told_in_numpys_integers_and_arrays_goes_on(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    one, two, four = map(np.int64, (1, 2, 4))
-    options: dict[str, Any] = {"seed": one, "group_size": four, "groups_per_step": two}
-    first = trainer_of(art_server, tmp_path, **options)
-    evaluations: dict[str, Any] = {"eval_scenarios": SCENARIOS[:1], "eval_samples": 2}
-    numbers: dict[str, Any] = {"steps": one, "eval_every": one, "eval_samples": two}
-    numbers["eval_scenarios"] = np.array(SCENARIOS[:1])
-    await first.fit(rollout_of(art_server, first), np.array(SCENARIOS), **evaluations | numbers)  # pyright: ignore[reportArgumentType]
-    again = trainer_of(art_server, tmp_path, first.policy)
-    more = await again.fit(rollout_of(art_server, again), SCENARIOS, steps=2, **evaluations)
-    assert (more.version, [one.n for one in more.evals]) == (2, [2, 2, 2])
+    again = trainer_of(art_server, tmp_path, trainer.policy)
+    await again.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    assert "chosen for" not in said(again)
 
 
 async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
@@ -430,23 +357,21 @@ async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
 ) -> None:
     """The reward is changed, and the same program is run again."""
     first = trainer_of(art_server, tmp_path)
-    model = model_of(art_server, first.policy, temperature=1.0)
+    model = model_of(art_server, first.policy)
 
-    def better(text: str) -> float:
-        return 1.0 - spread(text)
+    def better(run: Run, text: str) -> float:
+        return 1.0 - spread(run, text)
 
     def program(reward: Any) -> Any:
         async def rollout(scenario: dict[str, str]) -> Run:
             async with capture(scenario=scenario["id"]) as told:
-                reply = await model.ainvoke(scenario["question"])
-                told.reward = reward(f"{reply.text}{told.id}")
+                told.reward = reward(told, (await model.ainvoke(scenario["question"])).text)
             return told
 
         return rollout
 
     await first.fit(program(spread), SCENARIOS, steps=2)
-    console = quiet()
-    second = trainer_of(art_server, tmp_path, first.policy, console=console)
+    second = trainer_of(art_server, tmp_path, first.policy)
     with pytest.raises(ConfigError, match=r"the rollout's source \(better\).*fresh=True"):
         await second.fit(program(better), SCENARIOS, steps=2)
     config = TrainConfig(learning_rate=1e-4)
@@ -458,23 +383,22 @@ async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
 
     again = await second.fit(program(better), SCENARIOS, steps=1, fresh=True)
     assert again.version == 3, "a name of a version is used once"
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
+    with client_of(art_server) as client:
         made = {one.version: one.parent for one in client.checkpoints(first.policy)}
     assert made[3] == 0, "it begins from the base"
-    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = said(second)
     assert f"{first.policy} is rolled back from @2 to @0" in shown
     assert list((tmp_path / "earlier").iterdir())
 
-    elsewhere = trainer_of(art_server, tmp_path / "new", first.policy, console=console)
+    elsewhere = trainer_of(art_server, tmp_path / "new", first.policy)
     assert "are training scenarios too" not in shown
     held_out = [*SCENARIOS[:1], "Is it new?"]
     await elsewhere.fit(program(better), SCENARIOS, steps=0, eval_scenarios=held_out)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "1 of 2 eval_scenarios are training scenarios too" in " ".join(shown.split())
-    assert f"{first.policy} is at @3: this fit goes on from what it has learned." in shown
+    assert "1 of 2 eval_scenarios are training scenarios too" in said(elsewhere)
+    assert f"{first.policy} is at @3: this fit goes on from what it has learned." in said(elsewhere)
 
 
-async def test_a_fresh_fit_warms_up_as_the_first_did(
+async def test_a_rolled_back_policy_is_not_taken_for_progress_and_a_fresh_fit_warms_up_anew(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     """Versions are numbered on; the schedule of the learning rate begins anew."""
@@ -482,6 +406,10 @@ async def test_a_fresh_fit_warms_up_as_the_first_did(
     trainer = trainer_of(art_server, tmp_path, config=config)
     rollout = rollout_of(art_server, trainer)
     first = await trainer.fit(rollout, SCENARIOS, steps=2)
+    with client_of(art_server) as client:
+        client.rollback(trainer.policy, 0)
+    with pytest.raises(ConfigError, match="rolled back"):
+        await trainer.fit(rollout, SCENARIOS, steps=3)
     fresh = await trainer.fit(rollout, SCENARIOS, steps=2, fresh=True)
     rates = [[step.metrics["learning_rate"] for step in one.history] for one in (first, fresh)]
     assert rates == [[2.5e-4, 5e-4]] * 2
@@ -516,7 +444,7 @@ async def test_a_crash_anywhere_trains_each_step_once(
     found = await again.fit(rollout_of(art_server, again, calls), SCENARIOS, steps=1)
     assert calls == [], "the batch was written down; nothing is rolled out twice"
     assert found.version == 1
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
+    with client_of(art_server) as client:
         assert len(client.jobs(trainer.policy)) == 1
 
 
@@ -535,16 +463,6 @@ async def test_all_runs_of_a_step_are_at_work_at_once(
     assert step.reward_mean == 1.0, "no run has failed"
 
 
-async def test_no_reward_anywhere_is_said(art_server: LiveServer, tmp_path: Path) -> None:
-    async def rollout(scenario: dict[str, str]) -> Run:
-        async with capture(scenario=scenario["id"]) as told:
-            pass
-        return told
-
-    with pytest.raises(ConfigError, match="evaluator="):
-        await trainer_of(art_server, tmp_path).fit(rollout, SCENARIOS, steps=1)
-
-
 def test_a_plain_function_and_a_judge_in_a_plain_program(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
@@ -554,7 +472,7 @@ def test_a_plain_function_and_a_judge_in_a_plain_program(
         return [i / 10 for i, _ in enumerate(judged.trajectories)]
 
     trainer = trainer_of(art_server, tmp_path, evaluator=evaluator, groups_per_step=4)
-    model = model_of(art_server, trainer.policy, temperature=1.0)
+    model = model_of(art_server, trainer.policy)
 
     def rollout(scenario: dict[str, str]) -> Run:
         with capture(scenario=scenario["id"]) as told:
@@ -566,33 +484,22 @@ def test_a_plain_function_and_a_judge_in_a_plain_program(
     assert found.history[0].groups == 3
     assert found.history[0].reward_mean == pytest.approx(0.15)
     assert found.version == 1
-
-
-async def test_a_reward_of_its_own_is_kept_in_an_evaluation(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    def judge(judged: TrajectoryGroup) -> Sequence[float]:
-        return [0.0] * len(judged.trajectories)
-
-    trainer = trainer_of(art_server, tmp_path, evaluator=judge)
-    rewards = iter([1.0, None])
-
-    async def rollout(scenario: dict[str, str]) -> Run:
-        async with capture(scenario=scenario["id"]) as told:
-            told.reward = next(rewards)
-        return told
-
-    assert (await trainer.evaluate(rollout, SCENARIOS[:1], samples=2)).mean == 0.5
+    unjudged = trainer_of(art_server, tmp_path / "unjudged", trainer.policy)
+    with pytest.raises(ConfigError, match="evaluator="):
+        unjudged.fit_sync(rollout, SCENARIOS, steps=1)
 
 
 async def test_an_evaluation_says_what_failed_and_keeps_the_rest(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    def judge(judged: TrajectoryGroup) -> Sequence[float]:
-        raise TimeoutError("judge is away")
+    is_away = False
 
-    said = Console(file=io.StringIO(), width=400)
-    trainer = trainer_of(art_server, tmp_path, evaluator=judge, console=said)
+    def judge(judged: TrajectoryGroup) -> Sequence[float]:
+        if is_away:
+            raise TimeoutError("judge is away")
+        return [0.0] * len(judged.trajectories)
+
+    trainer = trainer_of(art_server, tmp_path, evaluator=judge)
 
     async def rollout(scenario: dict[str, str]) -> Run:
         if scenario["id"] == "q-2":
@@ -601,36 +508,13 @@ async def test_an_evaluation_says_what_failed_and_keeps_the_rest(
             told.reward = 1.0 if scenario["id"] == "q-0" else None
         return told
 
+    assert (await trainer.evaluate(rollout, SCENARIOS[:2])).mean == 0.5, "its own reward is kept"
+    is_away = True
     found = await trainer.evaluate(rollout, SCENARIOS[:3])
     assert (found.mean, found.n, found.failed, found.unscored) == (1.0, 1, 1, 1)
-    assert isinstance(said.file, io.StringIO)
-    lines = said.file.getvalue()
+    assert found.ci95 is None
+    lines = said(trainer)
     assert "1 rollouts failed; the first: ValueError: no such tool" in lines
     assert "1 groups were not judged: TimeoutError: judge is away" in lines
     with pytest.raises(ArtError, match=r"raised for all 1 groups.*judge is away"):
         await trainer.evaluate(rollout, SCENARIOS[1:2])
-
-
-async def test_evaluation_needs_one_version(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-    newest = await trainer.evaluate(rollout_of(art_server, trainer), SCENARIOS[:1], samples=2)
-    assert newest.version == f"{trainer.policy}@1"
-    pinned = trainer_of(art_server, tmp_path / "b", f"{trainer.policy}@0")
-    old = await pinned.evaluate(rollout_of(art_server, pinned), SCENARIOS[:1], samples=2)
-    assert old.version == f"{trainer.policy}@0"
-    with pytest.raises(ArtError, match="was sampled from"):
-        await pinned.evaluate(rollout_of(art_server, trainer), SCENARIOS[:1])
-
-
-async def test_a_rolled_back_policy_is_not_taken_for_progress(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-    with ArtClient(art_server.base_url, art_server.api_key) as client:
-        client.rollback(trainer.policy, 0)
-    with pytest.raises(ConfigError, match="rolled back"):
-        await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=2)
-    fresh = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1, fresh=True)
-    assert len(fresh.history) == 1
