@@ -63,11 +63,14 @@ class JsonServer:
                 except Refusal as refusal:
                     status, headers = refusal.status, refusal.headers
                     found = {"error": {"message": "refused", "type": "refused", "code": None}}
-                body = json.dumps(found).encode()
+                kind, text = "application/json", json.dumps(found)
+                if isinstance(found, str):
+                    kind, text = "text/event-stream", found
+                body = text.encode()
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name.replace("_", "-"), value)
-                self.send_header("content-type", "application/json")
+                self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -79,7 +82,7 @@ class JsonServer:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def answer(self, path: str, body: Any) -> Any:
-        """What to say; `body` is None where there was none, or no JSON."""
+        """What to say; `body` is None where there was none, or no JSON. A text: it is of events."""
         raise AssertionError(f"{type(self).__name__} does not answer {path}: {body}")
 
     def __enter__(self) -> Self:

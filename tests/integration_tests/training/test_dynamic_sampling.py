@@ -1,18 +1,18 @@
 """Dynamic sampling replaces zero-variance groups."""
 
-import io
-import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, capture
 from langchain_art.training.report import summary_table
-from langchain_art.wire import LoraConfig
+from tests.support import trainers
+from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import Heard, said
 
 #: Every third scenario has something to teach; the others' runs are all worth the same.
 SCENARIOS = [{"id": f"q-{i}", "useful": i % 3 == 0} for i in range(60)]
@@ -21,36 +21,32 @@ SCENARIOS = [{"id": f"q-{i}", "useful": i % 3 == 0} for i in range(60)]
 class Rollouts:
     """Rewards by the number of the run of its scenario, whatever the model says."""
 
-    def __init__(self, *models: ChatART) -> None:
-        self.models = models
+    def __init__(self, model: ChatART) -> None:
+        self.model: Any = model
         self.seen: list[str] = []
 
     def __call__(self, scenario: dict[str, Any]) -> Any:
         number = self.seen.count(scenario["id"])
         self.seen.append(scenario["id"])
         with capture() as run:
-            for model in self.models:
-                model.invoke(f"Say {scenario['id']}.")
+            self.model.invoke(f"Say {scenario['id']}.")
             run.reward = float(number % 2) if scenario["useful"] else 1.0
         return run
 
 
-def trainer_of(server: LiveServer, out: Path, policies: list[str], **options: Any) -> Any:
-    models = [ChatART(model=p, base_url=server.base_url, max_tokens=4) for p in policies]
-    chosen: dict[str, Any] = {"group_size": 2, "groups_per_step": 4, "seed": 3, "concurrency": 1}
-    chosen |= {"lora": LoraConfig(rank=2, alpha=4.0), "out_dir": out, "dynamic_sampling_rounds": 30}
-    chosen["console"] = Console(file=io.StringIO(), width=200)
-    return Trainer(models, **(chosen | options)), Rollouts(*models)
-
-
-def new_policy() -> str:
-    return f"p-{uuid.uuid4().hex[:8]}"
+def trainer_of(
+    server: LiveServer, out: Path, rounds: int | None = 30, **options: Any
+) -> tuple[Trainer, Rollouts]:
+    policy = new_id("p")
+    chosen = {"group_size": 2, "groups_per_step": 4, "seed": 3, "concurrency": 1} | options
+    trainer = trainers.trainer_of(server, out, policy, dynamic_sampling_rounds=rounds, **chosen)
+    return trainer, Rollouts(model_of(server, policy, max_tokens=4))
 
 
 def test_zero_variance_groups_are_replaced_and_counted(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()])
+    trainer, rollouts = trainer_of(art_server, tmp_path)
     result = trainer.fit_sync(rollouts, SCENARIOS, steps=2)
     useful = {s["id"] for s in SCENARIOS if s["useful"]}
     for record in result.history:
@@ -63,28 +59,23 @@ def test_zero_variance_groups_are_replaced_and_counted(
     assert set(times.values()) == {2}  # one epoch, without replacement, over both steps
     assert sum(r.groups for r in result.history) == len(times)
     assert len(useful & set(times)) == 8
-    shown = Console(file=io.StringIO(), width=200)
+    shown = Heard()
     shown.print(summary_table(result))
     resampled = sum(r.resampled for r in result.history)
-    assert f"{resampled} of {8 + resampled} groups" in shown.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{resampled} of {8 + resampled} groups" in shown.said
 
 
-def test_without_dynamic_sampling_a_step_is_what_is_left(
-    art_server: LiveServer, tmp_path: Path
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_dynamic_sampling_ends_at_its_bound(
+    art_server: LiveServer, tmp_path: Path, rounds: int
 ) -> None:
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=0)
-    (record,) = trainer.fit_sync(rollouts, SCENARIOS, steps=1).history
-    assert (record.groups, record.resampled) == (4, 0)
-    assert record.metrics["runs_trained"] == 2 * (4 - record.excluded["groups.zero_variance"])
-
-
-def test_dynamic_sampling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> None:
     flat = [s for s in SCENARIOS if not s["useful"]]
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=2)
+    trainer, rollouts = trainer_of(art_server, tmp_path, rounds)
     result = trainer.fit_sync(rollouts, flat, steps=1)
     (record,) = result.history
-    assert (record.groups, record.resampled, len(rollouts.seen)) == (12, 8, 24)
-    assert record.excluded == {"groups.zero_variance": 12}
+    groups = 4 * (1 + rounds)
+    assert (record.groups, record.resampled, len(rollouts.seen)) == (groups, groups - 4, 2 * groups)
+    assert record.excluded == {"groups.zero_variance": groups}
     assert result.version == 0
 
 
@@ -107,9 +98,7 @@ def test_unasked_a_step_replaces_what_fell_short_until_half_of_it_teaches(
     Of eight, the seed draws those of the indices 3, 4, 7, 5, 6, 0, 2.
     """
     scenarios = [{"id": f"{i}{kind}", "useful": kind == "U"} for i, kind in enumerate(mix)]
-    trainer, rollouts = trainer_of(
-        art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=None
-    )
+    trainer, rollouts = trainer_of(art_server, tmp_path, None)
 
     def rollout(scenario: dict[str, Any]) -> Any:
         run = rollouts(scenario)
@@ -126,8 +115,8 @@ def test_replies_in_which_nothing_was_drawn_make_no_version(
     art_server: LiveServer, tmp_path: Path, way: dict[str, Any]
 ) -> None:
     """Their gradient is 0, whatever the rewards are."""
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], dynamic_sampling_rounds=0)
-    rollouts.models = tuple(model.bind(extra_body=way) for model in rollouts.models)
+    trainer, rollouts = trainer_of(art_server, tmp_path, 0)
+    rollouts.model = rollouts.model.bind(extra_body=way)
     result = trainer.fit_sync(rollouts, [s for s in SCENARIOS if s["useful"]], steps=1)
     (record,) = result.history
     reason = "greedy_decoding" if "temperature" in way else "no_choice"
@@ -136,13 +125,8 @@ def test_replies_in_which_nothing_was_drawn_make_no_version(
 
 
 def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer, rollouts = trainer_of(
-        art_server,
-        tmp_path,
-        [new_policy()],
-        config=TrainConfig(credit="node"),
-        dynamic_sampling_rounds=2,
-    )
+    config = TrainConfig(credit="node")
+    trainer, rollouts = trainer_of(art_server, tmp_path, 2, config=config)
     values = iter(range(100))
 
     def rollout(scenario: dict[str, Any]) -> Any:
@@ -157,9 +141,9 @@ def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: 
 async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calm, rollouts = trainer_of(art_server, tmp_path / "calm", [new_policy()])
+    calm, rollouts = trainer_of(art_server, tmp_path / "calm")
     whole = await calm.fit(rollouts, SCENARIOS, steps=3)
-    stormy, others = trainer_of(art_server, tmp_path / "stormy", [new_policy()])
+    stormy, others = trainer_of(art_server, tmp_path / "stormy")
     train, orders = AsyncArtClient.train, 0
 
     async def dying(self: AsyncArtClient, *args: Any, **more: Any) -> Any:
@@ -175,20 +159,14 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     resumed = await stormy.fit(others, SCENARIOS, steps=3)
     assert others.seen == rollouts.seen  # nothing twice, nothing else, in the same order
     for one, other in zip(whole.history, resumed.history, strict=True):
-        assert (one.groups, one.resampled, one.drawn) == (
-            other.groups,
-            other.resampled,
-            other.drawn,
-        )
-        assert one.excluded == other.excluded
+        for field in ("groups", "resampled", "drawn", "excluded"):
+            assert getattr(one, field) == getattr(other, field), field
 
 
 def test_groups_of_which_no_call_was_heard_are_not_replaced(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    said = io.StringIO()
-    options: dict[str, Any] = {"dynamic_sampling_rounds": None, "console": Console(file=said)}
-    trainer, rollouts = trainer_of(art_server, tmp_path, [new_policy()], **options)
+    trainer, rollouts = trainer_of(art_server, tmp_path, None)
 
     def rollout(scenario: dict[str, Any]) -> Any:
         rollouts(scenario)  # in a scope of its own, which is thrown away
@@ -198,5 +176,4 @@ def test_groups_of_which_no_call_was_heard_are_not_replaced(
 
     (record,) = trainer.fit_sync(rollout, SCENARIOS, steps=1).history
     assert (record.groups, record.resampled) == (4, 0)
-    words = " ".join(said.getvalue().split())
-    assert "8 of the 8 runs of the first batch: no model call was recorded" in words
+    assert "8 of the 8 runs of the first batch: no model call was recorded" in said(trainer)

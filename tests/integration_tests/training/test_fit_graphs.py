@@ -1,26 +1,34 @@
 """Fits of graphs as they are: which nodes learn, several policies at once, runs that fail."""
 
-import io
 import json
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
-from rich.console import Console
 from typer.testing import CliRunner
 
-from langchain_art import ArtClient, ChatART, Trainer, Trajectory, TrajectoryGroup, capture
+from langchain_art import (
+    ArtClient,
+    AsyncArtClient,
+    ChatART,
+    Trainer,
+    Trajectory,
+    TrajectoryGroup,
+    capture,
+)
 from langchain_art.cli.main import app
 from langchain_art.errors import ArtError, ConfigError, JobFailed
 from langchain_art.rollout.scenarios import draw
 from langchain_art.tracing.run import Run
-from langchain_art.wire import LoraConfig, TrainConfig
+from langchain_art.wire import TrainConfig
+from tests.support import trainers
 from tests.support.chat_models import model_of
+from tests.support.graphs import graph_of, node
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import said
 
 QUESTIONS = [{"id": f"q-{i}", "input": f"Say {i}"} for i in range(4)]
 
@@ -30,22 +38,11 @@ class Crash(BaseException):
 
 
 def name() -> str:
-    return f"g-{uuid.uuid4().hex[:8]}"
+    return new_id("g")
 
 
 def two_nodes(writer: ChatART, critic: ChatART, **options: Any) -> Any:
-    async def write(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await writer.ainvoke(state["messages"])]}
-
-    async def criticise(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await critic.ainvoke(state["messages"])]}
-
-    built = StateGraph(MessagesState)
-    built.add_node("writer", write)
-    built.add_node("critic", criticise)
-    built.add_edge(START, "writer")
-    built.add_edge("writer", "critic")
-    return built.compile(**options)
+    return graph_of(writer=node(writer), critic=node(critic)).compile(**options)
 
 
 def ranks(group: TrajectoryGroup) -> Sequence[float]:
@@ -54,16 +51,9 @@ def ranks(group: TrajectoryGroup) -> Sequence[float]:
 
 
 def trainer_of(server: LiveServer, out: Path, *policies: str, **options: Any) -> Trainer:
-    chosen: dict[str, Any] = {
-        "group_size": 4,
-        "groups_per_step": 2,
-        "lora": LoraConfig(rank=2, alpha=4.0),
-        "out_dir": out,
-        "evaluator": ranks,
-        "config": TrainConfig(advantage="mean"),
-        "console": Console(file=io.StringIO(), width=80),
-    }
-    return Trainer([model_of(server, one) for one in policies], **(chosen | options))
+    """A trainer whose runs of a group are worth 0, 0.1, 0.2 …, whatever they are."""
+    chosen: dict[str, Any] = {"evaluator": ranks, "config": TrainConfig(advantage="mean")}
+    return trainers.trainer_of(server, out, *policies, **(chosen | options))
 
 
 def client_of(server: LiveServer) -> ArtClient:
@@ -73,24 +63,34 @@ def client_of(server: LiveServer) -> ArtClient:
 # --- which calls learn ----------------------------------------------------------------------------
 
 
-async def test_only_the_chosen_node_learns(art_server: LiveServer, tmp_path: Path) -> None:
-    policy, console = name(), Console(file=io.StringIO(), width=80)
+async def test_only_the_chosen_node_learns_and_an_evaluator_finds_scenario_and_output(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy, seen = name(), list[Any]()
     model = model_of(art_server, policy)
+
+    def checked(group: TrajectoryGroup) -> Sequence[float]:
+        seen.append(group.metadata["scenario"])
+        asked = [run.output["messages"][0]["content"] for run in group.trajectories]
+        assert set(asked) == {group.metadata["scenario"]["input"]}
+        return ranks(group)
+
     graph = two_nodes(model, model, checkpointer=InMemorySaver())
     choice = {"writer": True, "critic": False, "editor": False}
-    trainer = trainer_of(art_server, tmp_path, policy, trainable=choice, console=console)
+    trainer = trainer_of(art_server, tmp_path, policy, trainable=choice, evaluator=checked)
     found = await trainer.fit(graph, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:2])
     assert (found.adapter, [step.version for step in found.history]) == (f"{policy}@2", [1, 2])
+    assert len(seen) == 2 * 2 + 2 * 2 and all(scenario in QUESTIONS for scenario in seen)
     for step in found.history:
         assert step.nodes["writer"].tokens == step.tokens["completion"] / 2 > 0
         assert step.nodes["writer"].advantage_abs == pytest.approx(0.1)
         assert step.nodes["critic"].tokens == 0
         assert step.nodes["critic"].excluded == {"frozen": 8}
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "'editor' is False and names no model call" in said
-    assert "Trained by node, step 1" in said
-    assert "Trained by node, step 2" not in said
-    assert "Trained by node, all steps" in said
+    shown = said(trainer)
+    assert "'editor' is False and names no model call" in shown
+    assert "Trained by node, step 1" in shown
+    assert "Trained by node, step 2" not in shown
+    assert "Trained by node, all steps" in shown
     assert found.nodes["writer"].calls == 16
     with client_of(art_server) as client:
         trained = [t for t in client.trajectories(100) if client.audit(t.id).trained_by]
@@ -106,10 +106,9 @@ async def test_a_misspelled_node_ends_the_fit_before_anything_is_trained(
     policy = name()
     model = model_of(art_server, policy)
     graph = two_nodes(model, model)
+    wrong = trainer_of(art_server, tmp_path, policy, trainable={"wirter": True})
     with pytest.raises(ConfigError, match=r"'wirter'.*'writer'"):
-        await trainer_of(art_server, tmp_path, policy, trainable={"wirter": True}).fit(
-            graph, QUESTIONS, steps=1
-        )
+        await wrong.fit(graph, QUESTIONS, steps=1)
     with client_of(art_server) as client:
         assert client.jobs(policy) == []
     right = trainer_of(art_server, tmp_path, policy, trainable={"writer": True})
@@ -129,17 +128,16 @@ async def test_a_resumed_fit_may_go_on_with_a_batch_that_does_not_reach_a_node(
             run.reward = int(run.id[:8], 16) / 2**32
         return run
 
+    how: dict[str, Any] = {"trainable": {"expert": True}, "seed": 0, "groups_per_step": 1}
     for steps in (1, 2):
-        trainer = trainer_of(
-            art_server, tmp_path, policy, trainable={"expert": True}, seed=0, groups_per_step=1
-        )
+        trainer = trainer_of(art_server, tmp_path, policy, **how)
         assert len((await trainer.fit(rollout, scenarios, steps=steps)).history) == steps
 
 
 async def test_another_choice_in_a_resumed_fit_is_said_and_spares_the_pending_step(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy, console = name(), Console(file=io.StringIO(), width=200)
+    policy = name()
     model = model_of(art_server, policy)
     graph = two_nodes(model, model)
     with monkeypatch.context() as patch:
@@ -147,14 +145,13 @@ async def test_another_choice_in_a_resumed_fit_is_said_and_spares_the_pending_st
         async def crash(*_: Any, **__: Any) -> Any:
             raise Crash
 
-        patch.setattr("langchain_art.client.async_client.AsyncArtClient.wait", crash)
+        patch.setattr(AsyncArtClient, "wait", crash)
+        first = trainer_of(art_server, tmp_path, policy, trainable={"critic": False})
         with pytest.raises(Crash):
-            await trainer_of(art_server, tmp_path, policy, trainable={"critic": False}).fit(
-                graph, QUESTIONS, steps=1
-            )
-    again = trainer_of(art_server, tmp_path, policy, trainable={"writer": False}, console=console)
+            await first.fit(graph, QUESTIONS, steps=1)
+    again = trainer_of(art_server, tmp_path, policy, trainable={"writer": False})
     found = await again.fit(graph, QUESTIONS, steps=2)
-    assert "Which calls learn has changed" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "Which calls learn has changed" in said(again)
     trained = [{n: r.tokens > 0 for n, r in step.nodes.items()} for step in found.history]
     assert trained == [{"critic": False, "writer": True}, {"critic": True, "writer": False}]
     with client_of(art_server) as client:
@@ -188,6 +185,10 @@ async def test_two_policies_learn_from_the_same_groups(
     assert later.versions == found.adapters
     with pytest.raises(ArtError, match="was sampled from"):
         await trainer_of(art_server, tmp_path, f"{writer}@0", critic).evaluate(graph, QUESTIONS[:1])
+    old = model_of(art_server, f"{writer}@0")
+    pinned = trainer_of(art_server, tmp_path, f"{writer}@0")
+    found_old = await pinned.evaluate(two_nodes(old, old), QUESTIONS[:1])
+    assert found_old.version == f"{writer}@0"
     with pytest.raises(ArtError, match="instead"):
         await trainer_of(art_server, tmp_path, art_server.policy).evaluate(graph, QUESTIONS[:1])
 
@@ -199,8 +200,6 @@ async def test_a_crash_between_two_policies_trains_each_once(
     graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
     orders: list[str] = []
     with monkeypatch.context() as patch:
-        from langchain_art.client.async_client import AsyncArtClient
-
         order = AsyncArtClient.train
 
         async def first_only(
@@ -217,9 +216,8 @@ async def test_a_crash_between_two_policies_trains_each_once(
     assert orders == [writer]
     with monkeypatch.context() as patch:  # the batch was written down; nothing is rolled out twice
         patch.setattr("langchain_art.rollout.runner.RolloutWorker.run", None)
-        found = await trainer_of(art_server, tmp_path, writer, critic).fit(
-            graph, QUESTIONS, steps=1
-        )
+        both = trainer_of(art_server, tmp_path, writer, critic)
+        found = await both.fit(graph, QUESTIONS, steps=1)
     assert found.versions == {writer: 1, critic: 1}
     with client_of(art_server) as client:
         assert (len(client.jobs(writer)), len(client.jobs(critic))) == (1, 1)
@@ -234,8 +232,6 @@ async def test_a_job_that_fails_costs_the_step_for_all_policies(
     graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
     trainer = trainer_of(art_server, tmp_path, writer, critic)
     with monkeypatch.context() as patch:
-        from langchain_art.client.async_client import AsyncArtClient
-
         wait = AsyncArtClient.wait
 
         async def fails(self: AsyncArtClient, job: Any, *rest: Any) -> Any:
@@ -267,28 +263,6 @@ def test_policies_of_several_servers_are_refused() -> None:
     assert (both.policies, both._client().base_url) == (("a", "c"), "http://a:1/v1")
     with pytest.raises(ConfigError, match="several policies"):
         _ = both.policy
-
-
-# --- what an evaluator sees -----------------------------------------------------------------------
-
-
-async def test_an_evaluator_finds_the_scenario_and_the_output(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    policy = name()
-    seen: list[Any] = []
-
-    def checked(group: TrajectoryGroup) -> Sequence[float]:
-        seen.append(group.metadata["scenario"])
-        said = [run.output["messages"][0]["content"] for run in group.trajectories]
-        assert said == [group.metadata["scenario"]["input"]] * 4
-        return ranks(group)
-
-    model = model_of(art_server, policy)
-    trainer = trainer_of(art_server, tmp_path, policy, evaluator=checked)
-    found = await trainer.fit(two_nodes(model, model), QUESTIONS, steps=1)
-    assert found.version == 1
-    assert all(scenario in QUESTIONS for scenario in seen)
 
 
 # --- runs that fail -------------------------------------------------------------------------------

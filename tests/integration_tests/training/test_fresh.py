@@ -1,25 +1,18 @@
 """`fit(fresh=True)` undoes what a policy has learned: only once a run of the new fit has worked."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from langchain_art import (
-    ArtClient,
-    ChatART,
-    ConfigError,
-    RolloutFailed,
-    TrainConfig,
-    Trainer,
-    capture,
-)
+from langchain_art import ArtClient, ConfigError, RolloutFailed, TrainConfig, capture
 from langchain_art.tracing.run import Run
 from langchain_art.training.fit_state import FIT, FitState, read_state
+from tests.support.chat_models import model_of
+from tests.support.steps_of_a_fit import new_id
 from tests.support.stub_engines import StubServer
+from tests.support.trainers import said, trainer_of
 
 SCENARIOS = [{"q": "a"}, {"q": "b"}]
 
@@ -33,9 +26,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
 class Fit:
     """Fits of one policy in one folder, whose rollout raises as often as it is told."""
 
-    def __init__(self, server: StubServer, out: Path, policy: str) -> None:
-        self.model = ChatART(model=policy, base_url=server.base_url, max_tokens=4)
-        self.out, self.policy, self.server = out, policy, server
+    def __init__(self, server: StubServer, out: Path) -> None:
+        self.out, self.policy, self.server = out, new_id("fresh"), server
+        self.model = model_of(server, self.policy, max_tokens=4)
         self.raises = 0
         self.runs = 0
 
@@ -50,15 +43,8 @@ class Fit:
         return run
 
     def fit(self, rollout: Any = None, **options: Any) -> int:
-        trainer = Trainer(
-            self.model,
-            group_size=4,
-            groups_per_step=2,
-            config=TrainConfig(learning_rate=1e-4),
-            out_dir=self.out,
-            console=Console(file=io.StringIO(), width=1000),
-            **options.pop("trainer", {}),
-        )
+        more = {"config": TrainConfig(learning_rate=1e-4)} | options.pop("trainer", {})
+        trainer = trainer_of(self.server, self.out, self.policy, **more)
         known: dict[str, Any] = {"steps": 1, "fresh": True} | options
         return trainer.fit_sync(rollout or self.rollout, SCENARIOS, **known).version
 
@@ -71,9 +57,8 @@ class Fit:
 
 
 @pytest.fixture
-def trained(server: StubServer, tmp_path: Path, request: pytest.FixtureRequest) -> Fit:
-    policy = f"fresh-{abs(hash(request.node.name)) % 10**9}"
-    found = Fit(server, tmp_path, policy)
+def trained(server: StubServer, tmp_path: Path) -> Fit:
+    found = Fit(server, tmp_path)
     assert found.fit(steps=2) == 2
     assert found.runs == 16, "nothing is tried where nothing is undone"
     found.runs = 0
@@ -87,16 +72,11 @@ def test_no_run_that_works_undoes_nothing(trained: Fit) -> None:
         trained.fit()
     assert trained.state == before
     assert trained.runs == 3, "as many as may fail of a group, and one more"
-    trained.raises = 0
-    assert trained.fit(steps=3, fresh=False) == 3, "the earlier fit goes on"
-
-
-def test_all_may_fail_and_nothing_is_undone(trained: Fit) -> None:
-    before = trained.state
-    trained.raises = 10**9
     with pytest.raises(RolloutFailed, match="Nothing was rolled back"):
         trained.fit(trainer={"max_failed": 1.0})
-    assert (trained.state, trained.runs) == (before, 4)
+    assert (trained.state, trained.runs) == (before, 3 + 4)
+    trained.raises = 0
+    assert trained.fit(steps=3, fresh=False) == 3, "the earlier fit goes on"
 
 
 def test_one_run_that_works_is_enough(trained: Fit) -> None:
@@ -141,16 +121,11 @@ def test_a_fit_that_cannot_begin_undoes_nothing(trained: Fit) -> None:
 def test_a_warm_start_of_one_policy_says_nothing_of_another(
     server: StubServer, tmp_path: Path
 ) -> None:
-    writer, critic = "fresh-writer", "fresh-critic"
-    out = io.StringIO()
-    common: dict[str, Any] = {
-        "client": ArtClient(server.base_url),
-        "out_dir": tmp_path,
-        "console": Console(file=out, width=1000),
-    }
-    models = [ChatART(model=m, base_url=server.base_url, max_tokens=4) for m in (writer, critic)]
+    policies = writer, critic = "fresh-writer", "fresh-critic"
+    warm = trainer_of(server, tmp_path, writer)
     talk = [[{"role": "user", "content": q}, {"role": "assistant", "content": "b"}] for q in "xyz"]
-    assert Trainer(writer, **common).warm_start_sync(talk, batch_size=1).version == 3
+    assert warm.warm_start_sync(talk, batch_size=1).version == 3
+    models = [model_of(server, policy, max_tokens=4) for policy in policies]
 
     async def rollout(scenario: dict[str, str]) -> Run:
         async with capture(scenario=scenario) as run:
@@ -159,13 +134,14 @@ def test_a_warm_start_of_one_policy_says_nothing_of_another(
             run.reward = (sum(reply.text.encode()) % 97) / 97
         return run
 
-    trainer = Trainer([writer, critic], group_size=2, groups_per_step=1, **common)
+    small = {"group_size": 2, "groups_per_step": 1}
+    trainer = trainer_of(server, tmp_path, *policies, **small)
     assert trainer.fit_sync(rollout, SCENARIOS, steps=4).versions == {writer: 7, critic: 4}
-    out.truncate(0)
+    trainer = trainer_of(server, tmp_path, *policies, **small)
     trainer.fit_sync(rollout, SCENARIOS, steps=1, fresh=True)
     state = read_state(tmp_path / FIT, FitState)
     assert state is not None
     assert state.began_with == {writer: 3, critic: 0}
-    assert f"{critic} is rolled back from @4 to @0" in out.getvalue()
-    assert "use fit(…, fresh=True)" not in out.getvalue(), "that is what was called"
-    assert f"{writer} is at @3: this fit goes on" in out.getvalue()
+    assert f"{critic} is rolled back from @4 to @0" in said(trainer)
+    assert "use fit(…, fresh=True)" not in said(trainer), "that is what was called"
+    assert f"{writer} is at @3: this fit goes on" in said(trainer)

@@ -1,34 +1,22 @@
 """`Trainer.fit(on_step=)`: a hook gets each step's record, and what it raises loses nothing."""
 
-import io
 import json
 import traceback
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from langchain_art.errors import ConfigError
 from langchain_art.training.records import StepRecord
 from langchain_art.training.trainer import Trainer
 from tests.support.live_server import LiveServer
+from tests.support.trainers import said, trainer_of
 
 
 @pytest.fixture
-def said() -> io.StringIO:
-    return io.StringIO()
-
-
-@pytest.fixture
-def trainer(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: io.StringIO
-) -> Trainer:
-    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    name = f"hooked-{uuid.uuid4().hex[:8]}"
-    shown = Console(file=said, width=200)
-    return Trainer(name, group_size=2, groups_per_step=1, out_dir=tmp_path / "fit", console=shown)
+def trainer(art_server: LiveServer, tmp_path: Path) -> Trainer:
+    return trainer_of(art_server, tmp_path / "fit", group_size=2, groups_per_step=1)
 
 
 def rollout(scenario: str) -> float:
@@ -57,7 +45,7 @@ def test_a_hook_gets_each_record_that_is_kept(trainer: Trainer, is_async: bool) 
     assert seen[0].reward_mean == 1.0 and seen[0].seconds["total"] > 0
 
 
-def test_what_a_hook_raises_is_loud_and_loses_nothing(trainer: Trainer, said: io.StringIO) -> None:
+def test_what_a_hook_raises_is_loud_and_loses_nothing(trainer: Trainer) -> None:
     def broken(record: StepRecord) -> None:
         raise KeyError("no such metric")
 
@@ -65,7 +53,7 @@ def test_what_a_hook_raises_is_loud_and_loses_nothing(trainer: Trainer, said: io
         trainer.fit_sync(rollout, ["a", "b"], steps=2, on_step=broken)
     words = f"on_step raised after step 1. The step is trained and kept in {trainer.out_dir}"
     assert words in "".join(traceback.format_exception(caught.value))
-    assert words in said.getvalue() and "KeyError: 'no such metric'" in said.getvalue()
+    assert words in said(trainer) and "KeyError: 'no such metric'" in said(trainer)
     assert [one["step"] for one in kept(trainer)] == [1]
     seen: list[int] = []
     trainer.fit_sync(rollout, ["a", "b"], steps=2, on_step=lambda one: seen.append(one.step))

@@ -1,47 +1,38 @@
 """A fit whose advantages are the user's: sent with the step, recorded, shown, and sent once."""
 
-import io
-import uuid
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from rich.console import Console
 
-from langchain_art import ArtClient, ChatART, Trainer, capture
+from langchain_art import ArtClient, Trainer
 from langchain_art.errors import ConfigError, RequestRefused
-from langchain_art.tracing.run import Run
-from langchain_art.wire import LoraConfig, TrajectoryGroup
+from langchain_art.wire import TrajectoryGroup
+from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import asking, said, trainer_of
 
 SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(8)]
 
 
 class Fit:
-    """A trainer with a hook, and what the hook was asked."""
+    """A trainer with a hook. All rewards are equal: built-in estimators would learn nothing."""
 
-    def __init__(self, server: LiveServer, folder: Path, hook: Any, **options: Any) -> None:
-        self.server, self.told = server, io.StringIO()
-        policy = f"own-{uuid.uuid4().hex[:8]}"
-        self.model = ChatART(model=policy, base_url=server.base_url, max_tokens=4)
-        settings: dict[str, Any] = {"group_size": 2, "groups_per_step": 2}
-        settings |= {"lora": LoraConfig(rank=2, alpha=4.0), "out_dir": folder}
-        self.trainer = Trainer(
-            self.model,
-            advantages=hook,
-            console=Console(file=self.told, width=200),
-            **(settings | options),
-        )
+    def __init__(
+        self, server: LiveServer, folder: Path, hook: Any, reward: float | None = 1.0, **more: Any
+    ) -> None:
+        self.server, self.folder, self.policy = server, folder, new_id("own")
+        self.trainer = self.trainer_with(hook, **more)
+        self.rollout = asking(lambda *_: reward, model_of(server, self.policy, max_tokens=4))
 
-    async def rollout(self, scenario: dict[str, str]) -> Run:
-        async with capture(scenario=scenario["id"]) as run:
-            await self.model.ainvoke(scenario["question"])
-            run.reward = 1.0  # the same for all: built-in estimators would learn nothing
-        return run
+    def trainer_with(self, hook: Any, **more: Any) -> Trainer:
+        options = {"group_size": 2, "advantages": hook} | more
+        return trainer_of(self.server, self.folder, self.policy, **options)
 
-    async def fit(self, steps: int, **options: Any) -> Any:
-        return await self.trainer.fit(self.rollout, SCENARIOS, steps=steps, **options)
+    async def fit(self, steps: int) -> Any:
+        return await self.trainer.fit(self.rollout, SCENARIOS, steps=steps)
 
 
 def first_is_better(group: TrajectoryGroup) -> list[Any]:
@@ -58,7 +49,7 @@ async def test_a_fit_learns_from_the_numbers_of_a_function(
     found = await own.fit(2)
     assert found.version == 2 and not found.excluded
     assert [(one.own_advantages, one.resampled) for one in found.history] == [(True, 0)] * 2
-    assert "of 2 steps given by Trainer(advantages=…)" in own.told.getvalue()
+    assert "of 2 steps given by Trainer(advantages=…)" in said(own.trainer)
     with ArtClient(art_server.base_url) as client, art_server.http() as http:
         job = client.jobs(found.policy)[0]
         first, second = runs_of(client, http, job.id, found.policy)
@@ -92,23 +83,13 @@ async def test_a_fit_that_was_interrupted_sends_the_same_numbers(
 
     own = Fit(art_server, tmp_path, hook)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "langchain_art.client.async_client.AsyncArtClient.train", broken, raising=True
-        )
+        patch.setattr("langchain_art.client.async_client.AsyncArtClient.train", broken)
         with pytest.raises(RuntimeError, match="the client's end"):
             await own.fit(1)
     assert len(asked) == 2
     found = await own.fit(1)
     assert len(asked) == 2 and found.history[0].own_advantages and found.version == 1
-    other = Trainer(
-        own.model,
-        group_size=2,
-        groups_per_step=2,
-        lora=LoraConfig(rank=2, alpha=4.0),
-        out_dir=tmp_path,
-        advantages=first_is_better,
-        console=Console(file=io.StringIO()),
-    )
+    other = own.trainer_with(first_is_better)
     with pytest.raises(ConfigError, match="the advantage function's source"):
         await other.fit(own.rollout, SCENARIOS, steps=2)
 
@@ -116,29 +97,13 @@ async def test_a_fit_that_was_interrupted_sends_the_same_numbers(
 async def test_runs_without_a_reward_learn_from_the_numbers_of_a_function(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    own = Fit(art_server, tmp_path, first_is_better)
-
-    async def rollout(scenario: dict[str, str]) -> Run:
-        async with capture(scenario=scenario["id"]) as run:
-            await own.model.ainvoke(scenario["question"])
-        return run
-
-    found = await own.trainer.fit(rollout, SCENARIOS, steps=1)
+    found = await Fit(art_server, tmp_path, first_is_better, reward=None).fit(1)
     assert found.version == 1 and not found.excluded
     assert found.history[0].reward_mean is None
 
 
 def broken(*given: Any, **options: Any) -> Any:
     raise RuntimeError("the client's end")
-
-
-async def test_a_wrong_shape_ends_the_fit_before_anything_is_trained(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    own = Fit(art_server, tmp_path, lambda group: [1.0])
-    with pytest.raises(ConfigError, match=r"got 1 entries, \[1.0\], expected .* each of 2 runs"):
-        await own.fit(1)
-    assert not own.trainer.out_dir.joinpath("pending.json").exists()
 
 
 async def test_the_server_refuses_numbers_for_other_turns(

@@ -1,11 +1,9 @@
 """Policies of one fit with configs of their own, and policies that play and do not learn."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.errors import ConfigError
@@ -20,6 +18,7 @@ from tests.integration_tests.training.test_fit_graphs import (
     two_nodes,
 )
 from tests.support.live_server import LiveServer
+from tests.support.trainers import said
 
 
 async def test_each_policy_has_its_rate_its_schedule_and_its_loss(
@@ -119,9 +118,8 @@ async def test_more_policies_than_the_sampler_computes_at_once_are_refused(
 
 async def test_a_policy_that_is_made_is_said_once(art_server: LiveServer, tmp_path: Path) -> None:
     """A misspelled name would make one without a word."""
-    policy, said = name(), io.StringIO()
-    options: dict[str, Any] = {"console": Console(file=said, width=200)}
-    trainer = trainer_of(art_server, tmp_path, policy, **options)
+    policy = name()
+    trainer = trainer_of(art_server, tmp_path, policy)
     for fresh in (True, False):
         await trainer.fit(lambda _: 1.0, QUESTIONS, steps=1, fresh=fresh)
-    assert said.getvalue().count(f"no policy {policy!r} yet: it is made, from the base") == 1
+    assert said(trainer).count(f"no policy {policy!r} yet: it is made, from the base") == 1

@@ -1,6 +1,5 @@
 """A loss that the server's operator has registered, from `server.toml` to the adapter's bytes."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import pytest
 
 from langchain_art import ArtClient, OwnLoss, TrainConfig
 from langchain_art.errors import ConfigError, InvalidRequest, JobFailed
-from tests.integration_tests.training.test_fit_graphs import QUESTIONS, ranks, trainer_of
-from tests.integration_tests.training.test_trainable import call, scored
+from tests.integration_tests.training.test_fit_graphs import QUESTIONS, trainer_of
+from tests.integration_tests.training.test_trainable import runs_of
 from tests.support.live_server import ForkedServer, LiveServer
 
 REGISTERED = '[losses]\nclipped = "tests.support.own_losses:clipped"\n'
@@ -24,10 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def test_a_registered_loss_makes_the_bytes_that_the_built_in_one_makes(server: LiveServer) -> None:
     with server.http() as http, ArtClient(server.base_url) as client:
         assert client.status().losses == ("clip", "gspo", "cispo", "dppo_tv", "clipped")
-        runs = [f"run-{uuid.uuid4().hex}" for _ in range(3)]
-        for seed, run in enumerate(runs):
-            call(http, run, seed)
-            scored(http, run, float(seed))
+        runs = runs_of(http, (0.0, 1.0, 2.0))
         made: list[bytes] = []
         for loss in ("clip", "clipped", OwnLoss(name="clipped", options={"high": 1e-6})):
             config = TrainConfig(learning_rate=1e-3, loss=loss, optimizer_steps=2, max_kl=None)
@@ -48,9 +44,7 @@ async def test_a_fit_refuses_a_loss_that_is_not_there_before_its_first_run(
     server: LiveServer, tmp_path: Path
 ) -> None:
     began: list[object] = []
-    trainer = trainer_of(
-        server, tmp_path, "mistaken", config=TrainConfig(loss="gsop"), evaluator=ranks
-    )
+    trainer = trainer_of(server, tmp_path, "mistaken", config=TrainConfig(loss="gsop"))
     with pytest.raises(ConfigError, match="got the loss 'gsop' for 'mistaken', expected one of"):
         await trainer.fit(began.append, QUESTIONS, steps=1)
     assert not began

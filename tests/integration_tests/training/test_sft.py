@@ -1,6 +1,5 @@
 """Supervised steps through the real server: what is learned from, that it is, and how it ends."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ import httpx
 import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from rich.console import Console
 
 from langchain_art import (
     ArtClient,
@@ -26,9 +24,10 @@ from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, InvalidRequest, JobFailed, ServerUnreachable
 from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
 from tests.support.live_server import ForkedServer, LiveServer
-from tests.support.steps_of_a_fit import new_id
+from tests.support.steps_of_a_fit import new_id, ok
+from tests.support.trainers import trainer_of
 
-SMALL = LoraConfig(rank=4, alpha=8.0)
+SHAPE = LoraConfig(rank=16, alpha=32.0)
 FAST = SFTConfig(learning_rate=1e-2)
 TOOL = {
     "type": "function",
@@ -46,14 +45,12 @@ def said(text: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def policy(client: ArtClient) -> str:
-    return client.create_policy(new_id("p"), SMALL).name
+    return client.create_policy(new_id("p"), SHAPE).name
 
 
 def chat(server: LiveServer, model: str, text: str, **body: Any) -> dict[str, Any]:
     base = {"model": model, "messages": [user(text)], "max_tokens": 12}
-    answer = httpx.post(f"{server.base_url}/chat/completions", json=base | body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return ok(httpx.post(f"{server.base_url}/chat/completions", json=base | body, timeout=60))
 
 
 def test_what_is_shown_is_learned_and_served(
@@ -61,15 +58,15 @@ def test_what_is_shown_is_learned_and_served(
 ) -> None:
     shown = [[user(f"Which colour has {n}?"), said(f"It is {c}.")] for n, c in COLOURS.items()]
     losses: list[float] = []
-    for _ in range(25):
+    for _ in range(20):
         result = client.wait(client.sft(shown, policy, FAST))
         losses.append(result.metrics["loss"])
         assert (result.excluded, result.metrics["calls_trained"]) == ({}, len(shown))
     assert losses[0] > 5 and losses[-1] < 0.1
-    assert client.policy(policy).version == 25
+    assert client.policy(policy).version == 20
     for name, colour in COLOURS.items():
         found = chat(art_server, policy, f"Which colour has {name}?", temperature=0)
-        assert found["model"] == f"{policy}@25"
+        assert found["model"] == f"{policy}@20"
         assert found["choices"][0]["message"]["content"] == f"It is {colour}."
     before = chat(art_server, f"{policy}@0", "Which colour has snow?", temperature=0)
     assert before["choices"][0]["message"]["content"] != "It is white."
@@ -90,7 +87,7 @@ def test_the_loss_is_the_mean_over_the_assistants_tokens(client: ArtClient, poli
     assert result.metrics["tokens_trained"] == audit.trained_tokens
     plain = client.audit(stored, policy)
     assert (plain.trained_tokens, plain.turns[0].excluded_because) == (0, "foreign")
-    other = client.create_policy(new_id("p"), SMALL).name
+    other = client.create_policy(new_id("p"), SHAPE).name
     cut = [whole[:2], [*whole[:1], said("Yes, one.", weight=0), *whole[2:]]]
     again = client.wait(client.sft(cut, other, FAST))
     assert again.metrics["tokens_trained"] == result.metrics["tokens_trained"]
@@ -102,20 +99,12 @@ def test_conversations_may_come_in_any_shape(
     client: ArtClient, policy: str, tmp_path: Path
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}
-    plain = [
-        {"role": "system", "content": "Be brief."},
-        user("Find it."),
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "found"},
-        said("Found."),
-    ]
-    chain = [
-        SystemMessage("Be brief."),
-        HumanMessage("Find it."),
-        AIMessage("", tool_calls=[{"id": "c", "name": "search", "args": {}}]),
-        {"role": "tool", "tool_call_id": "c", "content": "found"},
-        AIMessage("Found."),
-    ]
+    brief = {"role": "system", "content": "Be brief."}
+    found = {"role": "tool", "tool_call_id": "c", "content": "found"}
+    plain = [brief, user("Find it."), said("", tool_calls=[call]), found, said("Found.")]
+    called = AIMessage("", tool_calls=[{"id": "c", "name": "search", "args": {}}])
+    asked = [SystemMessage("Be brief."), HumanMessage("Find it.")]
+    chain = [*asked, called, found, AIMessage("Found.")]
     lines = tmp_path / "shown.jsonl"
     lines.write_text("\n".join(json.dumps({"messages": plain, "tools": [TOOL]}) for _ in range(2)))
     seen: list[tuple[float, float]] = []
@@ -124,7 +113,7 @@ def test_conversations_may_come_in_any_shape(
         lines,
         [{"messages": chain, "tools": [TOOL]}] * 2,
     ):
-        fresh = client.create_policy(new_id("p"), SMALL).name
+        fresh = client.create_policy(new_id("p"), SHAPE).name
         result = client.wait(client.sft(given, fresh, FAST))
         assert result.metrics["calls_trained"] == 4
         seen.append((result.metrics["tokens_trained"], result.metrics["loss"]))
@@ -167,7 +156,7 @@ def test_runs_that_were_sampled_here_count_with_their_own_tokens(
     only = client.wait(client.sft([run], policy, FAST, trainable={"Greedily.": False}))
     assert only.metrics["tokens_trained"] == len(records[0]["token_ids"])
     assert only.excluded == {"calls.frozen": 1}
-    for _ in range(8):
+    for _ in range(14):
         again = client.wait(client.sft([run], policy, FAST))
     assert again.metrics["loss"] < 0.7 * result.metrics["loss"]
     told = chat(art_server, policy, "Greedily.", temperature=0)
@@ -189,15 +178,13 @@ def test_a_hosted_models_run_can_be_imitated(
         asked.append(HumanMessage("Of Italy?"))
         asked.append(teacher.invoke(asked))
         ours.invoke([*asked, HumanMessage("Thanks.")])
-    audit_id = run.trajectory().id
     result = client.wait(client.sft([run.trajectory()], policy, FAST))
     assert (result.metrics["calls_trained"], result.excluded) == (3.0, {})
-    assert [turn.excluded_because for turn in client.audit(audit_id, policy, sft=True).turns] == [
-        None
-    ] * 3
+    turns = client.audit(run.id, policy, sft=True).turns
+    assert [turn.excluded_because for turn in turns] == [None] * 3
 
 
-def test_what_cannot_be_shown_fails_the_job_and_names_the_turn(
+def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
     client: ArtClient, policy: str
 ) -> None:
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
@@ -209,9 +196,6 @@ def test_what_cannot_be_shown_fails_the_job_and_names_the_turn(
     [stored] = read_conversations([bad])
     with pytest.raises(InvalidRequest, match="image_url"):
         client.audit(stored, policy, sft=True)
-
-
-def test_what_is_too_long_is_excluded_and_counted(client: ArtClient, policy: str) -> None:
     long = [user("word " * 3000), said("Hello.")]
     result = client.wait(client.sft([long, [user("Hello?"), said("Hello.")]], policy, FAST))
     assert result.metrics["calls_trained"] == 1
@@ -259,14 +243,10 @@ def events(server: LiveServer, job: str) -> list[JobEvent]:
 SHOWN = [[user(f"Say {word}."), said(f"{word}!")] for word in ("one", "two", "three", "four")]
 
 
-def trainer_of(server: LiveServer, out: Path, policy: str, **options: Any) -> Trainer:
-    model = ChatART(model=policy, base_url=server.base_url, max_tokens=8)
-    console = Console(file=io.StringIO(), width=200)
-    return Trainer(model, out_dir=out, lora=SMALL, console=console, **options)
-
-
-def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: Path) -> None:
-    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+def test_a_warm_start_goes_through_its_epochs(
+    art_server: LiveServer, client: ArtClient, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path)
     warmed = trainer.warm_start_sync(SHOWN, epochs=6, batch_size=3, config=FAST)
     assert len(warmed.losses) == 12 and warmed.version == 12
     assert [r.metrics["calls_trained"] for r in warmed.results] == [3, 1] * 6
@@ -274,23 +254,20 @@ def test_a_warm_start_goes_through_its_epochs(art_server: LiveServer, tmp_path: 
     numbers: dict[str, Any] = {"epochs": np.int64(6), "batch_size": np.int64(3)}
     again = trainer.warm_start_sync(SHOWN, **numbers, config=FAST)
     assert again == warmed  # nothing was done anew
-    with ArtClient(art_server.base_url) as client:
-        assert client.policy(trainer.policy).version == 12
-        assert len(client.jobs(trainer.policy)) == 12
+    assert client.policy(trainer.policy).version == len(client.jobs(trainer.policy)) == 12
     with pytest.raises(ConfigError, match=r"another warm start.*fresh=True"):
         trainer.warm_start_sync(SHOWN[:2], epochs=6, batch_size=3, config=FAST)
     shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, fresh=True)
     assert (len(shown.losses), shown.version) == (1, 13)
-    with ArtClient(art_server.base_url) as client:
-        newest = max(client.checkpoints(trainer.policy), key=lambda one: one.version)
+    newest = max(client.checkpoints(trainer.policy), key=lambda one: one.version)
     assert (newest.version, newest.parent) == (13, 0), "it begins from the base"
     assert (tmp_path / "earlier" / warmed.id / "warm_start.json").exists()
 
 
-def test_a_fresh_warm_start_that_reaches_no_server_moves_nothing(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fresh_warm_start_undoes_nothing_without_a_server_and_what_a_rollback_undid_is_not_done(
+    art_server: LiveServer, client: ArtClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+    trainer = trainer_of(art_server, tmp_path)
     warmed = trainer.warm_start_sync(SHOWN, config=FAST)
 
     async def away(self: AsyncArtClient) -> None:
@@ -300,15 +277,7 @@ def test_a_fresh_warm_start_that_reaches_no_server_moves_nothing(
         patched.setattr(AsyncArtClient, "ready", away)
         trainer.warm_start_sync(SHOWN, config=FAST, fresh=True)
     assert trainer.warm_start_sync(SHOWN, config=FAST) == warmed, "it is not trained twice"
-    with ArtClient(art_server.base_url) as client:
-        assert client.policy(trainer.policy).version == warmed.version
-
-
-def test_a_warm_start_that_a_rollback_undid_is_not_taken_for_done(
-    art_server: LiveServer, client: ArtClient, tmp_path: Path
-) -> None:
-    trainer = trainer_of(art_server, tmp_path, new_id("p"))
-    assert trainer.warm_start_sync(SHOWN, config=FAST).version == 1
+    assert client.policy(trainer.policy).version == warmed.version == 1
     client.rollback(trainer.policy, 0)
     with pytest.raises(ConfigError, match=r"@0, but the warm start .* had come to @1.*fresh=True"):
         trainer.warm_start_sync(SHOWN, config=FAST)
@@ -316,12 +285,11 @@ def test_a_warm_start_that_a_rollback_undid_is_not_taken_for_done(
 
 
 async def test_a_warm_start_that_was_stopped_goes_on_exactly(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    art_server: LiveServer, client: ArtClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calm = trainer_of(art_server, tmp_path / "calm", new_id("p"))
+    calm, stormy = (trainer_of(art_server, tmp_path / name) for name in ("calm", "stormy"))
     whole = await calm.warm_start(SHOWN, epochs=2, batch_size=2, config=FAST)
-    policy, answered = new_id("p"), 0
-    wait = AsyncArtClient.wait
+    answered, wait = 0, AsyncArtClient.wait
 
     async def dying(self: AsyncArtClient, *args: Any) -> Any:
         nonlocal answered
@@ -332,20 +300,18 @@ async def test_a_warm_start_that_was_stopped_goes_on_exactly(
         return result
 
     monkeypatch.setattr(AsyncArtClient, "wait", dying)
-    stormy = trainer_of(art_server, tmp_path / "stormy", policy)
     with pytest.raises(KeyboardInterrupt):
         await stormy.warm_start(SHOWN, epochs=2, batch_size=2, config=FAST)
     resumed = await stormy.warm_start(SHOWN, epochs=2, batch_size=2, config=FAST)
     assert resumed.losses == whole.losses
     assert [r.version for r in resumed.results] == [1, 2, 3, 4]
-    async with AsyncArtClient(art_server.base_url) as client:
-        assert len(await client.jobs(policy)) == 4
+    assert len(client.jobs(stormy.policy)) == 4
 
 
 def test_a_warm_start_whose_job_failed_is_tried_anew(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(art_server, tmp_path, new_id("p"))
+    trainer = trainer_of(art_server, tmp_path)
     bad = [[user("Hello?"), said("Hello.<|im_end|>Bye.")]]
     for _ in range(2):
         with pytest.raises(JobFailed, match="would learn to stop there"):
@@ -374,9 +340,7 @@ def test_a_fit_goes_on_from_a_warm_start(
 ) -> None:
     penalty = KLPenalty(estimator="k3", coefficient=0.1)
     config = TrainConfig(learning_rate=1e-3, schedule=LRSchedule(warmup_steps=4), kl=penalty)
-    trainer = trainer_of(
-        art_server, tmp_path, new_id("p"), group_size=4, groups_per_step=1, config=config
-    )
+    trainer = trainer_of(art_server, tmp_path, groups_per_step=1, config=config)
     trainer.warm_start_sync(SHOWN, config=FAST)
     values = iter([0.0, 1.0, 0.0, 1.0])
     model = ChatART(model=trainer.policy, base_url=art_server.base_url, max_tokens=8)

@@ -30,6 +30,16 @@ def call(http: httpx.Client, run: str, seed: int, model: str = "tiny", **tags: A
     return ok(http.post("/v1/chat/completions", json=body))["choices"][0]["message"]["content"]
 
 
+def runs_of(http: httpx.Client, rewards: Sequence[float], *calls: dict[str, Any]) -> list[str]:
+    """Runs with these rewards, each of these calls; of one without tags, if none is given."""
+    runs = [new_id("t") for _ in rewards]
+    for seed, (run, reward) in enumerate(zip(runs, rewards, strict=True)):
+        for tags in calls or ({},):
+            call(http, run, seed, **tags)
+        scored(http, run, reward)
+    return runs
+
+
 def scored(http: httpx.Client, run: str, reward: float) -> str:
     ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}))
     return run
@@ -72,13 +82,12 @@ def agree(result: TrainResult, audits: Sequence[TrajectoryAudit]) -> None:
 def test_two_policies_learn_from_the_same_runs(http: httpx.Client) -> None:
     critic = new_id("critic")
     ok(http.post("/v1/policies", json={"name": critic, "lora": {"rank": 4}}))
-    runs: list[str] = []
-    for seed in range(3):
-        run = new_id("t")
-        call(http, run, seed, node="writer", path=["team", "writer"])
-        call(http, run, seed, critic, node="critic", tags=["judge"])
-        call(http, run, seed, "base_model", node="router")
-        runs.append(scored(http, run, float(seed)))
+    runs = runs_of(
+        *(http, (0.0, 1.0, 2.0)),
+        {"node": "writer", "path": ["team", "writer"]},
+        {"model": critic, "node": "critic", "tags": ["judge"]},
+        {"model": "base_model", "node": "router"},
+    )
     both = audit(http, runs[0])
     assert [turn.excluded_because for turn in both.turns] == [None, None, "other_policy"]
     assert both.rows == 2 and both.trained_by == {}
@@ -99,11 +108,7 @@ def test_two_policies_learn_from_the_same_runs(http: httpx.Client) -> None:
 
 
 def test_a_call_is_trained_once_whatever_run_it_is_put_into(http: httpx.Client) -> None:
-    runs: list[str] = []
-    for seed in range(3):
-        runs.append(new_id("t"))
-        call(http, runs[-1], seed)
-        scored(http, runs[-1], float(seed))
+    runs = runs_of(http, (0.0, 1.0, 2.0))
     first = [ok(http.get(f"/v1/trajectories/{run}")) for run in runs]
 
     def copies(prefix: str) -> list[str]:
@@ -138,20 +143,13 @@ def test_what_a_discarded_version_trained_is_trained_once_on_each_lineage(
     policy = new_id("parted")
     ok(http.post("/v1/policies", json={"name": policy, "lora": {"rank": 4}}))
 
-    def sampled(prefix: str) -> list[str]:
-        runs = [new_id(prefix) for _ in range(2)]
-        for seed, run in enumerate(runs):
-            call(http, run, seed, policy)
-            scored(http, run, float(seed))
-        return runs
-
     def back_to(version: int) -> None:
         ok(http.post(f"/v1/policies/{policy}/rollback", json={"version": version}))
 
     def trained(runs: Sequence[str], **body: Any) -> TrainResult:
         return train(http, runs, policy=policy, **body)
 
-    one, two = sampled("one"), sampled("two")
+    one, two = (runs_of(http, (0.0, 1.0), {"model": policy}) for _ in range(2))
     copies = [ok(http.get(f"/v1/trajectories/{run}")) | {"id": new_id("copy")} for run in one]
     for run in copies:
         ok(http.post("/v1/trajectories", json=run))
@@ -176,14 +174,10 @@ def test_what_a_discarded_version_trained_is_trained_once_on_each_lineage(
 
 
 def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
-    runs: list[str] = []
-    for seed, reward in enumerate([1.0, 0.0, 0.5]):
-        run = new_id("t")
-        call(http, run, seed, node="writer")
-        call(http, run, seed, node="helper", tags=["frozen"])
-        runs.append(scored(http, run, reward))
+    frozen = {"node": "helper", "tags": ["frozen"]}
+    runs = runs_of(http, (1.0, 0.0, 0.5), {"node": "writer"}, frozen)
     alone = new_id("t")
-    call(http, alone, 3, node="helper", tags=["frozen"])
+    call(http, alone, 3, **frozen)
     scored(http, alone, 30.0)
     choice = {"trainable": ["frozen:false"], "policy": "tiny"}
     audits = [audit(http, run, **choice) for run in [*runs, alone]]
@@ -205,11 +199,7 @@ def test_frozen_calls_never_enter_a_baseline(http: httpx.Client) -> None:
 
 
 def test_names_that_no_call_has_are_said(http: httpx.Client) -> None:
-    runs = [
-        scored(http, run, i)
-        for i, run in enumerate([new_id("t"), new_id("t")])
-        if call(http, run, i, node="writer") is not None
-    ]
+    runs = runs_of(http, (0.0, 1.0), {"node": "writer"})
     before = ok(http.get("/v1/policies/tiny"))["version"]
     result = train(http, runs, trainable={"writter": True, "tiny": True, "critic": False})
     assert result.version == before + 1
@@ -221,71 +211,32 @@ def test_names_that_no_call_has_are_said(http: httpx.Client) -> None:
     assert nothing.excluded["runs.already_trained"] == 2
 
 
-@pytest.mark.parametrize(
-    ("params", "status", "words"),
-    [
-        ({"policy": "nobody"}, 404, "nobody"),
-        ({"policy": ""}, 404, "No policy ''"),
-        ({"trainable": "writer"}, 400, "NAME:true or NAME:false"),
-        ({"trainable": "writer:maybe"}, 400, "'writer:maybe'"),
-        ({"trainable": ["writer:true", "writer:false"]}, 400, "expected one of them"),
-        ({"trainable": ["a:true"] * 257}, 400, "trainable"),
-    ],
-)
-def test_an_audit_refuses_bad_input_by_name(
-    http: httpx.Client, params: dict[str, Any], status: int, words: str
-) -> None:
-    run = new_id("t")
-    call(http, run, 0)
-    scored(http, run, 1.0)
-    answer = http.get(f"/v1/trajectories/{run}/audit", params=params)
-    assert answer.status_code == status, answer.text
-    assert words in answer.json()["error"]["message"]
-
-
-def test_an_audit_of_what_is_not_here_is_refused(http: httpx.Client) -> None:
-    answer = http.get("/v1/trajectories/nobody/audit")
-    assert answer.status_code == 404 and "nobody" in answer.json()["error"]["message"]
+def test_an_audit_refuses_bad_input_by_name(http: httpx.Client) -> None:
+    [run] = runs_of(http, (1.0,))
+    refused: tuple[tuple[str, dict[str, Any], int, str], ...] = (
+        (run, {"policy": "nobody"}, 404, "nobody"),
+        (run, {"policy": ""}, 404, "No policy ''"),
+        (run, {"trainable": "writer"}, 400, "NAME:true or NAME:false"),
+        (run, {"trainable": "writer:maybe"}, 400, "'writer:maybe'"),
+        (run, {"trainable": ["writer:true", "writer:false"]}, 400, "expected one of them"),
+        (run, {"trainable": ["a:true"] * 257}, 400, "trainable"),
+        ("nobody", {}, 404, "nobody"),
+    )
+    for asked, params, status, words in refused:
+        answer = http.get(f"/v1/trajectories/{asked}/audit", params=params)
+        assert answer.status_code == status, answer.text
+        assert words in answer.json()["error"]["message"]
     for bad in ({"a": 3}, {"a": None}, ["a"], {"a": "perhaps"}):
         body = {"policy": "tiny", "groups": [["x"]], "trainable": bad}
         answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": new_id("k")})
         assert answer.status_code == 400 and "trainable" in answer.json()["error"]["message"], bad
 
 
-def test_an_audit_of_a_run_that_was_sent_knows_what_is_not_ours(http: httpx.Client) -> None:
-    seen = new_id("t")
-    call(http, seen, 0, node="writer")
-    mine = scored(http, seen, 1.0)
-    known = ok(http.get(f"/v1/trajectories/{mine}"))["turns"][0]["call_id"]
-    run = new_id("t")
-    usage = {"prompt_tokens": 10, "completion_tokens": 20}
-    turns = [
-        {"call_id": known, "node": "writer"},
-        {"call_id": known, "node": "cached"},
-        {"call_id": "chatcmpl-gone", "node": "writer", "model": "tiny@0"},
-        {"node": "judge", "ours": False, "model": "gpt", "usage": usage},
-        {"call_id": known, "node": "writer", "excluded_because": "retried"},
-    ]
-    ok(http.post("/v1/trajectories", json={"id": run, "turns": turns, "status": "failed"}))
-    told = audit(http, run)
-    reasons = [None, "repeated", "lost", "foreign", "superseded_retried"]
-    assert [turn.excluded_because for turn in told.turns] == reasons
-    assert [turn.prefix for turn in told.turns] == ["starts", "forks", None, None, "forks"]
-    assert (told.status, told.reward, told.rows) == ("failed", None, 1)
-    assert told.turns[3].sampled_tokens == 20
-    assert told.trained_tokens == told.turns[0].sampled_tokens > 0
-
-
 @pytest.mark.slow
 def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
     with ForkedServer(tmp_path / "data") as server:
         with server.http() as http:
-            runs: list[str] = []
-            for seed in range(2):
-                run = new_id("t")
-                call(http, run, seed, node="writer")
-                call(http, run, seed, node="helper")
-                runs.append(scored(http, run, float(seed)))
+            runs = runs_of(http, (0.0, 1.0), {"node": "writer"}, {"node": "helper"})
             first = train(http, runs, trainable={"writer": True})
             job = ok(http.get("/v1/jobs"))["data"][0]["id"]
         server.kill()
@@ -305,19 +256,14 @@ def test_a_job_that_ends_after_a_crash_reports_the_same(tmp_path: Path) -> None:
             second = TrainResult.model_validate(told["result"])
             assert second.nodes == first.nodes and first.nodes["writer"].tokens > 0
             assert (second.version, second.excluded) == (first.version, first.excluded)
-            kept = {k: v for k, v in first.metrics.items() if k in second.metrics}
-            assert {k: v for k, v in second.metrics.items() if k != "swap_seconds"} == {
-                k: v for k, v in kept.items() if k != "swap_seconds"
-            }
+            told_again = second.metrics.keys() - {"swap_seconds"}
+            assert [second.metrics[k] for k in told_again] == [first.metrics[k] for k in told_again]
             assert audit(http, runs[0]).trained_by == {"tiny": job}
             assert train(http, runs).excluded["runs.already_trained"] == 2
 
 
 def test_a_key_gives_its_job_also_when_a_run_of_it_was_deleted_since(http: httpx.Client) -> None:
-    runs = [new_id("run") for _ in range(2)]
-    for seed, run in enumerate(runs):
-        call(http, run, seed)
-        scored(http, run, float(seed))
+    runs = runs_of(http, (0.0, 1.0))
     body = {"policy": "tiny", "groups": [runs], "config": {"learning_rate": 2e-5}}
     headers = {"Idempotency-Key": new_id("k")}
     job = ok(http.post("/v1/train", json=body, headers=headers))

@@ -1,6 +1,5 @@
 """One run of a batch that cannot be stored: it fails and says which field, and the others train."""
 
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,15 +7,16 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from rich.console import Console
 
 from langchain_art import ArtClient, ConfigError, Exporter, TrainConfig, Trainer, capture
 from langchain_art.export.exporter import Spool
 from langchain_art.tracing.run import Run
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art.wire.trajectories import MAX_RUN_BYTES
+from tests.support import trainers
 from tests.support.chat_models import model_of
 from tests.support.stub_engines import StubServer
+from tests.support.trainers import said
 
 LONE = "caf\udce9"  # what `open(errors="surrogateescape")` makes of a file that is not UTF-8
 MANY = 5000  # digits
@@ -36,18 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
 
 
 def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:
-    known: dict[str, Any] = {
-        "group_size": 4,
-        "groups_per_step": 2,
-        "config": TrainConfig(learning_rate=1e-4),
-        "out_dir": out,
-        "console": Console(file=io.StringIO(), width=1000),
-    }
-    return Trainer(model_of(server, max_tokens=4), **(known | options))
-
-
-def shown(trainer: Trainer) -> str:
-    return trainer._display.console.file.getvalue()  # type: ignore[attr-defined]
+    config = TrainConfig(learning_rate=1e-4)
+    return trainers.trainer_of(server, out, server.policy, config=config, lora=None, **options)
 
 
 def output(value: Any) -> Callable[[Run], None]:
@@ -104,7 +94,7 @@ async def test_a_fit_trains_the_others(server: StubServer, tmp_path: Path, kind:
     [step] = result.history
     assert (step.failed, step.runs) == (1, 8), "it keeps the reward that it was given"
     assert step.metrics["runs_trained"] == 8
-    assert f"1 rollouts failed; the first: {why}" in shown(fitting) or kind == "error"
+    assert f"1 rollouts failed; the first: {why}" in said(fitting) or kind == "error"
     with ArtClient(server.base_url) as client:
         [failed] = [run for run in client.trajectories(20) if run.status == "failed"][:1]
     assert failed.error is not None and why in failed.error
