@@ -1,21 +1,21 @@
 """OpenEnv's own reader takes an exported run, and what OpenEnv captured is imported."""
 
 import json
-import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
-from langgraph.graph import START, MessagesState, StateGraph
 
-from langchain_art import ArtClient, ChatART, capture
+from langchain_art import ArtClient, capture
 from langchain_art.cli.main import app
 from langchain_art.errors import ConfigError
 from langchain_art.traces.from_jsonl import read_file
 from langchain_art.traces.training_traces import training_trace
 from langchain_art.wire import Trajectory, Turn
+from tests.support.chat_models import model_of
 from tests.support.environment_libraries import told
+from tests.support.graphs import ASK, graph_of, node
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
 
 #: Reads each line of a file with OpenEnv's model; then prints a trace of OpenEnv's own capture.
 OPENENV = """
@@ -41,18 +41,11 @@ print(to_training_trace(session.graph, export_session(session)).model_dump_json(
 
 def played(server: LiveServer, policy: str) -> str:
     """The id of a run of three calls, the second of which is greedy."""
-    writer = ChatART(model=policy, base_url=server.base_url, max_tokens=5)
-    critic = writer.model_copy(update={"temperature": 0.0})
-
-    def node(model: ChatART) -> Any:
-        return lambda state: {"messages": [model.invoke(state["messages"])]}
-
-    graph = StateGraph(MessagesState).add_sequence(
-        [("writer", node(writer)), ("critic", node(critic)), ("last", node(writer))]
-    )
-    compiled = graph.add_edge(START, "writer").compile()
+    writer = model_of(server, policy, max_tokens=5)
+    critic = model_of(server, policy, max_tokens=5, temperature=0.0)
+    graph = graph_of(writer=node(writer), critic=node(critic), last=node(writer)).compile()
     with capture(scenario="mails") as run:
-        compiled.invoke({"messages": [("user", "When did Ann write?")]})
+        graph.invoke(ASK)
         run.reward = 0.75
     with ArtClient(server.base_url) as client:
         client.post_trajectory(run.trajectory())
@@ -67,7 +60,7 @@ def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    policy, file = f"traces-{uuid.uuid4().hex[:8]}", tmp_path / "runs.jsonl"
+    policy, file = new_id("traces"), tmp_path / "runs.jsonl"
     with ArtClient(art_server.base_url) as client:
         client.create_policy(policy)
         run = played(art_server, policy)
@@ -88,9 +81,8 @@ def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
     assert [one["excluded_because"] is None for one in about] == [True, False, True]
     ids = [turn["node_id"] for turn in trace["turns"]]
     assert [one["extends"] for one in about] == [None, *ids[:2]]
-    assert {(one["run"], one["scenario"], one["run_reward"]) for one in about} == {
-        (run, "mails", 0.75)
-    }
+    whose = {(one["run"], one["scenario"], one["run_reward"]) for one in about}
+    assert whose == {(run, "mails", 0.75)}
 
     foreign = json.loads(told("openenv", tmp_path, "-c", OPENENV, str(file)))
     both = [trace | {"score": 1.0}, foreign | {"score": 1.0, "scenario": "may"}]
@@ -107,7 +99,7 @@ def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
 
 def test_a_run_without_our_calls_is_refused(art_server: LiveServer) -> None:
     foreign = Turn(messages=({"role": "user", "content": "x"},), ours=False)
-    run = Trajectory(id=f"foreign-{uuid.uuid4().hex}", turns=(foreign,), reward=1.0)
+    run = Trajectory(id=new_id("foreign"), turns=(foreign,), reward=1.0)
     with ArtClient(art_server.base_url) as client:
         client.post_trajectory(run)
         with pytest.raises(ConfigError, match="none of whose calls"):

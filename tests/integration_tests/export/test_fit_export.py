@@ -1,16 +1,13 @@
 """A fit exports every run once, whatever the destination does, and hardly waits for it."""
 
-import io
 import json
 import time
-import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.tools import tool
-from rich.console import Console
 from typer.testing import CliRunner
 
 from langchain_art import ArtClient, Exporter, Trainer
@@ -20,25 +17,14 @@ from langchain_art.export.spool import Spool
 from tests.support.graphs import ASK, Scripted, graph_of, node
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
+from tests.support.trainers import said, trainer_of
 
 GROUPS, SIZE = 2, 2
 
 
-@pytest.fixture
-def said() -> io.StringIO:
-    return io.StringIO()
-
-
-def trainer(art_server: LiveServer, folder: Path, exporter: Exporter, **more: Any) -> Trainer:
-    return Trainer(
-        f"exported-{uuid.uuid4().hex[:8]}",
-        group_size=SIZE,
-        groups_per_step=GROUPS,
-        dynamic_sampling_rounds=0,
-        out_dir=folder / "fit",
-        export=exporter,
-        **more,
-    )
+def trainer(art_server: LiveServer, folder: Path, exporter: Exporter) -> Trainer:
+    options = {"group_size": SIZE, "groups_per_step": GROUPS, "dynamic_sampling_rounds": 0}
+    return trainer_of(art_server, folder / "fit", export=exporter, **options)
 
 
 async def rollout(scenario: str) -> float:
@@ -70,17 +56,16 @@ async def test_a_fit_hardly_waits_and_loses_nothing(
     art_server: LiveServer,
     langfuse: LangfuseServer,
     tmp_path: Path,
-    said: io.StringIO,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
     langfuse.fault = fault
     exporter = Exporter()
-    fit = trainer(art_server, tmp_path, exporter, console=Console(file=said, width=400))
+    fit = trainer(art_server, tmp_path, exporter)
     await fit.fit(rollout, ["a", "bb", "ccc"], steps=steps)
     assert exporter.waited < REQUEST  # for no request's end
     spool = Spool(tmp_path / "fit/spool")
-    told = said.getvalue()
+    told = said(fit)
     left = spool.count()
     assert left > 0 and f"{left} are in {spool.folder}" in told
     assert told.count("Langfuse did not take runs") == 1 and told.count("Langfuse:") == 1
@@ -95,9 +80,8 @@ async def test_a_fit_hardly_waits_and_loses_nothing(
     assert result.exit_code == 0, result.output
     assert spool.count() == 0 and f"{left} runs sent" in result.output
     assert len(langfuse.traces()) == steps * GROUPS * SIZE
-    assert (
-        Counter(score.name for score in langfuse.scores.values())["reward"] == steps * GROUPS * SIZE
-    )
+    scored = Counter(score.name for score in langfuse.scores.values())
+    assert scored["reward"] == steps * GROUPS * SIZE
 
 
 async def test_a_large_evaluation_is_exported_with_all_that_was_recorded(

@@ -1,8 +1,6 @@
 """What Langfuse has of a fit, of its evaluations and of production: every run, once and whole."""
 
-import io
 import json
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +9,19 @@ import pytest
 from langchain_core.callbacks import CallbackManager
 from langchain_core.tracers import LangChainTracer
 from langsmith import tracing_context
-from rich.console import Console
 from typer.testing import CliRunner
 
-from langchain_art import ArtClient, ChatART, Exporter, Trainer, capture, gather_sync
+from langchain_art import ArtClient, Exporter, capture, gather_sync
 from langchain_art.cli.main import app
 from langchain_art.export import ids
 from langchain_art.wire.trajectories import EVALUATION
+from tests.support.chat_models import model_of
 from tests.support.graphs import ASK, Scripted, graph_of, node
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.langsmith_settings import langsmith_settings
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import said, trainer_of
 
 
 async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
@@ -30,9 +30,8 @@ async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    policy = f"traced-{uuid.uuid4().hex[:8]}"
-    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=4)
-    graph = graph_of(writer=node(model)).compile()
+    policy = new_id("traced")
+    graph = graph_of(writer=node(model_of(art_server, policy, max_tokens=4))).compile()
     times = Counter[str]()
 
     async def rollout(scenario: str) -> float:
@@ -40,19 +39,12 @@ async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
         times[scenario] += 1
         return float(times[scenario] % 2)  # a group's two runs differ
 
-    said = io.StringIO()
-    trainer = Trainer(
-        model,
-        group_size=2,
-        groups_per_step=2,
-        name="mail",
-        out_dir=None,
-        export=Exporter(spool=tmp_path / "spool", tags=["demo"]),
-        console=Console(file=said, width=300),
-    )
+    exporter = Exporter(spool=tmp_path / "spool", tags=["demo"])
+    small = {"group_size": 2, "name": "mail", "export": exporter, "out_dir": None}
+    trainer = trainer_of(art_server, tmp_path, policy, **small)
     trainer.out_dir = tmp_path / "mail"
     fitted = await trainer.fit(rollout, ["a", "b", "c"], steps=1, eval_scenarios=["d", "e"])
-    assert "Langfuse: 8 runs sent." in said.getvalue()
+    assert "Langfuse: 8 runs sent." in said(trainer)
 
     traces = langfuse.traces()
     assert len(traces) == 8 and not langfuse.duplicates()
@@ -107,8 +99,7 @@ async def test_every_run_of_a_fit_is_one_trace_with_its_scores(
 def test_production_is_sent_without_a_trainer(
     art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path
 ) -> None:
-    model = ChatART(model="base_model", base_url=art_server.base_url, max_tokens=4)
-    graph = graph_of(writer=node(model)).compile()
+    graph = graph_of(writer=node(model_of(art_server, "base_model", max_tokens=4))).compile()
     with Exporter(spool=tmp_path / "spool", name="mail") as exporter:
         with pytest.raises(ZeroDivisionError), capture(export=exporter) as failed:
             _ = 1 / 0
@@ -121,24 +112,6 @@ def test_production_is_sent_without_a_trainer(
     whole = langfuse.traces()[ids.trace_id(run.id)][0]
     assert whole.environment == "production" and whole.metadata["api_key"] == "[redacted]"
     assert not list((tmp_path / "spool").glob("*.runs"))
-
-
-def test_what_a_wrong_address_refused_is_sent_to_the_right_one(
-    langfuse: LangfuseServer, tmp_path: Path
-) -> None:
-    graph = graph_of(writer=node(Scripted(lines=["Monday"]))).compile()
-    langfuse.fault = "400"  # as a web server that is no Langfuse answers
-    exporter = Exporter(spool=tmp_path / "spool")
-    with capture(export=exporter) as run:
-        graph.invoke(ASK)
-    outcome = exporter.close()
-    assert outcome is not None and (outcome.sent, outcome.refused) == (0, 1)
-    push = ["review", "push", "--spool", str(tmp_path / "spool")]
-    assert CliRunner().invoke(app, push).exit_code == 1
-    langfuse.fault = None
-    done = CliRunner().invoke(app, push)
-    assert (done.exit_code, "1 run sent" in done.output) == (0, True), done.output
-    assert set(langfuse.traces()) == {ids.trace_id(run.id)}
 
 
 def test_scores_that_an_old_server_refuses_wait_for_a_newer_one(

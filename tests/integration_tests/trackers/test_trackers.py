@@ -1,26 +1,25 @@
 """A real fit, tracked: read back with each tracker's own reader; and trackers that cannot work."""
 
-import io
 import json
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from langchain_art import ChatART
 from langchain_art.tracing.scope import capture
 from langchain_art.trackers.choice import KNOWN
 from langchain_art.trackers.tracker_thread import FitCard, TrackedRecord, TrackerRun, TrackerThread
 from langchain_art.trackers.wandb_tracker import WandbTracker
-from langchain_art.training.trainer import Trainer
+from langchain_art.training.records import FitResult
 from langchain_art.wire import TrainConfig
+from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import said, trainer_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,8 +51,8 @@ def test_a_fit_and_its_resume_are_read_back(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    policy, said = f"tracked-{uuid.uuid4().hex[:8]}", io.StringIO()
-    model = ChatART(model=policy, temperature=1.0, max_tokens=8)
+    policy = new_id("tracked")
+    model = model_of(art_server, policy)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "agents")
 
@@ -63,22 +62,15 @@ def test_a_fit_and_its_resume_are_read_back(
             run.reward, run.scores = len(reply.text) % 7 / 7, {"short": 1.0}
         return run
 
-    def trainer() -> Trainer:
-        return Trainer(
-            model,
-            group_size=4,
-            groups_per_step=2,
-            config=TrainConfig(learning_rate=1e-3),
-            out_dir=tmp_path / "fit",
-            trackers=["wandb", "tensorboard", "trackio"],
-            console=Console(file=said, width=200),
-        )
-
-    def fit(steps: int) -> Any:
-        return trainer().fit_sync(rollout, ["a", "b"], steps=steps, eval_scenarios=["c", "d"])
+    def fit(steps: int) -> tuple[FitResult, str]:
+        names = ["wandb", "tensorboard", "trackio"]
+        config = TrainConfig(learning_rate=1e-3)
+        trainer = trainer_of(art_server, tmp_path / "fit", policy, config=config, trackers=names)
+        fitted = trainer.fit_sync(rollout, ["a", "b"], steps=steps, eval_scenarios=["c", "d"])
+        return fitted, said(trainer)
 
     fit(1)
-    result = fit(3)
+    result, told = fit(3)
     assert [one.step for one in result.history] == [1, 2, 3]
     history = (tmp_path / "fit" / "history.jsonl").read_text().splitlines()
     expected = [
@@ -88,7 +80,7 @@ def test_a_fit_and_its_resume_are_read_back(
 
     # W&B: two parts of one run, which have each record once.
     parts = sorted((tmp_path / "dir" / "wandb").glob("offline-run-*"))
-    assert len(parts) == 2 and f"wandb sync {parts[0]} {parts[1]}" in said.getvalue()
+    assert len(parts) == 2 and f"wandb sync {parts[0]} {parts[1]}" in told
     read = [inspected(part) for part in parts]
     runs = [of_kind(records, "run")[0] for records in read]
     assert {one["run_id"] for one in runs} == {result.fit_id}

@@ -1,6 +1,7 @@
 """The canary on the real server: it passes a healthy one, and says what is wrong with others."""
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,10 @@ from typer.testing import CliRunner
 
 from langchain_art import ArtClient
 from langchain_art.cli import main
-from langchain_art.diagnostics import canary
 from langchain_art.diagnostics.canary import (
     ADVICE,
     LEAST_STEPS,
+    LEAST_VARIANCE,
     POLICY,
     SIGMAS,
     CanaryReport,
@@ -89,11 +90,9 @@ def test_a_server_in_half_precision_passes_as_well(dtype: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("fault", "check", "words"),
     [
-        ("base model", "trains", "The sampler does not apply the new adapter"),
-        ("stale adapter", "trains", "The sampler does not apply the new adapter"),
-        ("learner saves its parent", "trains", "left the adapter as it was"),
+        # One of those that end a job; test_faults.py has them all.
         ("hot", "trains", "logprobs are those of temperature 1.3, while the calls say 1"),
-        ("shifted", "trains", "shifted by one"),
+        ("nan logprob", "captured|samples and records", ""),
         # "nats apart" if the step is refused; a smaller distance is seen by the canary itself.
         ("truncated", "trains|sampler = learner, later steps", "nats"),
         ("likeliest of four", "drawn as reported", "standard errors"),
@@ -107,16 +106,10 @@ def test_a_broken_server_fails_and_the_check_says_why(
     server.fault(fault)
     rate = 1e-2 if check == "learns" else 3e-2  # too high a one may end in short replies by chance
     found = failed(run_canary(server.base_url, steps=5, group_size=8, learning_rate=rate))
-    assert words in next(filter(None, map(found.get, check.split("|"))), ""), found
-    if "trains" not in check:
+    said = [found[name] for name in check.split("|") if name in found]
+    assert said and words in said[0], found
+    if "|" not in check and check != "trains":
         assert set(found) - {"learns"} == {check} - {"learns"}, found  # five steps may be too few
-
-
-def test_what_is_not_recorded_is_noticed(server: FaultyServer) -> None:
-    server.fault("nan logprob")
-    found = failed(run_canary(server.base_url, steps=4, group_size=2))
-    assert found, "a server that reports NaN must not pass"
-    assert "captured" in found or "samples and records" in found
 
 
 def test_a_call_that_is_refused_is_a_failed_check(tmp_path: Path) -> None:
@@ -166,11 +159,8 @@ def test_the_page_says_what_is_checked() -> None:
     page = (REPO / "docs" / "canary.md").read_text()
     for check in CHECKS:
         assert f"| `{check}` |" in page
-    for bar in (
-        f"within {SIGMAS:g}",
-        f"{HALF_PRECISION:g} in bfloat16, {FLOAT16_PRECISION:g} in float16",
-        f"`{POLICY}`",
-    ):
+    half = f"{HALF_PRECISION:g} in bfloat16, {FLOAT16_PRECISION:g} in float16"
+    for bar in (f"within {SIGMAS:g}", half, f"`{POLICY}`"):
         assert bar in page
     assert f"{FULL_PRECISION:g}".replace("0.0001", "1e-4") in page
 
@@ -180,8 +170,6 @@ def test_the_page_says_what_is_checked() -> None:
 
 def drawn(count: int, temperature: float, cut: int, seed: int) -> list[Token]:
     """Tokens of random distributions over 30, drawn colder or cut off, and reported as plain."""
-    import math
-
     rng = random.Random(seed)
     tokens: list[Token] = []
     for _ in range(count):
@@ -199,16 +187,15 @@ def test_the_surprise_is_a_standard_normal_where_all_is_well() -> None:
     found = [surprise(drawn(300, 1.0, 30, seed))[0] for seed in range(200)]
     mean = sum(found) / len(found)
     variance = sum((z - mean) ** 2 for z in found) / len(found)
-    assert abs(mean) < 0.25
-    assert 0.7 < variance < 1.35
-    assert max(map(abs, found)) < canary.SIGMAS
+    assert abs(mean) < 0.25 and 0.7 < variance < 1.35
+    assert max(map(abs, found)) < SIGMAS
 
 
 @pytest.mark.parametrize(("temperature", "cut"), [(0.7, 30), (1.0, 5), (1.4, 30)])
 def test_the_surprise_tells_what_was_drawn_otherwise(temperature: float, cut: int) -> None:
     sigmas, variance = surprise(drawn(1000, temperature, cut, 0))
-    assert variance > canary.LEAST_VARIANCE
-    assert (sigmas > canary.SIGMAS) if temperature <= 1 else (sigmas < -canary.SIGMAS)
+    assert variance > LEAST_VARIANCE
+    assert (sigmas > SIGMAS) if temperature <= 1 else (sigmas < -SIGMAS)
 
 
 def test_texts_that_several_tokens_have_are_not_compared() -> None:

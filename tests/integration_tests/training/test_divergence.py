@@ -1,22 +1,22 @@
 """`langchain-art fits diff`: the first thing that two fits with one seed do differently."""
 
-import io
 import re
 import shutil
-import uuid
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
+from langchain_art import Run, TrainConfig, capture
 from langchain_art.cli import main
 from langchain_art.errors import ConfigError
 from langchain_art.training.records import StepRecord
-from langchain_art.wire import LoraConfig
+from tests.support.chat_models import model_of
+from tests.support.fits import write_fit
 from tests.support.live_server import LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import trainer_of
 
 ASKED = ["Who?", "When?", "Where?"]
 
@@ -26,14 +26,13 @@ def fit(
     root: Path,
     name: str,
     *,
-    seed: int = 0,
     hot: bool = False,
     bonus: float = 0.0,
     rate: float = 1e-2,
 ) -> str:
     """A fit of two steps in a folder below `root`, whose second step may differ; its policy."""
-    policy, done = f"{name}-{uuid.uuid4().hex[:8]}", list[int]()
-    model = ChatART(model=policy, base_url=server.base_url, max_tokens=5)
+    policy, done = new_id(name), list[int]()
+    model = model_of(server, policy, max_tokens=5)
 
     async def rollout(question: str) -> Run:
         async with capture(scenario=question) as run:
@@ -43,16 +42,9 @@ def fit(
             run.reward += bonus if done and question == "When?" else 0.0
         return run
 
-    trainer = Trainer(
-        model,
-        group_size=2,
-        groups_per_step=3,
-        seed=seed,
-        config=TrainConfig(learning_rate=rate),
-        lora=LoraConfig(rank=2, alpha=4.0),
-        out_dir=root / name,
-        console=Console(file=io.StringIO()),
-    )
+    config = TrainConfig(learning_rate=rate)
+    sizes = {"group_size": 2, "groups_per_step": 3}
+    trainer = trainer_of(server, root / name, policy, config=config, **sizes)
 
     def note(record: StepRecord) -> None:
         done.append(record.step)
@@ -109,26 +101,19 @@ def test_another_reward_shows_though_all_tokens_are_equal(
     assert float(found[2]) - float(found[1]) == pytest.approx(0.5)
 
 
-def test_another_learning_rate_shows_in_the_first_steps_training(
-    art_server: LiveServer, root: Path
-) -> None:
-    fit(art_server, root, "fast", rate=2e-2)
-    code, said = differ(art_server, root, "base", "fast")
-    assert "; config.learning_rate 0.01 -> 0.02\n" in said
-    wanted = r"\nstep 1, base-\w+, learning_rate: 0.01 and 0.02 \(equal before: 12 calls, "
-    assert code == 1 and re.search(wanted, said), said
-
-
-def test_a_weight_is_named_with_both_values(
+def test_another_learning_rate_shows_in_the_first_steps_training_and_in_a_weight(
     art_server: LiveServer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No metric hides it here: those of the machine alone are left out otherwise."""
     fit(art_server, root, "slow", rate=5e-3)
+    code, said = differ(art_server, root, "base", "slow")
+    assert "; config.learning_rate 0.01 -> 0.005\n" in said
+    wanted = r"\nstep 1, base-\w+, learning_rate: 0.01 and 0.005 \(equal before: 12 calls, "
+    assert code == 1 and re.search(wanted, said), said
+    # With no metric before it: those of the machine alone are left out otherwise.
     monkeypatch.setattr("langchain_art.training.fits._OF_THE_MACHINE", ("",))
     code, said = differ(art_server, root, "base", "slow")
     found = re.search(r"step 1, base-\w+, weight \S+lora_\S+\[\d+\]: (\S+) and (\S+) \(", said)
-    assert code == 1 and found is not None, said
-    assert float(found[1]) != float(found[2])
+    assert code == 1 and found is not None and float(found[1]) != float(found[2]), said
 
 
 def test_a_fit_that_goes_on_differs_where_the_other_has_ended(
@@ -142,6 +127,6 @@ def test_a_fit_that_goes_on_differs_where_the_other_has_ended(
 
 
 def test_fits_of_two_seeds_are_refused(art_server: LiveServer, root: Path) -> None:
-    fit(art_server, root, "other", seed=1)
+    write_fit(root / "other", [0.1], seed=1)
     with pytest.raises(ConfigError, match="the seeds 0 and 1, expected one seed"):
         differ(art_server, root, "base", "other")

@@ -6,7 +6,6 @@ test makes a policy of its own, and sees that no version of it was published.
 
 import math
 import time
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from langchain_art import ArtClient, ChatART, TrainConfig, Trainer
+from langchain_art import ArtClient, TrainConfig
 from langchain_art.errors import Conflict, InvalidRequest, JobFailed, NotFound, RolloutFailed
 from langchain_art.wire import Reward, Trajectory, Turn
+from tests.support.chat_models import model_of
 from tests.support.live_server import FaultyServer
+from tests.support.steps_of_a_fit import new_id, ok
+from tests.support.trainers import trainer_of
 
 #: Few and large steps: after one of them the adapter is far from the base model.
 BOLD = TrainConfig(learning_rate=1e-2, optimizer_steps=4, max_logprob_gap=0.02)
@@ -28,7 +30,7 @@ class Policy:
     """A policy of its own on the server, and what a trainer does with it."""
 
     def __init__(self, server: FaultyServer) -> None:
-        self.server, self.name = server, f"p-{uuid.uuid4().hex[:8]}"
+        self.server, self.name = server, new_id("p")
         self.client = ArtClient(server.base_url)
         self.client.create_policy(self.name)
         self._runs = 0
@@ -50,9 +52,8 @@ class Policy:
             "seed": number,
             "art": {"trajectory_id": run},
         }
-        answer = http.post("/v1/chat/completions", json=body | sampling)
-        assert answer.status_code == 200, answer.text
-        self.client.reward(run, answer.json()["usage"]["completion_tokens"] + number % 16 / 100)
+        said = ok(http.post("/v1/chat/completions", json=body | sampling))
+        self.client.reward(run, said["usage"]["completion_tokens"] + number % 16 / 100)
         return run
 
     def train(self, groups: list[list[str]], config: TrainConfig = BOLD) -> dict[str, float]:
@@ -93,37 +94,30 @@ def test_without_a_fault_the_same_steps_go_through(policy: Policy) -> None:
 #: Its own change is below `max_logprob_gap` by far.
 SMALL = TrainConfig(learning_rate=1e-3)
 NOT_APPLIED = "The sampler does not apply the new adapter"
-#: A fault of the sampler, the calls' temperature, the step's config, whether a step was taken
-#: before, and what is said of it.
-FAULTS: list[tuple[str, float, TrainConfig, bool, tuple[str, ...]]] = [
+#: A fault of the sampler, whether a step was taken before, what is said, and what is special.
+FAULTS: list[tuple[str, bool, tuple[str, ...], dict[str, Any]]] = [
+    ("base model", True, ("nats apart per token", "sampler did not apply the adapter"), {}),
+    ("base model", False, (NOT_APPLIED, "answers as its parent {policy}@0 does"), {}),
+    ("base model", False, (NOT_APPLIED,), {"config": SMALL}),
+    ("stale adapter", True, (NOT_APPLIED, "its parent {policy}@1"), {}),
     (
-        *("base model", 1.0, BOLD, True),
-        ("learner and sampler are", "nats apart per token", "sampler did not apply the adapter"),
-    ),
-    ("base model", 1.0, BOLD, False, (NOT_APPLIED, "answers as its parent {policy}@0 does")),
-    ("base model", 1.0, SMALL, False, (NOT_APPLIED,)),
-    ("stale adapter", 1.0, BOLD, True, (NOT_APPLIED, "its parent {policy}@1")),
-    (
-        *("temperature ignored", 0.5, BOLD, False),
+        *("temperature ignored", False),
         ("logprobs are those of temperature 1, while the calls say 0.5",),
+        {"temperature": 0.5},
     ),
-    ("shifted", 1.0, BOLD, False, ("shifted by one against the token ids",)),
+    ("shifted", False, ("shifted by one against the token ids",), {}),
 ]
 
 
-@pytest.mark.parametrize(("fault", "temperature", "config", "later", "words"), FAULTS)
+@pytest.mark.parametrize(("fault", "later", "words", "special"), FAULTS)
 def test_a_step_on_what_a_faulty_sampler_said_is_refused(
-    policy: Policy,
-    fault: str,
-    temperature: float,
-    config: TrainConfig,
-    later: bool,
-    words: tuple[str, ...],
+    policy: Policy, fault: str, later: bool, words: tuple[str, ...], special: dict[str, Any]
 ) -> None:
     if later:
         policy.train(policy.rollouts())
     policy.server.fault(fault)
-    said = policy.refusal(policy.rollouts(temperature=temperature), config)
+    groups = policy.rollouts(temperature=special.get("temperature", 1.0))
+    said = policy.refusal(groups, special.get("config", BOLD))
     assert [one for one in words if one.format(policy=policy.name) not in said] == [], said
 
 
@@ -185,14 +179,15 @@ def test_a_reward_is_not_a_number(policy: Policy) -> None:
 
 def test_a_rollout_returns_nan(policy: Policy, tmp_path: Path) -> None:
     """It is no reward of 0, and no reward at all: the rollout failed, and the run says why."""
-    model = ChatART(model=policy.name, base_url=policy.server.base_url, max_tokens=8)
+    model = model_of(policy.server, policy.name)
 
     def rollout(scenario: str) -> float:
         model.invoke(scenario)
         return math.nan
 
     before = policy.versions()
-    trainer = Trainer(model, group_size=2, groups_per_step=1, out_dir=tmp_path)
+    options = {"group_size": 2, "groups_per_step": 1, "lora": None}
+    trainer = trainer_of(policy.server, tmp_path, policy.name, **options)
     with pytest.raises(RolloutFailed, match="nan, expected a finite number"):
         trainer.fit_sync(rollout, ["When?"], steps=1)
     assert policy.versions() == before

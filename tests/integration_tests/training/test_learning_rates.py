@@ -1,23 +1,24 @@
 """Fits whose config names no rate: the steps' divergence sets it, also after a pause."""
 
-import io
-import uuid
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from langchain_art import ChatART, Run, TrainConfig, Trainer, capture
+from langchain_art import Run, TrainConfig
 from langchain_art.training import learning_rates
 from langchain_art.training.records import FitResult
 from langchain_art.wire import LoraConfig, default_learning_rate
+from tests.support.chat_models import model_of
 from tests.support.live_server import ForkedServer
+from tests.support.steps_of_a_fit import new_id
 from tests.support.tiny_models import save_model
+from tests.support.trainers import asking, said, trainer_of
 
 #: What the policy is to say, and after what.
-WANTED, ITEMS = frozenset("aeiou"), [f"item {n}" for n in range(8)]
+WANTED = frozenset("aeiou")
+ITEMS = [{"id": f"item {n}", "question": f"item {n}"} for n in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +33,17 @@ class Bandit:
     """A fit of a new policy of a random model, which is rewarded for the share of its vowels."""
 
     def __init__(self, server: ForkedServer, out: Path, config: TrainConfig | None = None) -> None:
-        self.policy = f"bandit-{uuid.uuid4().hex[:8]}"
-        self.server, self.told = server, io.StringIO()
-        self.model = ChatART(
-            model=self.policy, base_url=server.base_url, max_tokens=8, temperature=1.0
-        )
-        self.trainer = Trainer(
-            self.model,
-            config=config,
-            out_dir=out,
-            console=Console(file=self.told, width=1000),
-        )
+        self.server, self.policy = server, new_id("bandit")
+        options = {"group_size": 8, "groups_per_step": 4, "lora": None}
+        self.trainer = trainer_of(server, out, self.policy, config=config, **options)
 
-    async def rollout(self, item: str) -> Run:
-        async with capture(scenario=item) as run:
-            said = (await self.model.ainvoke(item)).text
-            run.reward = sum(one in WANTED for one in said) / max(8, len(said))
-        return run
+    @staticmethod
+    def worth(_: Run, said: str) -> float:
+        return sum(one in WANTED for one in said) / max(8, len(said))
 
     def fit(self, steps: int) -> FitResult:
-        return self.trainer.fit_sync(self.rollout, ITEMS, steps=steps)
+        rollout = asking(self.worth, model_of(self.server, self.policy))
+        return self.trainer.fit_sync(rollout, ITEMS, steps=steps)
 
     def adapter(self, version: int) -> str:
         folder = self.server.data_dir / "adapters" / self.policy / f"{version}"
@@ -82,15 +74,15 @@ def test_a_fit_that_is_paused_goes_on_with_the_rate_it_had_come_to(
     parts.fit(2)
     assert rates_of(parts.fit(4)) == rates
     assert parts.adapter(4) == whole.adapter(4)
-    assert f"rate {rates[3]:.3g}" in whole.told.getvalue()
+    assert f"rate {rates[3]:.3g}" in said(whole.trainer)
 
 
 def test_a_rate_that_is_named_stays(random_server: ForkedServer, tmp_path: Path) -> None:
     fit = Bandit(random_server, tmp_path, TrainConfig(learning_rate=2e-5))
     assert rates_of(fit.fit(5)) == [2e-5] * 5
-    said = fit.told.getvalue()
-    assert said.count("hardly learns: most of the last 5 steps moved it by") == 1
-    assert "Its learning_rate, 2e-05, is too low: name 0.0" in said
+    shown = said(fit.trainer)
+    assert shown.count("hardly learns: most of the last 5 steps moved it by") == 1
+    assert "Its learning_rate, 2e-05, is too low: name 0.0" in shown
 
 
 @pytest.mark.slow

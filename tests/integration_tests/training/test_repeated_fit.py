@@ -1,12 +1,10 @@
 """The same seed gives the same fit: every reward and every bit of the adapter."""
 
-import io
 import random
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from hashlib import sha256
@@ -16,13 +14,14 @@ from typing import Any
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
-from rich.console import Console
 
-from langchain_art import ArtClient, ChatART, Run, TrainConfig, Trainer, capture
+from langchain_art import ArtClient, ChatART, Run, TrainConfig, capture
 from langchain_art.training.records import FitResult
-from langchain_art.wire import LoraConfig
 from tests.support import repeatable_fit
+from tests.support.chat_models import model_of
 from tests.support.live_server import REPO, LiveServer
+from tests.support.steps_of_a_fit import new_id
+from tests.support.trainers import trainer_of
 
 QUESTIONS = [f"Which of the {number} mails?" for number in range(12)]
 
@@ -50,9 +49,8 @@ def agent(model: ChatART) -> Any:
 
 def fit(server: LiveServer, out: Path, seed: int) -> tuple[FitResult, list[str], str]:
     """A fit of a new policy: its result, all replies in order, and the digest of its adapter."""
-    policy = f"again-{uuid.uuid4().hex[:8]}"
-    model = ChatART(model=policy, base_url=server.base_url, max_tokens=6, temperature=1.0)
-    graph, said = agent(model), list[str]()
+    policy = new_id("again")
+    graph, said = agent(model_of(server, policy, max_tokens=6)), list[str]()
 
     async def rollout(question: str) -> Run:
         async with capture(scenario=question) as run:
@@ -62,16 +60,8 @@ def fit(server: LiveServer, out: Path, seed: int) -> tuple[FitResult, list[str],
             run.reward = len(text) / 50 + run.rng.random()
         return run
 
-    trainer = Trainer(
-        model,
-        group_size=4,
-        groups_per_step=2,
-        seed=seed,
-        config=TrainConfig(learning_rate=1e-2, optimizer_steps=2),
-        lora=LoraConfig(rank=2, alpha=4.0),
-        out_dir=out,
-        console=Console(file=io.StringIO()),
-    )
+    config = TrainConfig(learning_rate=1e-2, optimizer_steps=2)
+    trainer = trainer_of(server, out, policy, seed=seed, config=config)
     result = trainer.fit_sync(rollout, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:3])
     [adapter] = server.data_dir.glob(f"adapters/{policy}/2/adapter_model.safetensors")
     return result, sorted(said), sha256(adapter.read_bytes()).hexdigest()
@@ -83,7 +73,7 @@ def other_work(server: LiveServer) -> Generator[None]:
     stop, rng = threading.Event(), random.Random(0)
 
     def ask() -> None:
-        model = ChatART(model=server.policy, base_url=server.base_url, temperature=1.0)
+        model = model_of(server)
         while not stop.is_set():
             model.invoke("mail " * rng.randint(1, 60), max_tokens=rng.randint(1, 30))
 
@@ -117,7 +107,7 @@ def test_workers_sample_what_the_fit_would(
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
     found: list[Any] = []
     for workers in (0, 2):
-        policy = f"again-{uuid.uuid4().hex[:8]}"
+        policy = new_id("again")
         argv = [str(Path(sys.executable).with_name("langchain-art")), "worker", repeatable_fit.NAME]
         running = [subprocess.Popen(argv, cwd=REPO) for _ in range(workers)]
         try:

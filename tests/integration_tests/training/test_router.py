@@ -1,23 +1,23 @@
 """A graph whose router answers by structured output learns where to send its questions."""
 
-import io
 import logging
-import uuid
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from langgraph.graph import END, START, StateGraph
 from pydantic import BaseModel
-from rich.console import Console
 from typing_extensions import TypedDict
 
 from examples.support.mail_words import EVENTS, PROJECTS
-from langchain_art import ArtClient, ChatART, LRSchedule, TrainConfig, Trainer, capture
+from langchain_art import ArtClient, ChatART, LRSchedule, TrainConfig, capture
 from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig
-from tests.support.live_server import LiveServer
+from tests.support.chat_models import model_of
+from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
+from tests.support.steps_of_a_fit import new_id
 from tests.support.tiny_models import WORST
+from tests.support.trainers import trainer_of
 
 
 class Route(BaseModel):
@@ -66,12 +66,15 @@ def questions(projects: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-async def test_a_router_with_structured_output_learns_to_route(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    policy = f"router-{uuid.uuid4().hex[:8]}"
-    model = ChatART(model=policy, base_url=art_server.base_url, max_tokens=24)
-    graph = graph_of(model)
+async def test_a_router_with_structured_output_learns_to_route(tmp_path: Path) -> None:
+    """On the demo's whole model: the first layer alone does not tell the questions apart."""
+    with ForkedServer(tmp_path / "data", model=BASE_MODEL) as server:
+        await learns_to_route(server, tmp_path / "fit")
+
+
+async def learns_to_route(server: LiveServer, out: Path) -> None:
+    policy = new_id("router")
+    graph = graph_of(model_of(server, policy, max_tokens=24))
     runs: list[Run] = []
 
     async def rollout(question: str) -> Run:
@@ -81,18 +84,11 @@ async def test_a_router_with_structured_output_learns_to_route(
         runs.append(run)
         return run
 
-    trainer = Trainer(
-        model,
-        group_size=8,
-        groups_per_step=16,
-        # Without the warm-up a fit came now and then to send all questions one way, for good.
-        config=TrainConfig(
-            learning_rate=1e-3, schedule=LRSchedule(warmup_steps=4), advantage="standardized"
-        ),
-        lora=LoraConfig(rank=8, alpha=16.0),
-        out_dir=tmp_path,
-        console=Console(file=io.StringIO(), width=80),
-    )
+    # Without the warm-up a fit came now and then to send all questions one way, for good.
+    schedule = LRSchedule(warmup_steps=4)
+    config = TrainConfig(learning_rate=1e-3, schedule=schedule, advantage="standardized")
+    options = {"group_size": 8, "groups_per_step": 16, "lora": LoraConfig(rank=8, alpha=16.0)}
+    trainer = trainer_of(server, out, policy, config=config, **options)
     held_out = questions(sorted(PROJECTS)[:4])
     found = await trainer.fit(
         rollout, questions(sorted(PROJECTS)[4:]), steps=12, eval_scenarios=held_out
@@ -111,7 +107,7 @@ async def test_a_router_with_structured_output_learns_to_route(
     assert found.before.mean < 0.6 and found.after.mean > 0.9
     assert max(gaps) <= WORST
     assert found.history[0].nodes["router"].calls >= 8
-    with ArtClient(art_server.base_url) as client:
+    with ArtClient(server.base_url) as client:
         audits = (client.audit(run.id) for run in runs)
         [turn] = next(audit for audit in audits if policy in audit.trained_by).turns
     assert (turn.node, turn.excluded_because) == ("router", None)

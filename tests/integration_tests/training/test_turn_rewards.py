@@ -2,78 +2,57 @@
 them, and that a job learns from what was scored when it was asked for.
 """
 
-import io
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import httpx
 import pytest
 from langchain_core.messages import AIMessage
-from langgraph.graph import START, StateGraph
-from rich.console import Console
 
-from langchain_art import ArtClient, ChatART, TrainConfig, Trainer, capture
+from langchain_art import ArtClient, ChatART, TrainConfig, capture
 from langchain_art.errors import ConfigError, InvalidRequest, NotFound
-from langchain_art.wire import LoraConfig, Reward, TrainResult, Trajectory
+from langchain_art.wire import Reward, TrainResult, Trajectory
+from tests.support.chat_models import model_of
+from tests.support.graphs import ASK, graph_of, node
 from tests.support.live_server import LiveServer
-from tests.support.steps_of_a_fit import new_id
-
-
-class Replies(TypedDict, total=False):
-    writer: AIMessage
-    noise: AIMessage
+from tests.support.steps_of_a_fit import new_id, ok
+from tests.support.trainers import said, trainer_of
 
 
 def two_nodes(model: ChatART) -> Any:
-    graph = StateGraph(Replies)
-    graph.add_node("writer", lambda _: {"writer": model.invoke("Say a word.")})
-    graph.add_node("noise", lambda _: {"noise": model.invoke("Say anything.")})
-    graph.add_edge(START, "writer")
-    graph.add_edge("writer", "noise")
-    return graph.compile()
+    return graph_of(writer=node(model), noise=node(model)).compile()
 
 
 def tagged_run(http: httpx.Client, nodes: tuple[str, ...] = ("writer", "noise")) -> list[str]:
     """A run's id and those of its calls."""
     run, calls = new_id("t"), list[str]()
-    for seed, node in enumerate(nodes):
-        answer = http.post(
-            "/v1/chat/completions",
-            json={
-                "model": "tiny",
-                "messages": [{"role": "user", "content": f"As {node}."}],
-                "max_tokens": 8,
-                "seed": seed,
-                "art": {"trajectory_id": run, "node": node},
-            },
-        )
-        assert answer.status_code == 200, answer.text
-        calls.append(answer.json()["id"])
+    for seed, name in enumerate(nodes):
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": f"As {name}."}],
+            "max_tokens": 8,
+            "seed": seed,
+            "art": {"trajectory_id": run, "node": name},
+        }
+        calls.append(ok(http.post("/v1/chat/completions", json=body))["id"])
     return [run, *calls]
 
 
 def test_a_graphs_nodes_are_scored_one_by_one(art_server: LiveServer, tmp_path: Path) -> None:
-    model = ChatART(model=new_id("p"), base_url=art_server.base_url, max_tokens=8)
-    graph, values = two_nodes(model), iter([0.0, 1.0, 2.0, 3.0] * 4)
+    policy, values = new_id("p"), iter([0.0, 1.0, 2.0, 3.0] * 4)
+    graph = two_nodes(model_of(art_server, policy))
 
     def rollout(_: dict[str, str]) -> Any:
         with capture() as run:
-            state = graph.invoke({})
-            run.reward_turn(state["writer"], next(values))
+            written = graph.invoke(ASK)["messages"][1]
+            run.reward_turn(written, next(values))
             run.reward_node("noise", 0.25)
         return run
 
     def learned(credit: str) -> Any:
-        trainer = Trainer(
-            model,
-            group_size=4,
-            groups_per_step=1,
-            config=TrainConfig(credit=credit, learning_rate=2e-5),
-            concurrency=1,
-            lora=LoraConfig(rank=2, alpha=4.0),
-            out_dir=tmp_path / credit,
-            console=Console(file=io.StringIO()),
-        )
+        config = TrainConfig(credit=credit, learning_rate=2e-5)
+        options = {"groups_per_step": 1, "config": config, "concurrency": 1}
+        trainer = trainer_of(art_server, tmp_path / credit, policy, **options)
         return trainer.fit_sync(rollout, [{"id": "q"}], steps=1).nodes
 
     by_run = learned("run")
@@ -90,26 +69,17 @@ def test_a_graphs_nodes_are_scored_one_by_one(art_server: LiveServer, tmp_path: 
 def test_rewards_of_nodes_alone_are_shown_and_evaluated(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    model = ChatART(model=new_id("p"), base_url=art_server.base_url, max_tokens=8)
-    graph, values = two_nodes(model), iter([0.5, 0.5, *[0.0, 1.0] * 4, 1.0, 1.0])
+    policy, values = new_id("p"), iter([0.5, 0.5, *[0.0, 1.0] * 4, 1.0, 1.0])
+    graph = two_nodes(model_of(art_server, policy))
 
     def rollout(_: dict[str, str]) -> Any:
         with capture() as run:
-            graph.invoke({})
+            graph.invoke(ASK)
             run.reward_node("writer", next(values))
             run.reward_node("noise", 0.25)
         return run
 
-    console = Console(file=io.StringIO(), width=120)
-    trainer = Trainer(
-        model,
-        group_size=4,
-        groups_per_step=2,
-        concurrency=1,
-        lora=LoraConfig(rank=2, alpha=4.0),
-        out_dir=tmp_path,
-        console=console,
-    )
+    trainer = trainer_of(art_server, tmp_path, policy, concurrency=1)
     scenarios = [{"id": "q"}, {"id": "r"}]
     found = trainer.fit_sync(rollout, scenarios, steps=1, eval_scenarios=scenarios)
     [step] = found.history
@@ -118,37 +88,36 @@ def test_rewards_of_nodes_alone_are_shown_and_evaluated(
     assert found.before is not None and found.best is not None
     assert (found.before.mean, found.before.unscored) == (0.75, 0)
     assert (found.best.mean, found.best.step) == (1.25, 1), "not the first of equals"
-    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = said(trainer)
     assert "reward 0.750" in shown and "no rewards" not in shown and "unscored" not in shown
     assert "by node: writer 1.000, noise 0.250" in shown
 
 
 def test_what_is_no_call_of_the_run_is_refused(art_server: LiveServer) -> None:
-    model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=8)
     with capture() as run:
-        said = two_nodes(model).invoke({})
-    said_so = (
-        r"AIMessage\(.*which names no call, expected the id or the reply of one of the 2 calls"
-    )
-    with pytest.raises(ConfigError, match=said_so):
+        _, written, noise = two_nodes(model_of(art_server)).invoke(ASK)["messages"]
+    words = r"AIMessage\(.*which names no call, expected the id or the reply of one of the 2 calls"
+    with pytest.raises(ConfigError, match=words):
         run.reward_turn(AIMessage("not heard"), 1.0)
     with pytest.raises(ConfigError, match="chatcmpl-x"):
         run.reward_turn("chatcmpl-x", 1.0)
     with pytest.raises(ConfigError, match=r"\['noise', 'writer'\]"):
         run.reward_node("critic", 1.0)
     with pytest.raises(ConfigError, match="finite"):
-        run.reward_turn(said["writer"], float("nan"))
+        run.reward_turn(written, float("nan"))
     with pytest.raises(ConfigError, match="a finite number"):
         run.reward_node("writer", "much")  # pyright: ignore[reportArgumentType]
     assert [turn.reward for turn in run.turns] == [None, None]
     run.reward_turn(run.turns[0], 1)
-    run.reward_turn(said["noise"], 2.0)
+    run.reward_turn(noise, 2.0)
     assert [turn.reward for turn in run.trajectory().turns] == [1.0, 2.0]
     run.reward_node("writer", None)
     assert [turn.reward for turn in run.trajectory().turns] == [None, 2.0]
 
 
-def test_rewards_of_calls_over_http(http: httpx.Client) -> None:
+def test_rewards_of_calls_over_http_and_by_the_client(
+    http: httpx.Client, client: ArtClient
+) -> None:
     run, first, second = tagged_run(http)
     path = f"/v1/trajectories/{run}/reward"
     answer = http.put(path, json={"reward": 0.5, "turns": {second: 2.0}})
@@ -166,23 +135,16 @@ def test_rewards_of_calls_over_http(http: httpx.Client) -> None:
         assert http.put(path, content=text % first, headers=kind).status_code == 400
     kept = http.get(f"/v1/trajectories/{run}").json()
     assert [turn["reward"] for turn in kept["turns"]] == [1.0, None]
-
-
-def test_rewards_of_calls_by_the_client(http: httpx.Client, client: ArtClient) -> None:
-    run, first, second = tagged_run(http)
-    told = client.reward(run, 0.5, {second: 0.0})
-    assert (told.reward, [turn.reward for turn in told.turns]) == (0.5, [None, 0.0])
+    told = client.reward(run, 0.25, {second: 0.0})
+    assert (told.reward, [turn.reward for turn in told.turns]) == (0.25, [1.0, 0.0])
     told = client.reward(run, Reward(scores={"human": 1.0}))
-    assert (told.reward, told.scores) == (0.5, {"human": 1.0})
+    assert (told.reward, told.scores) == (0.25, {"human": 1.0})
     with pytest.raises(InvalidRequest, match="chatcmpl-none"):
         client.reward(run, turns={"chatcmpl-none": 1.0})
     with pytest.raises(NotFound):
         client.reward(new_id("t"), turns={first: 1.0})
-    for wrong in (float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="finite"):
-            client.reward(run, turns={first: wrong})
-        with pytest.raises(ConfigError, match="finite"):
-            client.reward(run, wrong)
+    with pytest.raises(ConfigError, match="finite"):
+        client.reward(run, turns={first: float("nan")})
 
 
 def test_a_job_with_credit_by_turn_uses_them_as_they_were(
@@ -194,10 +156,8 @@ def test_a_job_with_credit_by_turn_uses_them_as_they_were(
     for number, (run, first, second) in enumerate(runs + behind):
         client.reward(run, turns={first: float(number % 4), second: 0.0})
     config = TrainConfig(credit="turn", advantage="mean", optimizer_steps=8, learning_rate=2e-5)
-    jobs = [
-        client.train([[run for run, _, _ in group]], "tiny", config, key=new_id("k"))
-        for group in (runs, behind)
-    ]
+    groups = ([run for run, _, _ in group] for group in (runs, behind))
+    jobs = [client.train([group], "tiny", config, key=new_id("k")) for group in groups]
     for run, first, second in behind:
         client.reward(run, turns={first: 7.0, second: 7.0})
     told: list[TrainResult] = [client.wait(job) for job in jobs]
@@ -206,8 +166,6 @@ def test_a_job_with_credit_by_turn_uses_them_as_they_were(
         assert result.nodes["noise"].advantage_abs == pytest.approx(0.75)
         assert -0.75 < result.nodes["writer"].advantage_mean <= 2.25
         assert result.nodes["writer"].advantage_mean > 0
-    trained = runs[1]
-    with pytest.raises(httpx.HTTPStatusError, match="409"):
-        http.put(
-            f"/v1/trajectories/{trained[0]}/reward", json={"turns": {trained[1]: 9.0}}
-        ).raise_for_status()
+    trained, first, _ = runs[1]
+    late = http.put(f"/v1/trajectories/{trained}/reward", json={"turns": {first: 9.0}})
+    assert late.status_code == 409

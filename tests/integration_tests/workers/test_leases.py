@@ -1,6 +1,5 @@
 """Fits whose rollouts are run by workers, over a real server: kills, stops, failures."""
 
-import io
 import json
 import os
 import re
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from langchain_art import ArtClient, ChatART, ConfigError, RolloutFailed, TrainConfig, Trainer
+from langchain_art import ArtClient, ConfigError, RolloutFailed, TrainConfig, Trainer
 from langchain_art.wire import QueuedRollout, ServerStatus
+from tests.support import trainers
 from tests.support.forked_start import ForkedProgram
 from tests.support.leased_agent import NAME, rollout, start
 from tests.support.stub_engines import StubServer
+from tests.support.trainers import said
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def end(worker: ForkedProgram) -> dict[str, Any]:
         worker.send_signal(signal.SIGCONT)
         worker.terminate()
     worker.wait(timeout=60)
-    [said] = re.findall(r"^\{.*\}$", worker.log.read_text(), re.MULTILINE) or ["{}"]
-    return json.loads(said)
+    [told] = re.findall(r"^\{.*\}$", worker.log.read_text(), re.MULTILINE) or ["{}"]
+    return json.loads(told)
 
 
 def until(server: StubServer, true: Callable[[ServerStatus], bool]) -> ServerStatus:
@@ -79,16 +79,9 @@ def held(seen: ServerStatus, worker: ForkedProgram) -> int:
 
 
 def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:
-    known: dict[str, Any] = {
-        "group_size": 4,
-        "groups_per_step": 2,
-        "config": TrainConfig(learning_rate=1e-4),
-        "out_dir": out,
-        "workers": "server",
-        "console": Console(file=io.StringIO(), width=200),
-    }
-    model = ChatART(model="tiny", base_url=server.base_url, max_tokens=4)
-    return Trainer(model, **(known | options))
+    config = TrainConfig(learning_rate=1e-4)
+    known: dict[str, Any] = {"config": config, "workers": "server", "lora": None} | options
+    return trainers.trainer_of(server, out, server.policy, **known)
 
 
 def scenarios(count: int, **more: Any) -> list[dict[str, Any]]:
@@ -101,12 +94,10 @@ def ids(server: StubServer, query: str) -> set[str]:
 
 
 def test_a_killed_workers_rollouts_are_run_by_another_and_trained_once(tmp_path: Path) -> None:
-    with StubServer(tmp_path / "data", seconds=(0.0, 0.01)) as server:
-        kill_one_of_two(server, tmp_path / "fit")
-
-
-def kill_one_of_two(server: StubServer, out: Path) -> None:
-    with workers(server, 2) as (first, second):
+    with (
+        StubServer(tmp_path / "data", seconds=(0.0, 0.01)) as server,
+        workers(server, 2) as (first, second),
+    ):
 
         def kill() -> None:
             until(server, lambda seen: held(seen, first) >= 2)
@@ -114,15 +105,15 @@ def kill_one_of_two(server: StubServer, out: Path) -> None:
 
         killing = threading.Thread(target=kill)
         killing.start()
-        result = trainer(server, out).fit_sync(
+        result = trainer(server, tmp_path / "fit").fit_sync(
             rollout, scenarios(16, pause=0.2), steps=3, eval_scenarios=scenarios(2)
         )
         killing.join()
         assert end(second)["discarded"] == 0
-    assert [step.failed for step in result.history] == [0, 0, 0]
-    assert sum(step.retried for step in result.history) >= 1
-    assert result.before is not None and result.after is not None and result.after.n == 2
-    assert len(ids(server, "SELECT trajectory_id FROM trained")) == 3 * 2 * 4
+        assert [step.failed for step in result.history] == [0, 0, 0]
+        assert sum(step.retried for step in result.history) >= 1
+        assert result.before is not None and result.after is not None and result.after.n == 2
+        assert len(ids(server, "SELECT trajectory_id FROM trained")) == 3 * 2 * 4
 
 
 def test_a_run_that_cannot_be_stored_fails_alone(server: StubServer, tmp_path: Path) -> None:
@@ -209,10 +200,10 @@ def test_the_command_drains_at_sigterm_and_says_what_it_did(server: StubServer) 
         worker.terminate()
         time.sleep(0.2)
         worker.terminate()
-        _, said = worker.communicate(timeout=120)
-        assert worker.returncode == 0, said
-        assert "Stopping: 1 runs have 20 s to end" in said
-        assert "2 runs finished, 0 of them failed, 1 handed back." in said
+        _, told = worker.communicate(timeout=120)
+        assert worker.returncode == 0, told
+        assert "Stopping: 1 runs have 20 s to end" in told
+        assert "2 runs finished, 0 of them failed, 1 handed back." in told
         status = client.rollouts("drained")
         assert (status.queued, status.expired, status.workers) == (1, 0, 0)
 
@@ -220,22 +211,20 @@ def test_the_command_drains_at_sigterm_and_says_what_it_did(server: StubServer) 
 def test_a_fit_without_workers_says_what_to_type_and_waits(
     server: StubServer, tmp_path: Path
 ) -> None:
-    said = io.StringIO()
-    console = Console(file=said, width=400)
-    waiting = trainer(server, tmp_path, console=console)
+    waiting = trainer(server, tmp_path)
     fitting = threading.Thread(
         target=waiting.fit_sync, args=(rollout, scenarios(2)), kwargs={"steps": 1}
     )
     fitting.start()
     words = f"type: langchain-art worker {NAME} --server {server.base_url}"
-    while words not in said.getvalue():
-        assert fitting.is_alive(), said.getvalue()
+    while words not in said(waiting):
+        assert fitting.is_alive(), said(waiting)
         time.sleep(0.05)
-    assert f"No worker runs {NAME}: 8 rollouts wait." in said.getvalue()
+    assert f"No worker runs {NAME}: 8 rollouts wait." in said(waiting)
     with workers(server, 1, concurrency=8):
         fitting.join(60)
     assert not fitting.is_alive()
-    assert f"1 worker runs {NAME} now." in said.getvalue()
+    assert f"1 worker runs {NAME} now." in said(waiting)
 
 
 def test_a_program_that_is_wrong_ends_the_fit(server: StubServer, tmp_path: Path) -> None:
