@@ -25,7 +25,7 @@ def server_of(demo: Demo, folder: Path) -> Iterator[ForkedServer]:
 
 
 def short_fit(
-    demo: Demo, base_url: str, out: Path, steps: int = 2, *, more: Any = None, **sizes: Any
+    demo: Demo, base_url: str, out: Path, steps: int = 1, *, more: Any = None, **sizes: Any
 ) -> dict[str, Any]:
     """The demo in small; what its ``summary.json`` holds, having checked the files beside it."""
     small = {"groups_per_step": 4, "group_size": 4, "held_out": 4} | sizes
@@ -41,11 +41,32 @@ def short_fit(
 
 def evaluation(demo: Demo, *arguments: str) -> str:
     """The figures that the evaluation of an example prints."""
+    return _said(evaluate_command(demo), 0, *arguments)
+
+
+def refusal(main: Callable[..., Any], *arguments: str) -> str:
+    """What a demo's command says to options that it does not take."""
+    return " ".join(_said(main, 2, *arguments).replace("│", " ").split())
+
+
+def _said(main: Callable[..., Any], status: int, *arguments: str) -> str:
     program = typer.Typer()
-    program.command()(evaluate_command(demo))
+    program.command()(main)
     done = CliRunner().invoke(program, list(arguments))
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    assert done.exit_code == status, done.output
+    return done.output if status else done.stdout
+
+
+def steps_of(fit: Path) -> list[dict[str, Any]]:
+    """What each step of a fit trained, by policy."""
+    lines = map(json.loads, (fit / "history.jsonl").read_text().splitlines())
+    return [line["results"] for line in lines if line["kind"] == "step"]
+
+
+def calling(name: str, /, **arguments: Any) -> dict[str, Any]:
+    """A reply of a `HostedModel` that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return {"tool_calls": [{"id": f"c-{name}", "type": "function", "function": function}]}
 
 
 class HostedModel(JsonServer):

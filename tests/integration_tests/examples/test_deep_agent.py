@@ -1,6 +1,5 @@
 """The deep agent: a fit in which it is said what its calls learned; a hosted model in its place."""
 
-import json
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from examples.deep_agent.agent import FILE, SEARCHER_PROMPT, build_agent
 from examples.deep_agent.environment import haystacks
 from examples.deep_agent.train import DEMO, told
 from langchain_art.environments import from_reasoning_gym
-from tests.support.examples import HostedModel, server_of, short_fit
+from tests.support.examples import HostedModel, calling, server_of, short_fit, steps_of
 from tests.support.soak import count, share
 
 AGENTS, WHEN = {"model", "tools/model"}, ("before", "after")
@@ -27,9 +26,7 @@ def test_its_calls_learn_and_it_is_said_what(tmp_path: Path) -> None:
         sizes = {"groups_per_step": 16, "group_size": 8, "held_out": 200}
     with server_of(DEMO, tmp_path) as server:
         found = short_fit(DEMO, server.base_url, tmp_path / "out", steps, more=told, **sizes)
-    lines = map(json.loads, (tmp_path / "out/history.jsonl").read_text().splitlines())
-    results = [line["results"] for line in lines if line["kind"] == "step"]
-    nodes = [result[DEMO.policies[0]]["nodes"] for result in results]
+    nodes = [result[DEMO.policies[0]]["nodes"] for result in steps_of(tmp_path / "out")]
     assert nodes[0].keys() == AGENTS
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for step in nodes:
@@ -61,12 +58,9 @@ async def test_it_runs_unchanged_on_a_hosted_model() -> None:
             return {"content": re.findall(r"\S.*\.$", results[-1], re.MULTILINE)[0]}
         if results:
             return {"content": f"<answer>{results[-1].split()[1]}</answer>"}
-        arguments = {"description": asked.partition("?")[0], "subagent_type": "searcher"}
         if searches:
-            arguments = {"pattern": asked.removeprefix("Who"), "output_mode": "content"}
-        name = "grep" if searches else "task"
-        call = {"name": name, "arguments": json.dumps(arguments)}
-        return {"tool_calls": [{"id": "c1", "type": "function", "function": call}]}
+            return calling("grep", pattern=asked.removeprefix("Who"), output_mode="content")
+        return calling("task", description=asked.partition("?")[0], subagent_type="searcher")
 
     with HostedModel(reply) as hosted:
         env = from_reasoning_gym(haystacks(0, 4), build_agent(hosted.chat), held_out=0)

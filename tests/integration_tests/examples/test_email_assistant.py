@@ -1,6 +1,5 @@
 """The e-mail assistant on a real server: criteria score training, answers score held-out runs."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from examples.email_assistant.mailbox import scenarios
 from examples.email_assistant.train import DEMO, WEIGHTS, build_fit, criteria, make_rollout
 from examples.support.demo import Setup
 from langchain_art import ArtClient
-from tests.support.examples import HostedModel, evaluation, server_of, short_fit
+from tests.support.examples import HostedModel, calling, evaluation, server_of, short_fit
 
 KINDS = {"success, newest", "success, oldest", "success, sender"}
 
@@ -57,8 +56,7 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
             ("answer", {"text": results[-1].rpartition(" on ")[2] if results else ""}),
         ]
         name, arguments = calls[len(results)]
-        function = {"name": name, "arguments": json.dumps(arguments)}
-        return {"tool_calls": [{"id": f"c{len(rest)}", "type": "function", "function": function}]}
+        return calling(name, **arguments)
 
     with HostedModel(reader) as hosted:
         rollout = make_rollout(hosted.chat, judged=False)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """The function calling example: the leaderboard's package, and the agent on a hosted model."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from examples.function_calling.agent import CALLER_PROMPT
 from examples.function_calling.leaderboard import called, grade, questions, solved
 from examples.function_calling.train import make_rollout
-from tests.support.examples import HostedModel
+from tests.support.examples import HostedModel, calling
 from tests.support.real_models import leaderboard
 
 
@@ -50,8 +49,7 @@ async def test_the_agent_runs_on_a_hosted_model() -> None:
         assert set(told) == {called(each) for each in one.functions}
         assert all(each["type"] == "object" for each in told.values())
         [call] = getattr(solved(one)[1], "tool_calls")  # noqa: B009
-        function = {"name": call["name"], "arguments": json.dumps(call["args"])}
-        return {"tool_calls": [{"id": "c", "type": "function", "function": function}]}
+        return calling(call["name"], **call["args"])
 
     with HostedModel(caller) as hosted:
         rollout = make_rollout(hosted.chat, solved(questions("train")[0]))

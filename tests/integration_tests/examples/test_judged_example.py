@@ -1,31 +1,24 @@
 """The e-mail example with a judge alone: what the judge is shown, how good it is, the learning."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult
-from typer.testing import CliRunner
 
-from examples.email_search.inbox import MailStore, build
+from examples.email_search.inbox import MailStore
 from examples.email_search.scripted_judge import ScriptedJudge
 from examples.email_search.train import main, make_rollout, ruler
-from langchain_art import (
-    ChatART,
-    LRSchedule,
-    RulerEvaluator,
-    TrainConfig,
-    Trainer,
-    TrajectoryGroup,
-    gather,
-)
+from langchain_art import LRSchedule, RulerEvaluator, TrainConfig, TrajectoryGroup, gather
 from langchain_art.evaluators import calibrate, own_rewards
+from tests.support.chat_models import model_of
+from tests.support.examples import refusal
 from tests.support.live_server import LiveServer
+from tests.support.mails import mails_of
 from tests.support.soak import in_soak
+from tests.support.trainers import trainer_of
 
 
 class Overheard(ScriptedJudge):
@@ -40,7 +33,7 @@ class Overheard(ScriptedJudge):
 
 @pytest.fixture
 def mails(tmp_path: Path) -> Iterator[MailStore]:
-    store = MailStore(build(tmp_path / "mails.sqlite3", n_train=320, n_test=120, seed=5))
+    store = mails_of(tmp_path, 320, 120)
     yield store
     store.close()
 
@@ -48,7 +41,7 @@ def mails(tmp_path: Path) -> Iterator[MailStore]:
 async def test_the_judge_knows_no_answer_and_agrees_with_those_who_do(
     art_server: LiveServer, mails: MailStore
 ) -> None:
-    model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=48)
+    model = model_of(art_server, max_tokens=48)
     scenarios = mails.scenarios("train")[:24]
     done = await gather(make_rollout(model, mails), scenarios, group_size=8, seed=0)
     judge = Overheard()
@@ -69,7 +62,7 @@ def _marked(group: TrajectoryGroup) -> TrajectoryGroup:
 async def test_judged_training_runs_have_no_reward_of_their_own(
     art_server: LiveServer, mails: MailStore
 ) -> None:
-    model = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=48)
+    model = model_of(art_server, max_tokens=48)
     rollout = make_rollout(model, mails, judged=True)
     train, test = mails.scenarios("train")[:2], mails.scenarios("test")[:2]
     done = await gather(rollout, [*train, *test], group_size=2)
@@ -84,28 +77,22 @@ async def test_judged_training_runs_have_no_reward_of_their_own(
 def test_the_agent_learns_from_the_judge_alone(
     art_server: LiveServer, mails: MailStore, tmp_path: Path
 ) -> None:
-    model = ChatART(model="agent-judged", base_url=art_server.base_url, max_tokens=48)
     evaluator = ruler("scripted", tmp_path / "judge.sqlite3")
-    trainer = Trainer(
-        model,
-        evaluator=evaluator,
-        concurrency=128,
-        groups_per_step=16,
-        config=TrainConfig(
-            learning_rate=3e-3,
-            schedule=LRSchedule(warmup_steps=2, decay_steps=8),  # see test_email_example
-            optimizer_steps=2,
-            tokens_per_microbatch=4096,
-        ),
-        out_dir=tmp_path / "fit",
+    config = TrainConfig(
+        learning_rate=3e-3,
+        schedule=LRSchedule(warmup_steps=2, decay_steps=8),  # see test_email_example
+        optimizer_steps=2,
+        tokens_per_microbatch=4096,
     )
-    result = asyncio.run(
-        trainer.fit(
-            make_rollout(model, mails, judged=True),
-            mails.scenarios("train"),
-            steps=8,
-            eval_scenarios=mails.scenarios("test"),
-        )
+    sizes = {"group_size": 8, "groups_per_step": 16, "concurrency": 128, "lora": None}
+    trainer = trainer_of(
+        art_server, tmp_path / "fit", "agent-judged", evaluator=evaluator, config=config, **sizes
+    )
+    result = trainer.fit_sync(
+        make_rollout(model_of(art_server, "agent-judged", max_tokens=48), mails, judged=True),
+        mails.scenarios("train"),
+        steps=8,
+        eval_scenarios=mails.scenarios("test"),
     )
     assert result.before is not None and result.after is not None
     assert result.before.n == result.after.n == 120
@@ -125,9 +112,5 @@ def test_the_agent_learns_from_the_judge_alone(
 def test_options_of_the_demo_that_would_be_ignored_are_refused(
     options: list[str], words: str, tmp_path: Path
 ) -> None:
-    program = typer.Typer()
-    program.command()(main)
-    done = CliRunner().invoke(program, [*options, "--out", str(tmp_path / "none")])
-    assert done.exit_code == 2
-    assert words in done.output
+    assert words in refusal(main, *options, "--out", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()

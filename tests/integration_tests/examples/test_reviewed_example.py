@@ -1,23 +1,23 @@
 """The e-mail example with a reviewer: what he says of runs, and learning from it end to end."""
 
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from examples.email_search import review as demo
-from examples.email_search.inbox import MailStore, build
+from examples.email_search.inbox import MailStore
 from langchain_art import ArtClient
 from langchain_art.cli.main import app
+from tests.support.examples import refusal
 from tests.support.live_server import LiveServer
+from tests.support.mails import mails_of
+from tests.support.steps_of_a_fit import new_id
 
 
 @pytest.fixture
 def mails(tmp_path: Path) -> Iterator[MailStore]:
-    store = MailStore(build(tmp_path / "mails.sqlite3", n_train=40, n_test=6, seed=5))
+    store = mails_of(tmp_path, 40, 6)
     yield store
     store.close()
 
@@ -27,17 +27,12 @@ def test_reviews_are_kept_trained_on_and_measured(
 ) -> None:
     monkeypatch.setattr(demo, "QUESTIONS", 3)
     monkeypatch.setattr(demo, "PREFERENCE_STEPS", 2)
-    policy = f"reviewed-{uuid.uuid4().hex[:8]}"
+    policy = new_id("reviewed")
     found = demo.Demo(art_server.base_url, mails, 0, policy).run()
-    assert (
-        sum(found["marks"].values())
-        == 15
-        == found["runs_trained"] + sum(found["runs_left_out"].values())
-    )
-    assert (
-        found["corrections_trained"] + sum(found["corrections_left_out"].values())
-        == (found["corrections"])
-    )
+    assert sum(found["marks"].values()) == 15
+    for all_of_them, kind in ((15, "runs"), (found["corrections"], "corrections")):
+        left_out = sum(found[f"{kind}_left_out"].values())
+        assert found[f"{kind}_trained"] + left_out == all_of_them
     assert found["held_out"] == 6 and 0 <= found["before"]["low"] <= found["before"]["high"] <= 1
     # He marks 1 what answers right, and more than 0 much of what does not.
     assert found["marks_before"]["mean"] >= found["before"]["mean"]
@@ -62,15 +57,6 @@ def test_reviews_are_kept_trained_on_and_measured(
 
 
 def test_options_of_the_other_demo_are_refused() -> None:
-    done = CliRunner().invoke(_program(), ["--reward", "answer"])
-    assert done.exit_code == 2 and "No such option" in done.output
+    assert "No such option" in refusal(demo.main, "--reward", "answer")
     with pytest.raises(SystemExit):
         app(["demo", "--review", "paid"])
-
-
-def _program() -> Any:
-    import typer
-
-    program = typer.Typer()
-    program.command()(demo.main)
-    return program

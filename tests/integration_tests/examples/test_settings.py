@@ -8,7 +8,7 @@ import pytest
 from examples.support import tiny_model
 from langchain_art_server.config import load_settings
 from tests.support.examples import require_same_base
-from tests.support.live_server import REPO
+from tests.support.live_server import REPO, ForkedServer
 
 FILES = sorted((REPO / "examples").glob("*/server.toml"))
 
@@ -20,8 +20,10 @@ def test_they_are_accepted_and_of_the_demos_policies(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["codenames", "deep_agent", "temporal_clue"])
+@pytest.mark.parametrize("name", ["codenames", "deep_agent", "email_search", "temporal_clue"])
 def test_the_script_still_builds_the_base_model(name: str, tmp_path: Path) -> None:
     recipe = import_module(f"examples.{name}.build_base_model").RECIPE
     tiny_model.main(recipe, tmp_path, ["--smoke"])
     require_same_base(tmp_path, import_module(f"examples.{name}.train").BASE_MODEL)
+    if name == "email_search":
+        ForkedServer(tmp_path / "data", model=tmp_path).start().stop()

@@ -15,7 +15,7 @@ from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 @pytest.mark.slow
 def test_both_sides_learn_and_older_versions_do_not(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:
-        found = short_fit(DEMO, server.base_url, tmp_path / "out")
+        found = short_fit(DEMO, server.base_url, tmp_path / "out", 2)
         assert found["measures"].keys() == {"draws", "losses", "losses_by_illegal_move"}
         for when in ("before", "after"):
             draws, losses = (found["measures"][name][when]["mean"] for name in ("draws", "losses"))

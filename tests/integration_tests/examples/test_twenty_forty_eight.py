@@ -15,7 +15,7 @@ from tests.support.examples import HostedModel, evaluation, server_of, short_fit
 @pytest.mark.slow
 def test_games_are_played_rewarded_and_trained_on(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:
-        found = short_fit(DEMO, server.base_url, tmp_path / "out", steps=1)
+        found = short_fit(DEMO, server.base_url, tmp_path / "out")
         names = {"highest_tile", f"reached_{TARGET}", "won_against_random", "moves_without_effect"}
         assert found["measures"].keys() == names
         assert 4 <= found["measures"]["highest_tile"]["before"]["mean"] <= TARGET

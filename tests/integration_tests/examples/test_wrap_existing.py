@@ -1,7 +1,6 @@
 """The example of an agent that was written for a hosted model: as it was, and trained."""
 
 import difflib
-import json
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from langchain_art import ArtClient
+from tests.support.examples import steps_of
 from tests.support.live_server import REPO, LiveServer
 
 FOLDER = REPO / "examples" / "wrap_existing"
@@ -73,8 +73,6 @@ def test_it_learns(art_server: LiveServer, tmp_path: Path) -> None:
     (tmp_path / "after.py").write_text(source)
     said = run_in(tmp_path, "after.py", ART_BASE_URL=art_server.base_url)
     assert said.count("(it is ") == 5, "the agent still does what it did"
-    lines = (tmp_path / "out" / "train" / "history.jsonl").read_text().splitlines()
-    steps = [r for r in map(json.loads, lines) if r["kind"] == "step"]
-    results = [record["results"]["inbox-agent"] for record in steps]
+    results = [step["inbox-agent"] for step in steps_of(tmp_path / "out" / "train")]
     assert [result["version"] for result in results] == [1, 2]
     assert all(result["nodes"]["chatbot"]["tokens"] > 0 for result in results)
