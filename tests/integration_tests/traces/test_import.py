@@ -1,7 +1,6 @@
 """Production traces become what can still be learned from them, and nothing is dropped unsaid."""
 
 import json
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,20 @@ from tests.support.exported_runs import export
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
 from tests.support.reviewed_runs import MakeRuns
+from tests.support.steps_of_a_fit import new_id, ok
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+
+ASKED = [{"role": "user", "content": "When?"}]
+
+
+def called(server: LiveServer, run: str = "") -> dict[str, Any]:
+    """The reply to a call, tagged with a run's id if one is given."""
+    body: dict[str, Any] = {"model": server.policy, "messages": ASKED, "max_tokens": 3}
+    body |= {"art": {"trajectory_id": run}} if run else {}
+    with server.http() as http:
+        return ok(http.post("/v1/chat/completions", json=body))
 
 
 def hosted(server: LangfuseServer, questions: list[str]) -> list[str]:
@@ -52,8 +63,7 @@ def test_what_was_cut_or_redacted_on_its_way_is_not_learned(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     def trace(name: str, asked: Any, answer: str = "In May.") -> StoredTrace:
-        asked_model = ({"role": "user", "content": "When?"},)
-        call = Turn(messages=asked_model, reply=reply_of(answer), ours=False)
+        call = Turn(messages=tuple(ASKED), reply=reply_of(answer), ours=False)
         return StoredTrace(id=name, input=asked, output=answer, calls=[call], score=1.0)
 
     read = Read(
@@ -82,16 +92,14 @@ def lines(path: Path) -> list[Any]:
 def test_a_scored_line_that_is_there_twice_is_rated_once(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    messages = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": "In May."}]
-    line = {"messages": messages, "score": 1.0}
+    line = {"messages": [*ASKED, {"role": "assistant", "content": "In May."}], "score": 1.0}
     rated = [line, line, line | {"id": 7, "scenario": 7}, line | {"id": 7, "scenario": "q" * 300}]
     path = tmp_path / "rated.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rated), encoding="utf-8")
     with ArtClient(art_server.base_url) as client:
         found = import_traces(client, read_file(path), tmp_path / "out", store="file")
-    read = [
-        TrajectoryGroup.model_validate(one) for one in lines(tmp_path / "out" / "calibration.jsonl")
-    ]
+    rated = lines(tmp_path / "out" / "calibration.jsonl")
+    read = [TrajectoryGroup.model_validate(one) for one in rated]
     assert [len(group.trajectories) for group in read] == [1, 1, 1]
     assert found.left_out["calibration.jsonl"] == {"same_run": 1}
     assert found.foreign == 4 and found.written["conversations.jsonl"] == 4
@@ -103,15 +111,11 @@ def test_a_scored_line_that_is_there_twice_is_rated_once(
 def test_a_run_that_several_traces_show_is_imitated_once(
     art_server: LiveServer, tmp_path: Path, behind: int, name: str
 ) -> None:
-    run, asked = f"thread-{uuid.uuid4().hex}", [{"role": "user", "content": "When?"}]
-    body = {"model": art_server.policy, "messages": asked, "max_tokens": 3}
-    traces: list[StoredTrace] = []
-    with art_server.http() as http:
-        for turn in range(2):
-            tagged = body | {"art": {"trajectory_id": run}}
-            reply = http.post("/v1/chat/completions", json=tagged).raise_for_status().json()
-            call = Turn(messages=tuple(asked), reply=reply_of("May."), call_id=reply["id"])
-            traces.append(StoredTrace(id=f"{run}-{turn}", input="When?", calls=[call], score=1.0))
+    run, traces = new_id("thread"), list[StoredTrace]()
+    for turn in range(2):
+        reply = called(art_server, run)
+        call = Turn(messages=tuple(ASKED), reply=reply_of("May."), call_id=reply["id"])
+        traces.append(StoredTrace(id=f"{run}-{turn}", input="When?", calls=[call], score=1.0))
     with ArtClient(art_server.base_url) as client:
         import_traces(client, Read(traces), tmp_path, store="file")  # the server has it now
         found = import_traces(client, Read(traces), tmp_path, store="file", max_staleness=behind)
@@ -130,7 +134,7 @@ def test_traces_are_sorted_by_what_can_be_learned_from_them(
 ) -> None:
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
     fresh = make_runs(4)
-    monkeypatch.setattr(art_server, "policy", f"gone-{uuid.uuid4().hex[:8]}")
+    monkeypatch.setattr(art_server, "policy", new_id("gone"))
     with ArtClient(art_server.base_url) as client:
         client.create_policy(art_server.policy)
         stale = make_runs(1)
@@ -208,18 +212,10 @@ def test_a_run_that_was_sent_again_is_read_as_it_was_sent_last(
 def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
     art_server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], tagged: bool
 ) -> None:
-    asked = [{"role": "user", "content": "When?"}]
-    body: dict[str, Any] = {
-        "model": art_server.policy,
-        "messages": asked,
-        "max_tokens": 3,
-        "temperature": 1.0,
-    }
-    body |= {"art": {"trajectory_id": f"tagged-{uuid.uuid4().hex}"}} if tagged else {}
-    with art_server.http() as http:
-        reply = http.post("/v1/chat/completions", json=body).raise_for_status().json()
+    named = new_id("tagged") if tagged else ""
+    reply = called(art_server, named)
     answer = {"role": "assistant", "content": reply["choices"][0]["message"]["content"]}
-    line = {"id": f"week-{uuid.uuid4().hex}", "messages": [*asked, answer], "score": 0.5}
+    line = {"id": new_id("week"), "messages": [*ASKED, answer], "score": 0.5}
     exported = tmp_path / "week.jsonl"
     exported.write_text(json.dumps(line | {"call_id": reply["id"]}) + "\n")
     command = ["traces", "import", str(exported), "--out", str(tmp_path / "out"), "--good", "0.5"]
@@ -228,7 +224,7 @@ def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
     told = capsys.readouterr().out
     assert "1 traces read: 1 exact, 0 stale, 0 of other models, 0 that cannot be read" in told
     [run] = lines(tmp_path / "out" / "runs.jsonl")
-    assert run == (body["art"]["trajectory_id"] if tagged else line["id"])
+    assert run == (named or line["id"])
     with ArtClient(art_server.base_url) as client:
         found = client.audit(run, sft=True)
         assert found.trained_tokens == reply["usage"]["completion_tokens"]
@@ -241,12 +237,9 @@ def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
 def test_a_run_that_failed_is_stored_as_failed(
     art_server: LiveServer, tmp_path: Path, tagged: bool
 ) -> None:
-    run, asked = f"failed-{uuid.uuid4().hex}", [{"role": "user", "content": "When?"}]
-    body: dict[str, Any] = {"model": art_server.policy, "messages": asked, "max_tokens": 3}
-    body |= {"art": {"trajectory_id": run}} if tagged else {}
-    with art_server.http() as http:
-        reply = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-    call = Turn(messages=tuple(asked), reply=reply_of("In May."), call_id=reply["id"], ours=False)
+    run = new_id("failed")
+    reply = called(art_server, run if tagged else "")
+    call = Turn(messages=tuple(ASKED), reply=reply_of("In May."), call_id=reply["id"], ours=False)
     trace = StoredTrace(id=run, input="When?", output=None, calls=[call], failed=True)
     with ArtClient(art_server.base_url) as client:
         import_traces(client, Read([trace]), tmp_path, store="file")

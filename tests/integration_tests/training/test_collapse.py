@@ -125,6 +125,24 @@ async def test_after_a_rollback_a_rate_that_steps_had_raised_is_lowered_and_stay
     assert later == pytest.approx([1.5 * first * SLOWER] * 3)
 
 
+async def test_a_rollback_lowers_each_policys_rate(art_server: LiveServer, tmp_path: Path) -> None:
+    first, second, frozen = names(3)
+    config = {
+        first: TrainConfig(learning_rate=RATE),
+        second: TrainConfig(learning_rate=RATE / 3),
+        frozen: None,
+    }
+    falling = Falling(art_server, tmp_path, (first, second, frozen), options={"config": config})
+    found = await falling.fit(4)
+    (done,) = found.rollbacks
+    assert done.learning_rate == pytest.approx({first: RATE / 3, second: RATE / 9})
+    assert done.versions.keys() == {first, second}
+    last = found.history[-1].metrics
+    assert last[f"{first}/learning_rate"] == pytest.approx(RATE / 3)
+    assert last[f"{second}/learning_rate"] == pytest.approx(RATE / 9)
+    assert f"{RATE / 3:.3g} ({first}) and {RATE / 9:.3g} ({second}) from here on" in falling.said
+
+
 @pytest.mark.parametrize("mode", ["warn", "stop"])
 async def test_it_may_stop_or_only_be_said(
     art_server: LiveServer, tmp_path: Path, mode: str

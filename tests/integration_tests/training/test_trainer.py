@@ -1,6 +1,8 @@
 import asyncio
 import json
+import traceback
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -518,3 +520,87 @@ async def test_an_evaluation_says_what_failed_and_keeps_the_rest(
     assert "1 groups were not judged: TimeoutError: judge is away" in lines
     with pytest.raises(ArtError, match=r"raised for all 1 groups.*judge is away"):
         await trainer.evaluate(rollout, SCENARIOS[1:2])
+
+
+# --- rollouts that run ahead of the training, and a hook for each step ---------------------------
+
+
+@pytest.mark.parametrize("max_steps_ahead", [0, 2])
+async def test_how_far_rollouts_run_ahead(
+    art_server: LiveServer, tmp_path: Path, max_steps_ahead: int
+) -> None:
+    # So that runs which are some versions old agree with the learner.
+    config, started = TrainConfig(learning_rate=2e-5), 0
+    most: dict[int, int] = {}  # steps that were trained when a group began -> groups that had
+    options = {"group_size": 2, "config": config, "max_steps_ahead": max_steps_ahead}
+    trainer, numbers = trainer_of(art_server, tmp_path / "fit", **options), count()
+    inner = asking(lambda *_: float(next(numbers)), model_of(art_server, trainer.policy))
+    history = tmp_path / "fit" / "history.jsonl"
+
+    async def rollout(scenario: dict[str, str]) -> Run:
+        nonlocal started
+        done = len(history.read_text().splitlines()) if history.exists() else 0
+        started += 1
+        most[done] = started
+        return await inner(scenario)
+
+    found = await trainer.fit(rollout, SCENARIOS, steps=5)
+    assert [step.version for step in found.history] == [1, 2, 3, 4, 5]
+    assert started == 5 * 2 * 2, "no more than the steps need"
+    for done, runs in most.items():
+        assert runs <= (done + 1 + max_steps_ahead) * 2 * 2
+    if max_steps_ahead:
+        assert most[0] == (1 + max_steps_ahead) * 2 * 2
+        assert max(step.metrics["staleness_mean"] for step in found.history) > 0
+
+
+@pytest.fixture
+def hooked(art_server: LiveServer, tmp_path: Path) -> Trainer:
+    return trainer_of(art_server, tmp_path / "fit", group_size=2, groups_per_step=1)
+
+
+def one_point(scenario: str) -> float:
+    return 1.0  # no model is called: a step takes no time
+
+
+def kept(trainer: Trainer) -> list[dict[str, Any]]:
+    lines = (trainer.out_dir / "history.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_hook_gets_each_record_that_is_kept(hooked: Trainer, is_async: bool) -> None:
+    seen: list[StepRecord] = []
+
+    def note(record: StepRecord) -> None:
+        assert kept(hooked)[-1]["step"] == record.step  # it is on disk by now
+        seen.append(record)
+
+    async def note_later(record: StepRecord) -> None:
+        note(record)
+
+    hook = note_later if is_async else note
+    fitted = hooked.fit_sync(one_point, ["a", "b"], steps=2, on_step=hook)
+    assert tuple(seen) == fitted.history and [one.step for one in seen] == [1, 2]
+    assert seen[0].reward_mean == 1.0 and seen[0].seconds["total"] > 0
+
+
+def test_what_a_hook_raises_is_loud_and_loses_nothing(hooked: Trainer) -> None:
+    def broken(record: StepRecord) -> None:
+        raise KeyError("no such metric")
+
+    with pytest.raises(KeyError) as caught:
+        hooked.fit_sync(one_point, ["a", "b"], steps=2, on_step=broken)
+    words = f"on_step raised after step 1. The step is trained and kept in {hooked.out_dir}"
+    assert words in "".join(traceback.format_exception(caught.value))
+    assert words in said(hooked) and "KeyError: 'no such metric'" in said(hooked)
+    assert [one["step"] for one in kept(hooked)] == [1]
+    seen: list[int] = []
+    hooked.fit_sync(one_point, ["a", "b"], steps=2, on_step=lambda one: seen.append(one.step))
+    assert seen == [2] and [one["step"] for one in kept(hooked)] == [1, 2]
+
+
+def test_a_hook_that_cannot_be_called_is_refused_before_anything_runs(hooked: Trainer) -> None:
+    with pytest.raises(ConfigError, match="got on_step='wandb', expected a function of a step's"):
+        hooked.fit_sync(one_point, ["a"], steps=1, on_step="wandb")
+    assert not hooked.out_dir.exists()
