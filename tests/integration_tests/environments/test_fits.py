@@ -4,7 +4,6 @@ import json
 import random
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tests.support.environment_libraries import APART, python_of, told
 from tests.support.live_server import REPO, TLS, LiveServer, free_port
 from tests.support.pages import blocks
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import new_id
 
 PAGE = blocks(REPO / "docs/environments.md")
 SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
@@ -123,7 +123,7 @@ async def test_a_fit_learns_from_the_environments_reward(
     name: str, server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     code = f"{SHARED}\n{CODE[name]}{BESIDE.get(name, '')}"
-    policy, steps = f"{name}-{uuid.uuid4().hex[:8]}", count(1, 10)
+    policy, steps = new_id(name), count(1, 10)
     if name == "openenv":
         code = code.replace("http://127.0.0.1:8765", request.getfixturevalue("openenv_url"))
     if name in APART:

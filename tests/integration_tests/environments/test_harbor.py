@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import uuid
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.support.environments import interpreter
 from tests.support.live_server import REPO, LiveServer
 from tests.support.pages import blocks
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import new_id
 
 try:
     interpreter("3.12")
@@ -116,7 +116,7 @@ def test_a_fit_learns_from_the_verifiers_reward(
     write_tasks(tmp_path)
     if who == "graph":
         write_failing(tmp_path)
-    policy, steps = f"harbor-{uuid.uuid4().hex[:8]}", count(1, 10)
+    policy, steps = new_id("harbor"), count(1, 10)
     code = CODE[who].replace('"type": "docker"', f'"import_path": "{RUNTIME}"')
     code = code.replace('"project_path": "agent"', '"project_path": "agent", "skip_install": True')
     # Each of the agent's runs is a process that imports LangChain, and samples without a seed.
@@ -155,7 +155,7 @@ def test_a_fit_learns_from_the_verifiers_reward(
 
 def test_the_server_is_the_model_of_harbor_run(server: LiveServer, tmp_path: Path) -> None:
     write_tasks(tmp_path)
-    policy, run = f"harbor-{uuid.uuid4().hex[:8]}", f"run-{uuid.uuid4().hex[:8]}"
+    policy, run = new_id("harbor"), new_id("run")
     argv = [str(python_of("harbor").parent / "harbor"), "run", "--path", "tasks/bee"]
     argv += ["--agent", "langgraph", "--agent-kwarg", "project_path=agent"]
     argv += ["--agent-kwarg", "skip_install=true", "--env", RUNTIME]

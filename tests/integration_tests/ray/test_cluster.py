@@ -8,16 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import ray
-from rich.console import Console
 
-from langchain_art import ArtClient, Trainer
 from langchain_art.errors import ConfigError
 from langchain_art.ray import RayWorkers
 from langchain_art.ray.placed_actors import ActorsUnavailable, PlacedActors, connect
@@ -26,6 +23,7 @@ from tests.support.hot_swap import train_once
 from tests.support.live_server import LiveServer
 from tests.support.ray_cluster import LocalCluster, local_cluster
 from tests.support.soak import in_soak
+from tests.support.trainers import trainer_of
 
 pytestmark = pytest.mark.slow
 CALLS = 12
@@ -64,21 +62,16 @@ class Refusing:
 
 
 @pytest.mark.usefixtures("joined")
-def test_without_room_the_message_says_what_is_missing_in_time() -> None:
+def test_a_call_of_an_actor_has_a_deadline_and_its_error_and_no_room_is_said_in_time() -> None:
     for needs, missing in (({"CPU": 3, "GPU": 1}, "CPU, GPU"), ({"CPU": 0, "spot": 1}, "spot")):
         placed = PlacedActors("Replica 3", Refusing, needs)
-        with pytest.raises(
-            ActorsUnavailable, match=f"Replica 3 waits for room .* Missing: {missing}.$"
-        ) as no:
+        wanted = f"Replica 3 waits for room .* Missing: {missing}.$"
+        with pytest.raises(ActorsUnavailable, match=wanted) as no:
             placed.wait(1)
         if "GPU" in needs:
             assert "needs CPU 3 and GPU 1 on one node" in str(no.value)
             assert "4 nodes with CPU 6 (6 free), GPU 0 (0 free), and at most CPU 2" in str(no.value)
         placed.close()
-
-
-@pytest.mark.usefixtures("joined")
-def test_a_call_of_an_actor_has_a_deadline_and_its_error() -> None:
     placed = PlacedActors("Replica 0", Refusing, {"CPU": 1})
     placed.wait(60)
     assert placed.problem is None
@@ -109,13 +102,8 @@ def test_a_cluster_that_is_not_there_is_said() -> None:
 async def test_a_rollout_that_no_node_can_import_ends_the_fit(
     tmp_path: Path, cluster: LocalCluster, art_server: LiveServer
 ) -> None:
-    trainer = Trainer(
-        "tiny",
-        client=ArtClient(art_server.base_url),
-        workers=RayWorkers(1, address=cluster.address),
-        out_dir=tmp_path / "fit",
-        console=Console(file=StringIO()),
-    )
+    workers = RayWorkers(1, address=cluster.address)
+    trainer = trainer_of(art_server, tmp_path / "fit", "tiny", workers=workers)
     with pytest.raises(ConfigError, match=r"On a node of the Ray cluster: .*no_such_agent"):
         await trainer.evaluate("no_such_agent:rollout", ["a"])
     deadline = time.monotonic() + 60

@@ -29,12 +29,13 @@ from openai.types.chat import ChatCompletionMessage
 from examples.email_search.agent import SYSTEM_PROMPT, TOOLS
 from langchain_art import ArtClient, TrainConfig
 from langchain_art.errors import InvalidRequest, NotFound
-from langchain_art.wire import LoraConfig, TrainResult
+from langchain_art.wire import TrainResult
 from langchain_art_server.backends.base import ChatReply
 from tests.support.engines import engines, part_of
 from tests.support.environments import unsloth_python
 from tests.support.live_server import ForkedServer
 from tests.support.soak import in_soak, share
+from tests.support.steps_of_a_fit import ok
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
 from tests.support.vllm_engine import children, command, gone, vllm_table, wide_model
 
@@ -199,9 +200,7 @@ def asked(pair: Pair, client: ArtClient, names: list[str]) -> dict[str, list[dic
 
 def ask(http: httpx.Client, name: str, seed: int) -> str:
     body = {"model": name, "messages": [QUESTION], "seed": seed, "max_tokens": 24}
-    answer = http.post("/v1/chat/completions", json=body | {"temperature": 0.8})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["id"]
+    return ok(http.post("/v1/chat/completions", json=body | {"temperature": 0.8}))["id"]
 
 
 def distance(plain: Any, records: list[dict[str, Any]]) -> float:
@@ -260,10 +259,9 @@ def a_former_version_serves_again_and_one_is_deleted(
     with pytest.raises(InvalidRequest, match="roll back first"):
         client.delete_checkpoint("back", 1)
     client.delete_checkpoint("back", 2)
+    asks = {"model": "back@2", "messages": [QUESTION]}
     with pair.http() as http:
-        gone_now = http.post(
-            "/v1/chat/completions", json={"model": "back@2", "messages": [QUESTION]}
-        )
+        gone_now = http.post("/v1/chat/completions", json=asks)
     assert gone_now.status_code == 404 and "back@2" in gone_now.json()["error"]["message"]
     with pytest.raises(NotFound):
         client.download_adapter("back", 2, tmp_path / "2")
@@ -300,35 +298,15 @@ def the_learner_is_killed_in_a_step_which_is_begun_again(
     assert distance(with_adapter(pair.model, folder), said) <= EXACT
 
 
-def a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name(
-    pair: Pair, client: ArtClient, tmp_path: Path
-) -> None:
-    """The learner knows no such layers, or vLLM has no room for such a rank."""
-    with pytest.raises(InvalidRequest, match="q_proj"):
-        client.create_policy("shaped", LoraConfig(targets=("nonsense",)))
-    if pair.sampler == "vllm":
-        with pytest.raises(InvalidRequest, match="max_rank = 32"):
-            client.create_policy("shaped", LoraConfig(rank=32))
-    client.create_policy("shaped", LoraConfig(rank=4, targets=("q_proj", "down_proj")))
-    trained(pair, client, "shaped")
-    folder = client.download_adapter("shaped", 1, tmp_path / "1")
-    assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
-    said = asked(pair, client, ["shaped"])["shaped"]
-    assert distance(with_adapter(pair.model, folder), said) <= EXACT
-
-
-#: By learner, the part of the story that ``make test`` has with the embedded sampler.
-PARTS = {
-    "peft": a_former_version_serves_again_and_one_is_deleted,
-    "ranks": the_learner_is_killed_in_a_step_which_is_begun_again,
-    "unsloth": a_shape_that_does_not_fit_is_refused_and_another_one_takes_its_name,
-}
-
-
 @pytest.mark.soak
 def test_the_rest_of_the_story(pair: Pair, client: ArtClient, tmp_path: Path) -> None:
-    whole = share() or pair.sampler == "vllm"
-    for part in PARTS.values() if whole else [PARTS[pair.learner]]:
+    """Of the embedded sampler, ``make test`` kills one learner."""
+    parts = [a_former_version_serves_again_and_one_is_deleted]
+    if share() or pair.sampler == "vllm":
+        parts.append(the_learner_is_killed_in_a_step_which_is_begun_again)
+    elif pair.learner == "ranks":
+        parts = [the_learner_is_killed_in_a_step_which_is_begun_again]
+    for part in parts:
         (folder := tmp_path / part.__name__).mkdir()
         part(pair, client, folder)
 

@@ -99,37 +99,27 @@ def test_a_response_continues_a_call_that_was_shown_an_image(http: httpx.Client)
         assert len([one for one in call["prompt_token_ids"] if one >= IMAGE_IDS]) == 4
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
+def test_what_cannot_be_read_is_refused_by_name(http: httpx.Client) -> None:
+    huge = picture((0, 0, 0), (4097, 4096))
+    for part, words in (
         (openai_part("https://example.com/a.png"), "this server fetches no address. Send the data"),
         (openai_part("data:image/png;base64,%%%"), "not base64"),
         (openai_part(url(b"BM no bitmap")), "expected one of ['GIF', 'JPEG', 'PNG', 'WEBP']"),
         (openai_part(url(RED[:12])), "cannot be read"),
         (openai_part(url(RED[:-30])), "cannot be decoded"),
-        (
-            openai_part(url(picture((0, 0, 0), (4097, 4096)))),
-            "4097 x 4096 pixels, expected at most",
-        ),
+        (openai_part(url(huge)), "4097 x 4096 pixels, expected at most"),
         (openai_part(url(RED + bytes(8 << 20))), "expected at most 8388608"),
         ({"type": "image", "sha256": "0" * 64}, "an image's name alone, expected its data"),
         ({"type": "input_audio"}, "a part of type 'input_audio'"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_by_name(
-    http: httpx.Client, part: dict[str, Any], words: str
-) -> None:
-    answer = post(http, part)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
+    ):
+        answer = post(http, part)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
 
 
 def test_a_base_of_text_alone_says_so(art_server: LiveServer) -> None:
     with art_server.http() as http:
-        answer = http.post(
-            "/v1/chat/completions",
-            json={"model": "tiny", "messages": [{"role": "user", "content": [openai_part("x")]}]},
-        )
+        answer = post(http, openai_part("x"), model="tiny")
     assert answer.status_code == 400
     assert "reads text only. Leave images out" in answer.json()["error"]["message"]
 
