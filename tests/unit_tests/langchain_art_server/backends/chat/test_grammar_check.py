@@ -32,28 +32,6 @@ def check() -> Iterator[GrammarChild]:
         made._reap()
 
 
-def test_a_grammar_compiles_or_says_why_not(check: GrammarChild) -> None:
-    assert check.problem(FINE) == ""
-    child = check._child
-    assert "strnig" in check.problem('start: %json {"type": "strnig"}')
-    assert child is check._child
-
-
-@pytest.mark.parametrize(
-    "schema", ['{"const": -9223372036854775808}', '{"enum": [-9223372036854775807]}']
-)
-def test_one_that_ends_its_process_is_said_to_and_the_next_gets_another(
-    check: GrammarChild, schema: str
-) -> None:
-    assert check.problem(FINE) == ""
-    said = check.problem(f"start: %json {schema}")
-    assert "ended the compiler" in said or "takes more than" in said
-    assert check.problem(f'{FINE} | "{schema[2]}"') == ""
-    child = check._child
-    assert check.problem(f"start: %json {schema}") == said  # known: nobody dies of it again
-    assert child is check._child
-
-
 def test_a_child_that_was_killed_while_idle_is_replaced(check: GrammarChild) -> None:
     assert check.problem('start: "c"') == ""
     assert check._child is not None

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.output_processor import (
-    Detokenizer,
     OutputProcessor,
     token_texts,
 )
@@ -96,15 +95,6 @@ def test_valid_letters_beside_invalid_bytes_are_kept() -> None:
     template = ChatTemplate(made, {made.eos_token_id})
     ids = made.convert_tokens_to_ids([*names("€A\n".encode(), made), "<0xFF>", "▁the", "<0xE2>"])
     assert template.text(ids) == "€A\n\ufffd the\ufffd"
-
-
-@pytest.mark.parametrize("stop", [("lo", "w"), ("w", "lo")])
-def test_a_text_ends_at_the_first_stop_string_in_it_whichever_is_listed_first(
-    stop: tuple[str, ...],
-) -> None:
-    text = Detokenizer(lambda ids: "".join(map(chr, ids)), stop)
-    assert text.push(list(map(ord, "hello world"))) == "hel"
-    assert text.stopped == "lo"
 
 
 def test_one_text_a_token_whose_sum_is_the_reply() -> None:

@@ -22,7 +22,4 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 16}
 def test_the_kind_and_the_length(rope: Any, expected: tuple[str, int] | None) -> None:
     config = SimpleNamespace(rope_parameters=rope, max_position_embeddings=64)
     assert growing_rope(config) == expected
-
-
-def test_a_model_without_rope_has_none() -> None:
     assert growing_rope(SimpleNamespace(max_position_embeddings=64)) is None
