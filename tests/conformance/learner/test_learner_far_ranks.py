@@ -105,13 +105,6 @@ async def test_ranks_refuse_together_what_is_not_there_and_begin_again_when_one_
         await learner.close()
 
 
-async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
-    learner, _ = far(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="nowhere"):
-        await learner.start()
-    await learner.close()
-
-
 async def test_a_rank_that_cannot_be_reached_stops_the_start(
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

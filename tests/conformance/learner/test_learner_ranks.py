@@ -12,13 +12,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from langchain_art.errors import ArtError, ConfigError, EngineUnavailable
-from langchain_art.wire import PreferenceConfig, TrainConfig
+from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, InvalidRequest
+from langchain_art.wire import LoraConfig, PreferenceConfig, TrainConfig
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.distributed import rank_zero
 from langchain_art_server.backends.peft.distributed.rank_zero import OtherRank, rank_devices
@@ -28,6 +30,7 @@ from tests.support.learner_cases import (
     FILES,
     LENIENT,
     LORA,
+    VOCAB,
     contents,
     folder,
     fresh,
@@ -167,6 +170,14 @@ async def test_what_one_rank_refuses_all_refuse_and_go_on(
         await two.step(LearnerStep(start, out, 1, rows, TrainConfig(learning_rate=2e-5)), ignore)
     with pytest.raises(ConfigError, match="nowhere"):
         await two.step(LearnerStep(tmp_path / "nowhere", out, 1, rows, config), ignore)
+    foreign = replace(rows[0], token_ids=[VOCAB] * len(rows[0].mask))
+    for bad in ([*rows, foreign], [Row([], [], [], [])], []):
+        with pytest.raises(InvalidRequest):
+            await two.step(LearnerStep(start, out, 1, bad, config), ignore)
+        with pytest.raises(InvalidRequest):
+            await two.logprobs(start, bad)
+    with pytest.raises(ConfigError, match="q_proj"):
+        await two.init_adapter(folder(tmp_path, "none"), LoraConfig(targets=("nonsense",)))
     assert contents(out) == {}
     core.step(LearnerStep(start, expected, 1, rows, config), quiet)
     await two.step(LearnerStep(start, out, 1, rows, config), ignore)
@@ -212,10 +223,15 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_which_is_begun_again
         out, seen = folder(tmp_path, f"out{rank}"), list[int]()
 
         async def kill_once(
-            _fraction: float, _message: str, rank: int = rank, seen: list[int] = seen
+            _fraction: float,
+            _message: str,
+            rank: int = rank,
+            out: Path = out,
+            seen: list[int] = seen,
         ) -> None:
             if not seen:
                 seen.append(len([*temporary.glob("art-ranks-*/**/rows.npz")]))
+                (out / FILES[1]).write_bytes(b"half a file")
                 [other] = others(two.pid)
                 os.kill(other if rank else two.pid or 0, signal.SIGKILL)
 
