@@ -98,18 +98,6 @@ def test_rows_that_need_checkpointing_are_packed_by_its_cost(
     assert parts(got) <= parts(best) + 1
 
 
-def test_short_rows_are_made_into_small_parts_and_computed_once(
-    core: LearnerCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = core.packer._measured()
-    monkeypatch.setattr(
-        packer, "free_bytes", lambda _device: 120 * core.packer.peak(plain) / packer.MEMORY_SHARE
-    )
-    batch = core.batch(make_rows(40), TrainConfig())
-    assert batch.packing.alive <= 120 < batch.packing.tokens
-    assert not core.packer.checkpoints
-
-
 def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
     core: LearnerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,52 +91,35 @@ def _of(info: ModelInfo, settings: Settings) -> ModelInfo:
     return ModelInfo(**(vars(info) | {"max_model_len": longest}))
 
 
-def test_it_is_the_engine_that_a_gpu_gets(configs: list[dict[str, Any]]) -> None:
-    for found in configs:
+def test_it_is_the_engine_that_a_gpu_gets_and_records_what_it_samples(
+    configs: list[dict[str, Any]],
+) -> None:
+    for found, loras in zip(configs, (6, 4), strict=True):
         assert found["platform"] == "NvmlCudaPlatform"
         assert found["runner"] == 2
         assert found["dtype"] == "torch.bfloat16"
         assert found["cudagraphs"] == "FULL_AND_PIECEWISE"
         assert found["prefix_caching"] and found["chunked_prefill"] and found["async_scheduling"]
-
-
-def test_what_is_recorded_is_what_is_sampled(configs: list[dict[str, Any]]) -> None:
-    for found in configs:
         assert found["logprobs_mode"] == "processed_logprobs"
         assert found["generation_config"] == "vllm"
         assert found["grammars"] == "guidance"
-
-
-def test_adapters_are_applied_as_many_and_as_wide_as_the_settings_say(
-    configs: list[dict[str, Any]],
-) -> None:
-    for found, loras in zip(configs, (6, 4), strict=True):
-        assert (found["max_loras"], found["max_cpu_loras"], found["max_lora_rank"]) == (
-            loras,
-            32,
-            16,
-        )
-        assert found["lora_dtype"] == "torch.bfloat16"
+        assert (found["max_loras"], found["max_cpu_loras"]) == (loras, 32)
+        assert (found["max_lora_rank"], found["lora_dtype"]) == (16, "torch.bfloat16")
         assert found["lora_targets"] == TARGETS
 
 
-def test_memory_and_cards_are_those_of_the_settings(configs: list[dict[str, Any]]) -> None:
+def test_memory_cards_and_context_are_those_of_the_settings(configs: list[dict[str, Any]]) -> None:
     explicit, in_turns = configs
     assert explicit["tensor_parallel"] == 2 and explicit["executor"] == "mp"
     assert explicit["gpu_memory_utilization"] == 0.9
     assert explicit["kv_cache_memory_bytes"] == 7 << 30
     assert explicit["max_num_seqs"] == 64 + 8
     assert not explicit["sleep"]
+    assert (explicit["asked_model_len"], explicit["max_model_len"]) == (8192, 8192)
     assert in_turns["tensor_parallel"] == 1
     assert in_turns["gpu_memory_utilization"] == 0.611
     assert in_turns["kv_cache_memory_bytes"] is None
     assert in_turns["sleep"]
-
-
-def test_a_context_that_was_not_asked_for_is_what_the_cache_holds(
-    configs: list[dict[str, Any]],
-) -> None:
-    explicit, in_turns = configs
-    assert (explicit["asked_model_len"], explicit["max_model_len"]) == (8192, 8192)
+    # A context that was not asked for is what the cache holds.
     assert in_turns["asked_model_len"] == -1
     assert 10_000 - 2 * BLOCK <= in_turns["max_model_len"] <= 10_000
