@@ -111,6 +111,7 @@ def read(
     return content, calls
 
 
+@functools.cache
 def go_through(name: str, call: str, answer: str) -> Seen:
     """Three calls: a tool, its answer, another question, after which the same reply is given."""
     template = template_of(name)

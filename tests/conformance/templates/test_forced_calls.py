@@ -1,6 +1,7 @@
 """Forced calls in formats that have marks around each argument, with grammars of their own."""
 
 import enum
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field, create_model
 
 from langchain_art.errors import InvalidRequest
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser
 from tests.conformance.templates.table import HERE, sampled, template_of
@@ -43,81 +45,87 @@ def write(*values: tuple[str, str]) -> str:
     return f"<tool_call>\n<function=f>\n{told}</function>\n</tool_call>"
 
 
+@functools.cache
+def compiled(family: str) -> tuple[ChatTemplate, GrammarCompiler]:
+    """One for all tests: each compiler has a process of its own."""
+    template = template_of(family)
+    eos = sorted(template.eos)
+    return template, GrammarCompiler(template.tokenizer, len(template.tokenizer), eos)
+
+
 def accepts(
     tools: dict[str, Any] | list[dict[str, Any]],
     *texts: str,
     family: str = "qwen3_coder",
     **options: Any,
-) -> list[bool]:
-    template = template_of(family)
-    compiler = GrammarCompiler(template.tokenizer, len(template.tokenizer), sorted(template.eos))
+) -> dict[str, bool]:
+    template, compiler = compiled(family)
     sent = tools if isinstance(tools, list) else [tools]
-    request = ask(tools=sent, tool_choice="required", **options)
-    grammar = compiler.grammar(request, template.tools)
+    grammar = compiler.grammar(ask(tools=sent, tool_choice="required", **options), template.tools)
     assert grammar
-    found: list[bool] = []
+    found: dict[str, bool] = {}
     for text in texts:
         processor = compiler.logits_processor(grammar)
         ids = [*sampled(template, text), min(template.eos)]
-        found.append(all(processor.advance(one) for one in ids))
+        found[text] = all(processor.advance(one) for one in ids)
     return found
+
+
+def check(tool: dict[str, Any], good: list[str], bad: list[str], **options: Any) -> None:
+    """A grammar for the tool allows some texts and no others."""
+    expected = dict.fromkeys(good, True) | dict.fromkeys(bad, False)
+    assert accepts(tool, *good, *bad, **options) == expected
+
+
+def with_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
 
 
 GOOD = write(("word", "a\n< b"), ("count", "3"))
 
 
-@pytest.mark.parametrize(
-    ("text", "allowed"),
-    [
-        (GOOD, True),
-        (write(("word", ""), ("kind", "long"), ("count", "3"), ("list", "[1, 2]")), True),
-        (write(("word", "x"), ("count", "3"), ("maybe", "null")), True),
-        (write(("word", "x"), ("count", "3"), ("maybe", 'any "text" at\nall')), True),
-        (f"{GOOD}\n{GOOD}", True),
-        (write(("word", "x")), False),
-        (write(("word", "7 chars"), ("count", "3")), False),
-        (write(("word", "x"), ("count", "0")), False),
-        (write(("word", "x"), ("kind", "round"), ("count", "3")), False),
-        (write(("count", "3"), ("word", "x")), False),
-        (write(("word", "x"), ("count", "3"), ("list", '["a"]')), False),
-    ],
-)
-def test_arguments_follow_the_tools_schema(text: str, allowed: bool) -> None:
-    assert accepts(TOOL, text) == [allowed]
+def test_arguments_follow_the_tools_schema() -> None:
+    good = [
+        GOOD,
+        write(("word", ""), ("kind", "long"), ("count", "3"), ("list", "[1, 2]")),
+        write(("word", "x"), ("count", "3"), ("maybe", "null")),
+        write(("word", "x"), ("count", "3"), ("maybe", 'any "text" at\nall')),
+        f"{GOOD}\n{GOOD}",
+    ]
+    bad = [
+        write(("word", "x")),
+        write(("word", "7 chars"), ("count", "3")),
+        write(("word", "x"), ("count", "0")),
+        write(("word", "x"), ("kind", "round"), ("count", "3")),
+        write(("count", "3"), ("word", "x")),
+        write(("word", "x"), ("count", "3"), ("list", '["a"]')),
+    ]
+    check(TOOL, good, bad)
 
 
 def test_one_call_where_no_more_were_asked_for() -> None:
-    texts = (GOOD, f"{GOOD}\n{GOOD}")
-    assert accepts(TOOL, *texts, parallel_tool_calls=False) == [True, False]
+    check(TOOL, [GOOD], [f"{GOOD}\n{GOOD}"], parallel_tool_calls=False)
 
 
 def test_a_tool_without_arguments() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "Does it."}}
-    assert accepts(tool, write(), write(("word", "x"))) == [True, False]
+    check(tool, [write()], [write(("word", "x"))])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "allowed"),
-    [
-        ('word="a", count=3', True),
-        ('word="", count=9, kind="long", list=[1, 2], maybe=null', True),
-        ('word="a", count=3, maybe="x"', True),
-        ('word="a", count=3, list=[]', True),
-        ('word="a"', False),
-        ('word="a", count=3, ', False),
-        ('word="a" count=3', False),
-        ("word='a', count=3", False),
-    ],
+    ("family", "before", "after"),
+    [("llama4", "[", "]"), ("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>")],
 )
-@pytest.mark.parametrize(
-    ("family", "around"),
-    [("llama4", ("[", "]")), ("lfm2", ("<|tool_call_start|>[", "<|tool_call_end|>"))],
-)
-def test_pythons_syntax(
-    family: str, around: tuple[str, str], arguments: str, allowed: bool
-) -> None:
-    text = around[0] + f"f({arguments})" + ("]" if family == "lfm2" else "") + around[1]
-    assert accepts(TOOL, text, family=family) == [allowed]
+def test_pythons_syntax(family: str, before: str, after: str) -> None:
+    good = (
+        'word="a", count=3',
+        'word="", count=9, kind="long", list=[1, 2], maybe=null',
+        'word="a", count=3, maybe="x"',
+        'word="a", count=3, list=[]',
+    )
+    bad = 'word="a"', 'word="a", count=3, ', 'word="a" count=3', "word='a', count=3"
+    texts = [[f"{before}f({arguments}){after}" for arguments in some] for some in (good, bad)]
+    check(TOOL, *texts, family=family)
 
 
 NESTED: dict[str, Any] = {
@@ -136,31 +144,27 @@ TREE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "allowed"),
-    [
-        ("", True),
-        ("a:{name:'x'}", True),
-        ("a:{name:'x',more:[{name:'y'},{name:'x',more:[]}]}", True),
-        ("b:['p','q, \n{}']", True),
-        ("b:[],d:null", True),
-        ("c:{k:['v',1,{}],l:'w'}", True),
-        ("a:{name:'x'},b:[],c:1,d:true", True),
-        ("a:{name:'z'}", False),
-        ("a:{more:[]}", False),
-        ("b:[1]", False),
-        (",b:[]", False),
-        ("b:[],", False),
-        ("d:'true'", False),
-    ],
-)
-def test_gemmas_notation(arguments: str, allowed: bool) -> None:
+def test_gemmas_notation() -> None:
     """Strings stand between apostrophes here."""
-    parameters = {"type": "object", "properties": NESTED, "$defs": {"Tree": TREE}}
-    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
-    written = arguments.replace("'", '<|"|>')
-    text = f"<|tool_call>call:f{{{written}}}<tool_call|>"
-    assert accepts(tool, text, family="gemma4") == [allowed]
+    good = [
+        "",
+        "a:{name:'x'}",
+        "a:{name:'x',more:[{name:'y'},{name:'x',more:[]}]}",
+        "b:['p','q, \n{}']",
+        "b:[],d:null",
+        "c:{k:['v',1,{}],l:'w'}",
+        "a:{name:'x'},b:[],c:1,d:true",
+    ]
+    bad = ["a:{name:'z'}", "a:{more:[]}", "b:[1]", ",b:[]", "b:[],", "d:'true'"]
+    tool = with_parameters({"type": "object", "properties": NESTED, "$defs": {"Tree": TREE}})
+    texts = [
+        [
+            f"<|tool_call>call:f{{{arguments}}}<tool_call|>".replace("'", '<|"|>')
+            for arguments in some
+        ]
+        for some in (good, bad)
+    ]
+    check(tool, *texts, family="gemma4")
 
 
 class Color(enum.Enum):
@@ -260,8 +264,8 @@ def test_the_same_values_are_allowed_as_in_json(kind: str, family: str) -> None:
         if "$defs" in parameters:
             tools.append(convert_to_openai_tool(model))  # in which references are replaced
     parameters |= {"type": "object", "required": ["a"]}
-    tools.append({"type": "function", "function": TOOL["function"] | {"parameters": parameters}})
-    form, calls = template_of(family).tools, [CALLS[family](value) for value in VALUES]
+    tools.append(with_parameters(parameters))
+    form, calls = compiled(family)[0].tools, [CALLS[family](value) for value in VALUES]
     for tool in tools:
         in_json: list[str] = []
         for call in calls:
@@ -271,9 +275,9 @@ def test_the_same_values_are_allowed_as_in_json(kind: str, family: str) -> None:
             told = f'{{"name": "f", "arguments": {arguments}}}'
             in_json.append(f"<tool_call>\n{told}\n</tool_call>")
         expected = accepts(tool, *in_json, family="qwen3")
-        found = accepts(tool, *calls, family=family)
-        assert dict(zip(calls, found, strict=True)) == dict(zip(calls, expected, strict=True))
-        assert set(found) == {True, False}
+        allowed = [expected[one] for one in in_json]
+        assert accepts(tool, *calls, family=family) == dict(zip(calls, allowed, strict=True))
+        assert {*allowed} == {True, False}
 
 
 def test_tools_may_mean_different_things_by_one_reference() -> None:
@@ -289,7 +293,8 @@ def test_tools_may_mean_different_things_by_one_reference() -> None:
         f"<|tool_call>call:{name}{{a:{gemmas(word)}}}<tool_call|>"
         for name, word in (("f", "red"), ("f", "tall"), ("g", "red"), ("g", "tall"))
     ]
-    assert accepts(tools, *texts, family="gemma4") == [True, False, False, True]
+    found = accepts(tools, *texts, family="gemma4")
+    assert [*found.values()] == [True, False, False, True]
 
 
 @pytest.mark.parametrize("family", CALLS)
@@ -297,20 +302,19 @@ def test_all_arguments_may_stand_behind_a_reference(family: str) -> None:
     """Pydantic writes a model that holds itself so."""
     parameters = Linked.model_json_schema()
     assert "properties" not in parameters
-    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
+    tool = with_parameters(parameters)
     text = CALLS[family]("3")
-    assert accepts(tool, text, family=family) == [True]
-    parser = ToolCallParser(template_of(family).tools, [tool])
+    check(tool, [text], [], family=family)
+    parser = ToolCallParser(compiled(family)[0].tools, [tool])
     parser.feed(text, last=True)
     assert json.loads(parser.calls[0]["function"]["arguments"]) == {"a": "3"}
 
 
 def test_text_that_must_be_longer_does_not_read_on_behind_its_end() -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string", "minLength": 3}}}
-    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
-    texts = ["abc", "ab", "", "ab\n</parameter>\ncde", "\n</parameter>\nabc"]
-    found = accepts(tool, *(write(("a", text)) for text in texts))
-    assert found == [True, False, False, False, False]
+    tool = with_parameters(parameters)
+    bad = ["ab", "", "ab\n</parameter>\ncde", "\n</parameter>\nabc"]
+    check(tool, [write(("a", "abc"))], [write(("a", text)) for text in bad])
 
 
 @pytest.mark.parametrize("wrap", ["it", "optional", "reference"])
@@ -323,7 +327,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(key: str, wrap: str) -> None
         "reference": {"$ref": "#/$defs/Day"},
     }
     parameters = {"properties": {"day": wrapped[wrap]}, "$defs": {"Day": text}, "type": "object"}
-    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
+    tool = with_parameters(parameters)
     with pytest.raises(InvalidRequest, match=rf"'{key}' for the argument 'day'.*'auto'"):
         accepts(tool, "")
 
@@ -334,7 +338,7 @@ def test_a_model_that_knows_nothing_calls_the_tool_that_is_forced(tmp_path: Path
     sampler = LocalSampler(model)
     properties = {key: PROPERTIES[key] for key in ("word", "kind", "count")}
     parameters = TOOL["function"]["parameters"] | {"properties": properties}
-    tool = {"type": "function", "function": TOOL["function"] | {"parameters": parameters}}
+    tool = with_parameters(parameters)
     named = {"type": "function", "function": {"name": "f"}}
     (reply,) = sampler.chat(ask(tools=[tool], tool_choice=named, max_tokens=250, seed=1))
     (call,) = reply.tool_calls

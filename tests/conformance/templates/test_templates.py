@@ -8,7 +8,7 @@ import pytest
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
-from langchain_art_server.backends.chat.chat_template import ChatTemplate
+from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from langchain_art_server.backends.chat.tool_calls.call_format import Guide
@@ -111,40 +111,38 @@ def forced_call(guide: Guide) -> str:
     return guide.call("weather", '"weather"') + arguments + guide.tail
 
 
+def called(name: str, text: str) -> tuple[ChatTemplate, Prompt, list[int], dict[str, Any]]:
+    """A template that remembers a reply with a call: prompt, tokens and message of the reply."""
+    template, request = template_of(name), ask(tools=TOOLS)
+    prompt, said = template.prompt(request.messages, TOOLS), sampled(template, text)
+    content, calls = read(template, request, said)
+    reply = {"role": "assistant", "content": content or None, "tool_calls": calls}
+    template.remember(prompt, said, reply)
+    return template, prompt, said, reply
+
+
+def after(template: ChatTemplate, reply: dict[str, Any]) -> Prompt:
+    """The next prompt, with the answer of the tool that was called."""
+    (call,) = reply["tool_calls"]
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    return template.prompt([*ask().messages, reply, answer], TOOLS)
+
+
 def test_another_end_of_the_turn_costs_one_token() -> None:
     """The model may end a call with a token that the template does not write there."""
-    family, template = FAMILIES["glm4moe"], template_of("glm4moe")
-    request = ask(tools=TOOLS)
-    said = sampled(template, family.calls[1].replace("<|observation|>", "<|user|>"))
-    prompt = template.prompt(request.messages, TOOLS)
-    output = OutputProcessor(request, template, [])
-    output.update(said, last=True)
-    calls = output.parser.calls
-    reply: dict[str, Any] = {"role": "assistant", "content": output.parser.content}
-    reply["tool_calls"] = calls
-    template.remember(prompt, said, reply)
-    answer = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "sunny"}
-    later = template.prompt([*request.messages, reply, answer], TOOLS)
-    known = [*prompt.ids, *said[:-1]]
+    text = FAMILIES["glm4moe"].calls[1].replace("<|observation|>", "<|user|>")
+    template, prompt, said, reply = called("glm4moe", text)
+    later, known = after(template, reply), [*prompt.ids, *said[:-1]]
     assert later.ids[: len(known)] == known
     assert later.ids[len(known)] != said[-1]
 
 
 def test_a_changed_reply_is_not_taken_for_the_sampled_one() -> None:
     """The client may send back other arguments, or what the template writes with other words."""
-    family, template = FAMILIES["qwen3"], template_of("qwen3")
-    request = ask(tools=TOOLS)
-    said = sampled(template, family.calls[0])
-    prompt = template.prompt(request.messages, TOOLS)
-    output = OutputProcessor(request, template, [])
-    output.update(said, last=True)
-    (call,) = output.parser.calls
-    template.remember(prompt, said, {"role": "assistant", "content": None, "tool_calls": [call]})
+    template, prompt, said, reply = called("qwen3", FAMILIES["qwen3"].calls[0])
+    (call,) = reply["tool_calls"]
     changed = call | {"function": call["function"] | {"arguments": '{"city": "Rome", "days": 2}'}}
-    reply = {"role": "assistant", "content": None, "tool_calls": [changed]}
-    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
-    later = template.prompt([*request.messages, reply, answer], TOOLS)
-    known = [*prompt.ids, *said]
+    later, known = after(template, reply | {"tool_calls": [changed]}), [*prompt.ids, *said]
     assert later.ids[: len(known)] != known
     assert later.ids == template.tokenizer.encode(later.text, add_special_tokens=False)
 
