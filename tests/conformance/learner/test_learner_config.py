@@ -1,7 +1,7 @@
 """`TrainConfig` in a real step: every field acts, the base model is kept near, faults stop it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,11 +13,10 @@ from langchain_art.credit.batch_plan import plan
 from langchain_art.credit.candidates import CandidateCall, CandidateRun
 from langchain_art.errors import ArtError
 from langchain_art.wire import JobConfig, KLPenalty, SFTConfig, TrainConfig
-from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft import training_batch
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from tests.support import tiny_models
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -241,145 +240,44 @@ def test_the_divergence_is_from_the_base_or_from_a_version(
 # --- sampler against learner ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    where = tmp_path_factory.mktemp("sync")
-    model = tiny_models.save_model(where / "model")
-    adapters = [tiny_models.save_adapter(where / f"v{i}", model, seed=i) for i in (1, 2)]
-    return model, adapters[0], adapters[1]
+def rolled(row: Row, by: int) -> Row:
+    """The row, each of whose tokens behind the first has the logprob of another one."""
+    logprobs = row.logprobs[1:]
+    return replace(row, logprobs=[0.0, *logprobs[-by:], *logprobs[:-by]])
 
 
-@pytest.fixture(scope="module")
-def core(folders: tuple[Path, Path, Path]) -> LearnerCore:
-    return LearnerCore(str(folders[0]))
-
-
-@pytest.fixture(scope="module")
-def sampler(folders: tuple[Path, Path, Path]) -> tiny_models.LocalSampler:
-    model, *adapters = folders
-    made = tiny_models.LocalSampler(model)
-    for number, adapter in enumerate(adapters, 1):
-        made.load(f"agent@{number}", adapter)
-    return made
-
-
-def sampled(
-    sampler: tiny_models.LocalSampler,
-    adapter: str | None = "agent@1",
-    temperature: float = 1.0,
-    said: float | None = None,
-    change: Callable[[Sequence[float]], Sequence[float]] = list,
-) -> list[Row]:
-    """Rows of real replies, with the temperature that they say and the logprobs as changed."""
-    replies = sampler.chat(
-        *(
-            tiny_models.ask(text, adapter=adapter, temperature=temperature, seed=i, max_tokens=24)
-            for i, text in enumerate(("the team", "the weather", "of Ann", "on Monday") * 3)
-        )
-    )
-    return [
-        row
-        for i, reply in enumerate(replies)
-        for row in rows_of_run(
-            [
-                SampledCall(
-                    f"call-{i}",
-                    reply.prompt_token_ids,
-                    reply.token_ids,
-                    change(reply.logprobs),
-                    said or temperature,
-                    (-1.0) ** i,
-                )
-            ]
-        )
-    ]
-
-
-def shifted(by: int) -> Callable[[Sequence[float]], Sequence[float]]:
-    return lambda logprobs: [*logprobs[-by:], *logprobs[:-by]]
-
-
-def try_step(
-    core: LearnerCore, parent: Path, rows: list[Row], where: Path, staleness: float = 0.0
-) -> dict[str, float]:
-    config, out = TrainConfig(learning_rate=2e-5), folder(where, "out")
-    return core.step(LearnerStep(parent, out, 1, rows, config, staleness=staleness), quiet)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_a_healthy_pair_passes(
-    temperature: float,
-    core: LearnerCore,
-    sampler: tiny_models.LocalSampler,
-    folders: tuple[Path, Path, Path],
-    tmp_path: Path,
-) -> None:
-    metrics = try_step(core, folders[1], sampled(sampler, temperature=temperature), tmp_path)
-    assert metrics["logprob_gap_mean"] < 1e-5 and metrics["guarded_fraction"] == 0.0
-    assert metrics["importance_mean"] == pytest.approx(1.0, abs=1e-4)
-    assert metrics["importance_ess"] == pytest.approx(1.0, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ({"adapter": None}, "did not apply the adapter"),
-        ({"temperature": 0.7, "said": 1.0}, r"temperature 0\.7, while the calls say 1:"),
-        ({"temperature": 1.0, "said": 0.6}, r"temperature 1, while the calls say 0\.6"),
-        ({"change": shifted(1)}, "token before it"),
-        ({"change": shifted(-1)}, "token after it"),
-        ({"adapter": "agent@2"}, "No usual fault explains it"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else ",".join(value),
-)
 def test_each_fault_stops_the_step_and_is_named(
-    fault: dict[str, Any],
-    words: str,
-    core: LearnerCore,
-    sampler: tiny_models.LocalSampler,
-    folders: tuple[Path, Path, Path],
-    tmp_path: Path,
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = sampled(sampler, **fault)
-    with pytest.raises(ArtError, match=words) as caught:
-        try_step(core, folders[1], rows, tmp_path)
-    assert "Nothing was published" in str(caught.value)
-    assert contents(tmp_path / "out") == {}
-    (tmp_path / "stale").mkdir()
-    metrics = try_step(
-        core, folders[1], rows, tmp_path / "stale", staleness=100.0
-    )  # it may be that far
-    assert metrics["logprob_gap_mean"] > 0.1
-
-
-def test_the_rows_that_are_furthest_off_are_looked_at(
-    core: LearnerCore,
-    sampler: tiny_models.LocalSampler,
-    folders: tuple[Path, Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    core = LearnerCore(tiny)
+    adapter, other = (shake(fresh(core, tmp_path), scale) for scale in (0.3, -0.3))
+    rows = [
+        replace(row, mask=[0] + [1] * (len(row.mask) - 1), advantages=[0.0] * len(row.mask))
+        for row in make_rows(12, low=8)
+    ]
+    colder = on_policy(core, adapter, [replace(row, temperature=0.7) for row in rows])
+    good, base = on_policy(core, adapter, rows), on_policy(core, None, rows)
+    cases = [
+        (base, "did not apply the adapter"),
+        ([replace(row, temperature=1.0) for row in colder], r"0\.7, while the calls say 1:"),
+        (
+            [replace(row, temperature=0.6) for row in good],
+            r"1, while the calls say 0\.6",
+        ),
+        ([rolled(row, 1) for row in good], "token before it"),
+        ([rolled(row, -1) for row in good], "token after it"),
+        (on_policy(core, other, rows), "No usual fault explains it"),
+        ([*good, *base[:5]], "did not apply the adapter"),  # those furthest off are looked at
+    ]
     monkeypatch.setattr(training_batch, "PROBE_TOKENS", 40)
-    rows = [*sampled(sampler), *sampled(sampler, adapter=None)[:5]]
-    with pytest.raises(ArtError, match="did not apply the adapter"):
-        try_step(core, folders[1], rows, tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_with_nothing_else_to_learn_the_divergence_shrinks(
-    kind: str,
-    core: LearnerCore,
-    sampler: tiny_models.LocalSampler,
-    folders: tuple[Path, Path, Path],
-    tmp_path: Path,
-) -> None:
-    held, name = folders[1], "agent@1"
-    seen: list[float] = []
-    for step in range(1, 7):
-        rows = [replace(r, advantages=[0.0] * len(r.mask)) for r in sampled(sampler, name)]
-        out = folder(tmp_path, f"out{step}")
-        options = {"kl": {"estimator": kind, "coefficient": 1.0}, "learning_rate": 1e-2}
-        seen.append(take(core, held, out, rows, step, **options)["kl_reference"])
-        held, name = out, f"{kind}@{step}"
-        sampler.load(name, out)
-    assert max(seen[-2:]) < 0.6 * seen[0]
+    for number, (wrong, words) in enumerate(cases):
+        out = folder(tmp_path, f"out{number}")
+        step = LearnerStep(adapter, out, 1, wrong, TrainConfig(learning_rate=2e-5))
+        with pytest.raises(ArtError, match=words) as caught:
+            core.step(step, quiet)
+        assert "Nothing was published" in str(caught.value) and contents(out) == {}
+        metrics = core.step(replace(step, staleness=100.0), quiet)  # it may be that far
+        assert metrics["logprob_gap_mean"] > 0.1
+    metrics = core.step(replace(step, rows=good, out=folder(tmp_path, "good")), quiet)
+    assert metrics["logprob_gap_mean"] < 1e-5 and metrics["guarded_fraction"] == 0.0
+    assert metrics["importance_mean"] == metrics["importance_ess"] == pytest.approx(1.0, abs=1e-4)

@@ -205,6 +205,7 @@ def test_settings_that_no_learner_can_have_are_refused() -> None:
     for learner, words in (
         ({"shard": True}, "got shard=true with ranks=1"),
         ({"shard": True, "ranks": 2, "kind": "unsloth"}, "kind='unsloth'"),
+        ({"kind": "unsloth", "ranks": 2}, "got ranks=2.*expected it with kind='peft'"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_settings(model="m", learner=learner)

@@ -12,7 +12,7 @@ from langchain_art.wire import KLPenalty, LoraConfig, PreferenceConfig, TrainCon
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
-from langchain_art_server.config import Settings, UnslothSettings, load_settings
+from langchain_art_server.config import Settings, UnslothSettings
 from langchain_art_server.quantize_base import quantized
 from tests.support.environments import unsloth_python
 from tests.support.learner_cases import (
@@ -43,7 +43,10 @@ def python() -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=["qwen3", pytest.param("llama", marks=(in_soak, pytest.mark.soak)), "gemma3"],
+    params=[
+        "qwen3",
+        *(pytest.param(one, marks=(in_soak, pytest.mark.soak)) for one in ("llama", "gemma3")),
+    ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("unsloth") / request.param, request.param)
@@ -147,15 +150,3 @@ async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="CUDA"):
         await quantised.start()
     await quantised.close()
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"kind": "unsloth", "ranks": 2}, "got ranks=2.*expected it with kind='peft'"),
-        ({"kind": "fast"}, "unsloth"),
-    ],
-)
-def test_settings_that_exclude_each_other(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load_settings(model="m", learner=settings)

@@ -51,6 +51,7 @@ config = TrainConfig(
     loss={"kind": "clip", "importance_sampling": None},
     guard=None,
     max_logprob_gap=None,
+    max_kl=None,
     tokens_per_microbatch=length * count,
 )
 alive = core.batch(rows, config).packing.alive
