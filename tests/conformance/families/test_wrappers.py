@@ -61,7 +61,9 @@ def test_adapters_are_of_the_published_class_and_a_merge_keeps_what_sees(
     (got,) = core.logprobs(adapter, [Row(TOKENS, [0, *[1] * 6], zeros, zeros)])
     assert torch.tensor(got[1:]).sub(expected).abs().max() < 1e-5
 
+    (model / "preprocessor_config.json").write_text('{"image_processor_type": "any"}')
     assert merge(str(model), adapter, out).lost < TOLERANCE
+    assert (out / "preprocessor_config.json").read_text() == '{"image_processor_type": "any"}'
     assert type(load_plain(out)).__name__ == published[0]
     before, after = load_file(model / WEIGHTS), load_file(out / WEIGHTS)
     assert before.keys() == after.keys()

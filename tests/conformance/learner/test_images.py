@@ -3,7 +3,6 @@
 # pyright: reportPrivateUsage=false
 
 import base64
-import math
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.models.base_weights import load_causal
 from langchain_art_server.backends.models.images import Images, without_videos
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows
-from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 from tests.support.families import save_family
 from tests.support.tiny_models import LocalSampler, ask, save_adapter, with_adapter
 from tests.support.vision_models import (
@@ -151,6 +148,9 @@ def test_sampler_and_learner_have_the_plain_model_s_numbers_and_a_step_learns(
     step = LearnerStep(start, out, 1, rows, TrainConfig(learning_rate=1e-3))
     metrics = core.step(step, nothing)
     assert metrics["logprob_gap_max"] < 1e-5
+    other = rows_of((replies[1], (BLUE,)))
+    with core._seeing(other), pytest.raises(ArtError, match="without the image"):
+        core.base(input_ids=torch.tensor([rows[0].token_ids]))
     (before,), (after,) = (core.logprobs(version, rows) for version in (start, out))
     assert after.sum() > before.sum() + 1e-3
 
@@ -163,43 +163,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sampler(model: Path) -> LocalSampler:
     return LocalSampler(model)
-
-
-def test_a_forest_shares_an_image_and_parts_at_another(model: Path, sampler: LocalSampler) -> None:
-    core = LearnerCore(str(model), "cpu")
-    seen = [(RED,), (RED,), (BLUE,)]
-    replies = sampler.chat(
-        *(asked(message("see ", *b, "?"), images=b, seed=n) for n, b in enumerate(seen))
-    )
-    rows = rows_of(*zip(replies, seen, strict=True))
-    counted = CountedTokens.of(rows)
-    prompt = len(replies[0].prompt_token_ids)
-    with core._seeing(rows), torch.no_grad():
-        core.packer.token_cost = math.inf
-        forest = core.packer.pack(rows, counted, 4096)
-        shared = sweep_logprobs(forest, core._scorer, len(counted.row_T))
-        core.base.set_attn_implementation("sdpa")
-        padded = PaddedRows(rows, counted, core.base)
-        expected = sweep_logprobs(padded, core._scorer, len(counted.row_T))
-    assert (shared - expected).abs().max() < 1e-5
-    unshared = sum(len(row.token_ids) - 1 for row in rows)
-    before = [one >= IMAGE_IDS for one in replies[0].prompt_token_ids].index(True)
-    # The first two share their prompts; the third one what stands before its image.
-    assert forest.tokens <= unshared - prompt - before
-    with core._seeing(rows[2:]), pytest.raises(ArtError, match="without the image"):
-        core.base(input_ids=torch.tensor([rows[0].token_ids]))
-
-
-def test_a_later_turn_has_the_sampled_tokens_of_earlier_ones(sampler: LocalSampler) -> None:
-    first = message("see ", RED)
-    drawn = sampler.chat(*(asked(first, images=(RED,), seed=n, max_tokens=3) for n in range(32)))
-    reply = next(one for one in drawn if one.content and one.content.isprintable())
-    said = {"role": "assistant", "content": reply.content}
-    rest = asked(first, said, message("and ", BLUE), images=(RED, BLUE), seed=3)
-    (later,) = sampler.chat(rest)
-    known = [*reply.prompt_token_ids, *reply.token_ids]
-    assert later.prompt_token_ids[: len(known)] == known
-    assert sum(one >= IMAGE_IDS for one in later.prompt_token_ids) == 8
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,14 @@ def test_what_would_be_read_otherwise_is_refused(
     assert "\n" not in str(error.value) and not list((tmp_path / "bases").iterdir())
 
 
-@pytest.mark.parametrize("size", [-1, -5000, 20_000, 100, 8, 0])
-def test_a_file_that_was_cut_is_refused(size: int, llama: Path, tmp_path: Path) -> None:
-    file = cut(save_gguf(llama, tmp_path / "a.gguf"), size)
-    with pytest.raises(ConfigError, match=r"a\.gguf cannot be read as a GGUF file") as error:
-        unpacked(str(file), tmp_path / "bases", "cpu")
-    assert "\n" not in str(error.value)
+def test_a_file_that_was_cut_is_refused(llama: Path, tmp_path: Path) -> None:
+    file = save_gguf(llama, tmp_path / "a.gguf")
+    whole = file.read_bytes()
+    for size in (-1, -5000, 20_000, 100, 8, 0):
+        file.write_bytes(whole)
+        with pytest.raises(ConfigError, match=r"a\.gguf cannot be read as a GGUF file") as error:
+            unpacked(str(cut(file, size)), tmp_path / "bases", "cpu")
+        assert "\n" not in str(error.value), size
 
 
 def test_what_is_no_such_file_is_refused_in_a_line(llama: Path, tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Merged weights, as they are on disk, against an adapter on its base."""
 
 import importlib.util
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,7 +15,6 @@ from langchain_art_server.merge_adapter import TEXT, TOKENS, TOLERANCE, Merged, 
 from langchain_art_server.quantize_base import quantized
 from tests.support.soak import count
 from tests.support.tiny_models import (
-    SMALL,
     load_plain,
     save_adapter,
     save_model,
@@ -143,53 +140,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-WRAPPERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "Gemma3": ("", {"query_pre_attn_scalar": 8, "sliding_window": 9}, {}),
-    "Llava": ("llama", {}, {"model_type": "clip_vision_model"}),
-    "Mistral3": ("mistral", {}, {"model_type": "pixtral"}),
-}
-
-
-def save_wrapper(path: Path, name: str) -> Path:
-    """A text model inside of a vision model, with its tokenizer and what prepares images."""
-    text, texts, visions = WRAPPERS[name]
-    config = getattr(transformers, f"{name}Config")(
-        text_config=SMALL | texts | ({"model_type": text} if text else {}),
-        vision_config=VISION | visions,
-        mm_tokens_per_image=4,
-        dtype="bfloat16",
-    )
-    torch.manual_seed(0)
-    getattr(transformers, f"{name}ForConditionalGeneration")(config).save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    (path / "preprocessor_config.json").write_text('{"image_processor_type": "any"}')
-    return path
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_text_model_inside_of_a_vision_model_is_merged_whole(name: str, tmp_path: Path) -> None:
-    base, out = save_wrapper(tmp_path / "base", name), tmp_path / "out"
-    adapter = save_adapter(tmp_path / "adapter", base, 1, target_modules=r".*language_model.*_proj")
-    merged = merge(str(base), adapter, out)
-    assert merged.lost < TOLERANCE and merged.dtype in DTYPES
-    trained, left = divergences(base, adapter, out)
-    assert left < TOLERANCE * trained
-    assert json.loads((out / "config.json").read_text())["model_type"] == name.lower()
-    assert (out / "preprocessor_config.json").read_text() == '{"image_processor_type": "any"}'
-    before, after = load_file(base / WEIGHTS), load_file(out / WEIGHTS)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before if "vision" in name)
-
-
-@pytest.mark.parametrize("seed", range(count(16, 400)))
+@pytest.mark.parametrize("seed", range(count(10, 400)))
 def test_what_is_written_is_the_rounded_sum_and_what_it_lost_is_said(
     seed: int, bases: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -133,18 +133,17 @@ async def test_errors_keep_their_class_message_and_param(worker: Worker) -> None
         await worker.call("bug", {})
 
 
-async def test_a_refused_start_raises_and_leaves_no_process(imports: tuple[str, ...]) -> None:
-    worker = Worker(TARGET, {"refuse": "no such model"}, env=ENV, imports=imports)
-    with pytest.raises(ConfigError, match=r"^no such model$"):
-        await worker.start()
-    assert worker.pid is None
-    assert not worker.up.is_set()
-
-
-async def test_a_child_that_dies_at_start_raises(tmp_path: Path, imports: tuple[str, ...]) -> None:
-    worker = Worker(TARGET, {"dies_at_start": str(tmp_path)}, env=ENV, imports=imports)
-    with pytest.raises(EngineUnavailable, match="process ended"):
-        await worker.start()
+async def test_a_start_that_is_refused_or_dies_raises_and_leaves_no_process(
+    tmp_path: Path, imports: tuple[str, ...]
+) -> None:
+    for config, kind, words in (
+        ({"refuse": "no such model"}, ConfigError, r"^no such model$"),
+        ({"dies_at_start": str(tmp_path)}, EngineUnavailable, "process ended"),
+    ):
+        worker = Worker(TARGET, config, env=ENV, imports=imports)
+        with pytest.raises(kind, match=words):
+            await worker.start()
+        assert worker.pid is None and not worker.up.is_set()
 
 
 async def begun(worker: Worker) -> asyncio.Task[Any]:
@@ -209,17 +208,6 @@ async def test_kill_9_from_outside_loses_no_call(worker: Worker) -> None:
     # It gave an event before the crash, so it can not be repeated without its caller's knowledge.
     with pytest.raises(WorkerDied):
         await waiting
-
-
-@in_its_loop
-async def test_a_call_that_gave_an_event_is_not_sent_again(worker: Worker) -> None:
-    got: list[Any] = []
-    with pytest.raises(WorkerDied, match="send it again") as caught:
-        async for item in worker.stream("event_then_die", {}):
-            got.append(item)
-    assert got == [("event", "first")]
-    assert caught.value.retry_after
-    assert await worker.call("echo", {}) == {}
 
 
 @in_its_loop
