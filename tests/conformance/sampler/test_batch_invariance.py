@@ -94,7 +94,7 @@ def test_large_layers_do_not_depend_on_their_batch(
         call["text"] *= 3
     sampler = {"threads": threads, "kv_cache_bytes": 64 << 20}
     alone = _bits(_replies(model, calls, 1, sampler=sampler))
-    for width in (3, 5, 12):
+    for width in (5, 12):
         assert _bits(_replies(model, calls, width, sampler=sampler)) == alone
 
 

@@ -188,31 +188,6 @@ def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path)
     assert [r.token_ids for r in roomy] == [r.token_ids for r in replies]
 
 
-def test_a_full_prefix_cache_forgets_the_oldest(model: Path) -> None:
-    sampler = LocalSampler(model)
-    prefixes = sampler.host._prefixes
-    prefixes.blocks = 12
-    replies = []
-    for i in range(12):
-        replies += sampler.chat(ask(f"{i} " + "the team " * 20, seed=i, max_tokens=40))
-        assert prefixes.held <= 12
-    replies += sampler.chat(ask("11 " + "the team " * 20, seed=1), ask("mail " * 99, seed=1))
-    assert prefixes.hit_tokens > 0
-    check_logprobs(load_plain(model), replies)
-
-
-def test_long_prompts_are_computed_in_pieces(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("langchain_art_server.backends.embedded.scheduler.PREFILL_TOKENS", 32)
-    sampler = LocalSampler(model)
-    first = sampler.send(ask("mail", seed=1, max_tokens=30))
-    sampler.turn()
-    rest = [sampler.send(ask("the team " * n, seed=n)) for n in (60, 3, 25)]
-    sampler.turn()
-    assert not sampler.results, "the first call goes on while the long prompt is computed"
-    sampler.run()
-    check_logprobs(load_plain(model), [sampler.reply(call) for call in (first, *rest)])
-
-
 def test_few_calls_share_a_pass_over_prompts_with_those_that_come_next(model: Path) -> None:
     sampler = LocalSampler(model)
     calls = [sampler.send(ask(f"mail {i}", seed=i, max_tokens=300)) for i in range(40)]
@@ -272,19 +247,6 @@ def test_the_first_calls_of_many_wait_for_the_others_and_a_lone_one_does_not(mod
     assert sampler.host.scheduler.counts == (0, 9) and not sampler.inbox.later
     sampler.run()
     check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
-
-
-def test_a_cancelled_call_frees_its_row_and_the_others_go_on(model: Path) -> None:
-    sampler = LocalSampler(model)
-    calls = [sampler.send(ask("mail " * i, seed=i, max_tokens=300)) for i in range(4)]
-    for _ in range(3):
-        sampler.turn()
-    calls[1].cancelled = True
-    sampler.turn()
-    assert len(sampler.host.scheduler._rows) <= 3
-    sampler.run()
-    assert calls[1].id not in sampler.results
-    check_logprobs(load_plain(model), [sampler.reply(calls[i]) for i in (0, 2, 3)])
 
 
 def test_weights_that_are_not_finite_fail_their_own_calls_only(

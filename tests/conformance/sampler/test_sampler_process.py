@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from langchain_art.errors import ConfigError, EngineUnavailable, InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest
@@ -23,6 +24,8 @@ from tests.support.tiny_models import (
     with_adapter,
 )
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 @pytest.fixture(scope="module")
 def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -33,8 +36,9 @@ def settings(model: Path) -> Settings:
     return Settings.model_validate({"model": str(model), "sampler": {"threads": 1}})
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sampler(model: Path) -> AsyncIterator[TransformersSampler]:
+    """One for all tests, in one event loop; they unload what they load."""
     made = TransformersSampler(settings(model))
     await made.start()
     yield made
@@ -142,6 +146,8 @@ async def test_kill_9_while_calls_run_is_told_to_each_of_them(
     assert after.token_ids == before.token_ids
     with pytest.raises(UnknownModel, match="gone@1"):  # what can not be restored is refused
         await chat(sampler, ask(adapter="gone@1"))
+    for name in ("a@1", "gone@1"):
+        await sampler.unload_adapter(name)
 
 
 async def test_a_call_that_ran_at_two_deaths_does_not_get_a_third(

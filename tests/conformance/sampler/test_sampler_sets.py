@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from langchain_art_server.algorithms.sequences.token_sets import single, unpack
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -78,19 +77,6 @@ def test_sets_that_take_too_much_exclude_their_call_alone(
     assert (long.excluded_because or "").startswith("truncated sampling: top_p=0.99; the tokens")
     assert long.drawn_from == b""
     assert short.excluded_because is None
-
-
-def test_rows_without_a_restriction_do_nothing_for_it(
-    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forbidden(*_: Any) -> None:
-        raise AssertionError("a set was made for a row that has none")
-
-    monkeypatch.setattr("langchain_art_server.backends.embedded.token_sampler.of_mask", forbidden)
-    monkeypatch.setattr("langchain_art_server.algorithms.sequences.token_sets.of_mask", forbidden)
-    (reply,) = sampler.chat(ask(seed=1, max_tokens=8))
-    assert reply.drawn_from == b""
-    assert torch.isfinite(torch.tensor(reply.logprobs)).all()
 
 
 def _only(schema: dict[str, Any]) -> dict[str, Any]:

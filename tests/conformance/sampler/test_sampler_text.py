@@ -109,22 +109,6 @@ def test_a_history_that_was_changed_is_tokenised_anew(sampler: LocalSampler, say
     assert second.prompt_token_ids[: len(reply.prompt_token_ids)] == reply.prompt_token_ids
 
 
-def test_tool_calls_with_unusual_spacing_are_continued_exactly(
-    sampler: LocalSampler, say: Say
-) -> None:
-    compact = '<tool_call>{"name":"weather",\n"arguments":{"city":"Paris","days":2}}</tool_call>'
-    said = [*ids(compact), 2]
-    say(said)
-    first = ask(tools=[WEATHER], max_tokens=120)
-    (reply,) = sampler.chat(first)
-    assert reply.tool_calls[0]["function"]["arguments"] == '{"city":"Paris","days":2}'
-    answer = {"role": "tool", "tool_call_id": reply.tool_calls[0]["id"], "content": "sunny"}
-    messages = [*follow_up(first, reply), answer]
-    (second,) = sampler.chat(ask(messages=messages, tools=[WEATHER], max_tokens=1))
-    known = reply.prompt_token_ids + said
-    assert second.prompt_token_ids[: len(known)] == known
-
-
 def test_siblings_with_the_same_rendered_reply_keep_their_own_tokens(
     sampler: LocalSampler, say: Say
 ) -> None:
@@ -196,17 +180,6 @@ def test_a_stream_put_together_is_the_reply(sampler: LocalSampler, options: dict
         assert streamed(sampler, stream) == (whole.content, [])
         assert plain.id not in sampler.events, "who did not ask for a stream gets no events"
         assert len(sampler.events.get(stream.id, [])) > 1 or len(reply.token_ids) < 8
-
-
-def test_a_stream_never_splits_a_character(sampler: LocalSampler, say: Say) -> None:
-    text = "é😀 the mail 漢字"
-    say([*letters(text), 2])
-    call = sampler.send(ask(stream=True, max_tokens=99))
-    sampler.run()
-    events = sampler.events[call.id]
-    assert all("\ufffd" not in event["content"] for event in events)
-    assert streamed(sampler, call)[0] == text
-    assert len(letters(text)) > len(events) > 10
 
 
 def test_tool_calls_are_streamed_whole_and_their_text_is_not(
