@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from langchain_art_server.gateway.refusals import answer
 from langchain_art_server.gateway.service import Service
-from langchain_art_server.jobs import job_queue
+from langchain_art_server.jobs import job_runner
 from langchain_art_server.storage.tables import CHECKPOINTS, TRAINED
 from tests.support.operations import Mode, Operations
 from tests.support.seeds import drawn_seed
@@ -197,7 +197,7 @@ async def test_an_error_at_any_operation_of_a_step(
     engines: tuple[Steps, Truth], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that is full, or fails: 503 and retryable, reads go on, and it goes on by itself."""
-    monkeypatch.setattr(job_queue, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(job_runner, "RETRY_SECONDS", 0.02)
     draw, (made, truth) = random.Random(drawn_seed()), engines
     cases = [(at, more) for at in range(1, len(truth.operations)) for more in MORE]
     for at, more in draw.sample(cases, count(8, len(cases))):

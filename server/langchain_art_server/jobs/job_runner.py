@@ -13,19 +13,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from langchain_art.errors import ArtError, InvalidRequest, NotFound
+from langchain_art.errors import ArtError, Conflict, EngineUnavailable, InvalidRequest, NotFound
 from langchain_art.wire import PreferenceConfig, TrainConfig, TrainJob, TrainRequest, TrainResult
 from langchain_art_server.backends.base import LearnerStep, Sampler
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.config import Settings
+from langchain_art_server.jobs.admission_gate import AdmissionGate
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.eligibility import steps_since
-from langchain_art_server.jobs.job_queue import AdmissionGate, JobQueue
 from langchain_art_server.jobs.retention import Retention
 from langchain_art_server.jobs.review_plan import require_untrained
 from langchain_art_server.jobs.sft_records import (
@@ -37,16 +38,40 @@ from langchain_art_server.jobs.sft_records import (
 from langchain_art_server.jobs.swap_check import NamedAdapter, SwapCheck, check_weights
 from langchain_art_server.policies.adapter_store import ADAPTER_FILES, AdapterStore, VersionTaken
 from langchain_art_server.policies.router import Router
+from langchain_art_server.storage.fleet import LeaseLost
+from langchain_art_server.storage.job_store import JobCancelled
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot
+from langchain_art_server.storage.rollout_queue import ChangeSignal, wait_for
 from langchain_art_server.storage.store import Store
 from langchain_art_server.telemetry.metrics import JobWatch
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+#: Pause before jobs go on after the store failed.
+RETRY_SECONDS = 5.0
+#: Pause between looks at whether jobs are held.
+HELD_SECONDS = 0.5
 
 
-class JobRunner(JobQueue):
-    """Does the jobs of its queue."""
+@dataclass
+class _Running:
+    """The job that runs. It may be cancelled until its version is published.
+
+    It is `lost` when another server has taken it over, or cancelled it.
+    """
+
+    id: str
+    task: asyncio.Task[None]
+    cancelled: bool = False
+    publishing: bool = False
+    lost: bool = False
+
+
+class JobRunner:
+    """Runs the jobs of one store one after the other, oldest first.
+
+    With a runner `beside` it, of another tenant, they take turns. `watch` is notified of each job.
+    """
 
     def __init__(
         self,
@@ -59,23 +84,198 @@ class JobRunner(JobQueue):
         beside: JobRunner | None = None,
         watch: JobWatch | None = None,
     ) -> None:
-        super().__init__(store.jobs, beside, watch)
         self._settings, self._store, self._adapters = settings, store, adapters
         self._router, self._sampler, self._learner = router, sampler, learner
+        self._jobs, self.watch = store.jobs, watch or JobWatch()
         self.retention = Retention(store, adapters, router, settings.keep_checkpoints)
         self.gate = beside.gate if beside else AdmissionGate(settings.max_waiting_calls)
+        #: Whether no further job is begun, since the server ends.
+        self.draining = False
+        #: Whose turn it is among the runners of one learner: each has one job after the other.
+        self._turn: asyncio.Lock = beside._turn if beside is not None else asyncio.Lock()
+        self._news = asyncio.Event()
+        self._changed = ChangeSignal()
+        self._task: asyncio.Task[None] | None = None
+        self._running: _Running | None = None
+        self._choosing = asyncio.Lock()
+        #: Whether no job is to begin now: there is no space for what it would make.
+        self.is_held: Callable[[], bool] = lambda: False
+
+    async def start(self) -> None:
+        """Run the jobs that are not ended, and those that come."""
+        self._task = asyncio.create_task(self._loop())
+        self._news.set()
+
+    async def close(self) -> None:
+        """Stop. The next start resumes an unfinished job."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    def wake(self) -> None:
+        """Call this when a job was added."""
+        self._news.set()
+
+    async def cancel(self, job_id: str) -> TrainJob:
+        """Cancel a job: it never runs, or its step is stopped and nothing is published. Idempotent.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has ended, or its version is being published.
+        """
+        async with self._choosing:
+            running, waits = self._running, not (await self._jobs.get(job_id)).ended
+            if running is not None and running.id == job_id:
+                waits = False  # `_run_next` says that it has ended
+                if running.publishing:
+                    raise Conflict(f"Job {job_id!r} is publishing its version; wait for its end.")
+                if not running.cancelled:
+                    running.cancelled = True
+                    running.task.cancel()
+                await asyncio.wait({running.task})
+            job = await self._jobs.cancel(job_id)
+            if job.state == "cancelled" and job.base_version is not None:
+                await self._unpublish(job)  # what a crash left
+            if waits and job.ended:
+                self.watch.ended(job)
+        self._changed.notify()
+        if job.state != "cancelled":
+            raise Conflict(f"Job {job_id!r} has {job.state}; a job that has ended stays as it is.")
+        return job
+
+    async def look(self) -> None:
+        """Another server has written: look for what there is to do, and to stop."""
+        running = self._running
+        if running is not None and (await self._jobs.get(running.id)).state == "cancelled":
+            self._lose(running)
+        self._news.set()
+        self._changed.notify()
+
+    def _lose(self, running: _Running) -> None:
+        """Stop a job that is not this server's any more; what it is about to write is refused."""
+        if not (running.lost or running.cancelled or running.publishing):
+            running.lost = True
+            running.task.cancel()
+
+    async def wait(self, seconds: float) -> None:
+        """Return when a job's state or events have changed, or after `seconds`."""
+        await wait_for(self._changed.next(), seconds)
+
+    async def _report(self, job: TrainJob, message: str, progress: float | None = None) -> None:
+        await self._jobs.add_event(job.id, message, progress)
+        self._changed.notify()
+
+    async def _loop(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                while await self._take_turn():
+                    self._changed.notify()
+            except Exception:  # the disk is full, the database is gone
+                log.exception("The store failed; jobs go on in %g s", RETRY_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._news.set()
+
+    async def _take_turn(self) -> bool:
+        while self.is_held():
+            await asyncio.sleep(HELD_SECONDS)
+        async with self._turn:
+            return await self._run_next()
+
+    async def _run_next(self) -> bool:
+        """Run the next job. False if there is none. Raises what the store raised."""
+        async with self._choosing:
+            if self.draining or (job := await self._jobs.next_open()) is None:
+                return False
+            task = asyncio.create_task(self._run_watched(job))
+            running = self._running = _Running(job.id, task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:  # the server shuts down
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            self._running = None
+        if running.cancelled:
+            await self._jobs.cancel(job.id)
+        elif not task.cancelled() and (error := task.exception()):
+            raise error
+        # What another server has ended, it has counted.
+        if not running.lost and (now := await self._jobs.get(job.id)).ended:
+            self.watch.ended(now)
+        return True
+
+    async def _run_watched(self, job: TrainJob) -> None:
+        running = self._running
+        assert running is not None
+        with self.watch.running(job):
+            try:
+                lose = lambda: self._lose(running)  # noqa: E731
+                async with self._jobs.leases.hold_for(job.policy, job.id, lose) as held:
+                    running.lost = not held
+                    if held:
+                        await self._run_held(job)
+            except (LeaseLost, JobCancelled) as error:  # of what it has left, no row speaks
+                running.lost = True
+                log.warning("Job %s is left to another server: %s", job.id, error)
+
+    async def _run_held(self, job: TrainJob) -> None:
+        try:
+            await self._run(job)
+        except LeaseLost:
+            raise
+        except JobCancelled:
+            await self._unpublish(job)
+            raise
+        except ArtError as error:
+            log.error("Job %s failed: %s", job.id, error)
+            retryable = isinstance(error, EngineUnavailable)
+            await self._failed(job, f"{type(error).__name__}: {error}", retryable=retryable)
+        except OSError as error:  # no space for the adapter
+            log.exception("Job %s failed", job.id)
+            await self._failed(job, f"{type(error).__name__}: {error}", retryable=True)
+        except Exception as error:
+            log.exception("Job %s failed", job.id)
+            await self._failed(job, f"internal error: {error!r}")
+
+    @property
+    def running(self) -> str | None:
+        """The id of the job that runs."""
+        return self._running.id if self._running is not None else None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the job that runs was cancelled, or is another server's by now."""
+        running = self._running
+        return running is not None and (running.cancelled or running.lost)
+
+    def publishes(self) -> None:
+        """Let the job no longer be cancelled. Raises what it was cancelled with."""
+        if self._running is not None:
+            if self.is_cancelled:
+                raise asyncio.CancelledError
+            self._running.publishing = True
+        self.watch.enter("publish")
+
+    def publishes_not_yet(self) -> None:
+        """The job goes on after all, and can be cancelled."""
+        if self._running is not None:
+            self._running.publishing = False
 
     async def _failed(self, job: TrainJob, why: str, *, retryable: bool = False) -> None:
         """End a job as failed, and delete the version that it may have published.
 
         A job that has succeeded stays so: its version serves, and what failed came later.
         """
-        if (await self._store.jobs.get(job.id)).state == "succeeded":
+        if (await self._jobs.get(job.id)).state == "succeeded":
             return
         if retryable:
             why = why.removesuffix(".")
             why = f"{why}. Send the request again with the same Idempotency-Key to try again."
-        finish = self._store.jobs.finish(job.id, None, why, retryable=retryable)
+        finish = self._jobs.finish(job.id, None, why, retryable=retryable)
         if self._store.shared:  # first: another server may have taken over what this one made
             await finish
             await self._unpublish(job)
@@ -106,24 +306,24 @@ class JobRunner(JobQueue):
                 # what no row names belongs to no version, and its name is not used again.
                 log.warning("Job %s makes another version: %s", job.id, error)
                 self.publishes_not_yet()
-                job = await self._store.jobs.get(job.id)
+                job = await self._jobs.get(job.id)
                 assert job.base_version is not None
                 target = await self._adapters.off_loop(self._adapters.unused, job.policy)
-                await self._store.jobs.begin(job.id, job.base_version, target)
+                await self._jobs.begin(job.id, job.base_version, target)
 
     async def _make(self, job: TrainJob) -> None:
         """Make the job's version. Raises VersionTaken."""
-        request, scored, target = await self._store.jobs.payload(job.id)
+        request, scored, target = await self._jobs.payload(job.id)
         policy = request.policy
         base = (await self._store.served())[0].get(policy)
         if base is None:
             raise NotFound(f"Policy {policy!r} was deleted before its job began.")
         if job.base_version != base or target is None:  # not begun, or rolled back since it was
             if request.retrain or isinstance(request.config, PreferenceConfig):  # by reviews?
-                lineage = steps_since(await self._store.jobs.parents(policy), base)
+                lineage = steps_since(await self._jobs.parents(policy), base)
                 require_untrained(job.id, await self._store.reviews.marks(policy), lineage)
             target = await self._adapters.off_loop(self._adapters.unused, policy)
-            await self._store.jobs.begin(job.id, base, target)
+            await self._jobs.begin(job.id, base, target)
         await self.retention.sweep(policy, target)
         if manifest := await self._adapters.off_loop(self._adapters.manifest, policy, target):
             if manifest["job"] == job.id:
@@ -143,7 +343,7 @@ class JobRunner(JobQueue):
                 excluded=dict(batch.excluded),
                 nodes=batch.nodes(),
             )
-            await self._store.jobs.finish(job.id, result, None)
+            await self._jobs.finish(job.id, result, None)
             return
         await self._report(job, f"training {policy}@{base} on {len(batch.rows)} rows", 0.0)
         async with self._gate():
@@ -312,8 +512,8 @@ class JobRunner(JobQueue):
             excluded=manifest["excluded"],
             nodes=manifest["nodes"],
         )
-        parents = await self._store.jobs.parents(policy)
-        await self._store.jobs.finish(
+        parents = await self._jobs.parents(policy)
+        await self._jobs.finish(
             job.id,
             result,
             None,
@@ -334,7 +534,7 @@ class JobRunner(JobQueue):
     async def _batch(
         self, job: TrainJob, request: TrainRequest, scored: dict[str, RewardSnapshot], base: int
     ) -> Batch:
-        batch = Batch(request, base, await self._store.jobs.parents(request.policy))
+        batch = Batch(request, base, await self._jobs.parents(request.policy))
         config = request.config
         imitates = not isinstance(config, TrainConfig)
         for ids in request.groups:

@@ -52,34 +52,24 @@ class PairLogprobs:
         return beta * (self.chosen - self.base_chosen - self.rejected + self.base_rejected)
 
 
-@dataclass(frozen=True)
-class PreferenceWeights:
-    """The step's loss before it, and the weight of the tokens of each pair's chosen reply."""
+def preference_weights(
+    pairs: Sequence[PairLogprobs], beta: float
+) -> tuple[list[float], dict[str, float]]:
+    """The weight of the tokens of each pair's chosen reply, and metrics. There is a pair.
 
-    loss: float
-    weights: list[float]
-    metrics: dict[str, float]
-    """``preference_loss``; ``preference_margin``, the mean of m; ``preference_accuracy``, the
-    fraction of pairs with m above 0, and ``preference_order``, of those whose chosen reply is the
-    likelier one; mean logprobs of both kinds of replies, in nats."""
-
-
-def preference_weights(pairs: Sequence[PairLogprobs], beta: float) -> PreferenceWeights:
-    """See the module. `pairs` has at least one."""
+    Metrics are ``preference_loss``, the step's before it; ``preference_margin``, the mean of m;
+    ``preference_accuracy``, the fraction of pairs with m above 0, and ``preference_order``, of
+    those whose chosen reply is the likelier one; mean logprobs of both kinds of replies, in nats.
+    """
     margins = [pair.margin(beta) for pair in pairs]
-    loss = fmean(float(np.logaddexp(0, -margin)) for margin in margins)
-    return PreferenceWeights(
-        loss=loss,
-        weights=[beta * math.exp(-np.logaddexp(0, margin)) / len(pairs) for margin in margins],
-        metrics={
-            "preference_loss": loss,
-            "preference_margin": fmean(margins),
-            "preference_accuracy": fmean(float(margin > 0) for margin in margins),
-            "preference_order": fmean(float(pair.chosen > pair.rejected) for pair in pairs),
-            "chosen_logprob": fmean(pair.chosen for pair in pairs),
-            "rejected_logprob": fmean(pair.rejected for pair in pairs),
-        },
-    )
+    return [beta * math.exp(-np.logaddexp(0, margin)) / len(pairs) for margin in margins], {
+        "preference_loss": fmean(float(np.logaddexp(0, -margin)) for margin in margins),
+        "preference_margin": fmean(margins),
+        "preference_accuracy": fmean(float(margin > 0) for margin in margins),
+        "preference_order": fmean(float(pair.chosen > pair.rejected) for pair in pairs),
+        "chosen_logprob": fmean(pair.chosen for pair in pairs),
+        "rejected_logprob": fmean(pair.rejected for pair in pairs),
+    }
 
 
 async def demonstrations(
@@ -201,12 +191,14 @@ class WeighedPairs:
     beta: float
 
     async def metrics_after(self, learner: PeftLearner, adapter: Path) -> dict[str, float]:
-        """`PreferenceWeights.metrics` under the version that the step made, as ``…_after``."""
-        made = await self.weights(learner, adapter)
-        return {f"{name}_after": value for name, value in made.metrics.items()}
+        """Metrics under the version that the step made, as ``…_after``."""
+        _, metrics = await self.weights(learner, adapter)
+        return {f"{name}_after": value for name, value in metrics.items()}
 
-    async def weights(self, learner: PeftLearner, adapter: Path) -> PreferenceWeights:
-        """Loss, weights and metrics under an adapter."""
+    async def weights(
+        self, learner: PeftLearner, adapter: Path
+    ) -> tuple[list[float], dict[str, float]]:
+        """`preference_weights` under an adapter."""
         now = await _logprobs(self.pairs, learner, adapter)
         both = zip(now, self.base, strict=True)
         return preference_weights([PairLogprobs(*one, *base) for one, base in both], self.beta)
@@ -227,14 +219,14 @@ async def weigh_pairs(
     if not pairs:
         return None
     weighed = WeighedPairs(pairs, await _logprobs(pairs, learner, None), beta)
-    made = await weighed.weights(learner, parent)
+    weights, metrics = await weighed.weights(learner, parent)
     batch.rows = [
         replace(row, weights=[factor * trained for trained in row.mask])
-        for pair, weight in zip(pairs, made.weights, strict=True)
+        for pair, weight in zip(pairs, weights, strict=True)
         for rows, factor in zip(pair, (weight, -weight), strict=True)
         for row in rows
     ]
-    batch.metrics |= made.metrics | {"loss": made.loss}
+    batch.metrics |= metrics | {"loss": metrics["preference_loss"]}
     return weighed
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from langchain_art_server.jobs.job_queue import AdmissionGate
+from langchain_art_server.jobs.admission_gate import AdmissionGate
 
 
 async def test_shut_it_waits_for_who_is_inside_and_who_comes_waits_for_it() -> None:

@@ -2,23 +2,25 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from langchain_art.errors import ArtError, Conflict, EngineUnavailable, NotFound
 from langchain_art.wire import TrainJob, TrainRequest
-from langchain_art_server.jobs.job_queue import JobQueue
+from langchain_art_server.config import Settings
+from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.storage.store import Store
 
 REQUEST = TrainRequest(policy="p", groups=(("t-1",),))
 
 
-class Queue(JobQueue):
+class Queue(JobRunner):
     """Does with a job what the test says: raises, waits, or finishes it."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store.jobs)
+        nothing = cast("Any", None)  # no job comes to it
+        super().__init__(Settings(model="none"), store, nothing, nothing, nothing, nothing)
         self.store, self.jobs = store, store.jobs
         self.work: Callable[[], Any] = asyncio.Event().wait
         self.began = asyncio.Event()

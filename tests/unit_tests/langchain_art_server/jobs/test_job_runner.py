@@ -9,7 +9,7 @@ import pytest
 from langchain_art.wire import PreferenceConfig, TrainJob, TrainRequest, Trajectory, Turn
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.config import Settings
-from langchain_art_server.jobs import job_queue
+from langchain_art_server.jobs import job_runner
 from langchain_art_server.jobs.job_runner import JobRunner
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import Router
@@ -36,7 +36,7 @@ async def test_a_store_that_fails_for_a_moment_does_not_end_all_jobs(
         await finish(*args, **options)
 
     monkeypatch.setattr(store.jobs, "finish", failing)
-    monkeypatch.setattr(job_queue, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(job_runner, "RETRY_SECONDS", 0.01)
     await store.jobs.add("job-1", "key-1", TrainRequest(policy="nobody", groups=(("t-1",),)), [], 9)
     await runner.start()
     try:
