@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -31,14 +32,32 @@ def test_it_can_be_set_and_switched_off() -> None:
         check_sync(metrics(math.inf), 0.1)
 
 
+def test_the_best_explanation_is_named_if_it_explains_enough() -> None:
+    suspects = [Suspect(0.3, "the dog"), Suspect(0.1, "the cat"), Suspect(math.inf, "nobody")]
+    with pytest.raises(ArtError, match=r"the cat; 10\.0% of the distance.*Nothing was published"):
+        check_sync(metrics(1.0), 0.1, suspects=lambda: suspects)
+    with pytest.raises(ArtError, match="No usual fault"):
+        check_sync(metrics(1.0), 0.1, suspects=lambda: [Suspect(0.6, "the dog")])
+
+
+def suspects(**changes: Any) -> dict[str, float]:
+    draw = torch.Generator().manual_seed(0)
+    own_T, base_T, hot_T = (-3 * torch.rand(12, generator=draw) for _ in range(3))
+    given: dict[str, Any] = {
+        "own_T": own_T,
+        "base_T": base_T,
+        "at_temperatures": {0.5: own_T * 2, 0.7: hot_T},
+        "sampler_logprobs_T": own_T,
+        "calls_T": torch.tensor([1] * 5 + [2] * 7),
+        "recorded": [1.0, 1.0],
+    }
+    for name, change in changes.items():
+        given[name] = change(given)
+    return {suspect.fault: suspect.left for suspect in suspects_of(**given)}
+
+
 def test_calls_of_one_token_have_no_neighbours() -> None:
-    own_T = -3 * torch.rand(12, generator=torch.Generator().manual_seed(0))
-    found = suspects_of(
-        own_T=own_T,
-        base_T=own_T - 1,
-        at_temperatures={0.5: own_T * 2},
-        sampler_logprobs_T=own_T.roll(1),
-        calls_T=torch.arange(12),
-        recorded=[1.0],
+    found = suspects(
+        sampler_logprobs_T=lambda g: g["own_T"].roll(1), calls_T=lambda _: torch.arange(12)
     )
-    assert [one.left for one in found if "shifted" in one.fault] == [math.inf]
+    assert [left for fault, left in found.items() if "shifted" in fault] == [math.inf]

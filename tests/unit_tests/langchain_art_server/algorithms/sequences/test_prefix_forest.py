@@ -36,6 +36,17 @@ def prefixes(rows: list[list[int]]) -> set[tuple[int, ...]]:
     return {tuple(row[: end + 1]) for row in rows for end in range(len(row))}
 
 
+def test_the_worked_example() -> None:
+    forest = grow([[7, 8, 5], [7, 8, 6, 4], [3]])
+    assert forest.token_ids_N.tolist() == [3, 7, 8, 5, 6, 4]
+    assert forest.depth_N.tolist() == [0, 0, 1, 2, 2, 3]
+    assert forest.exit_N.tolist() == [1, 6, 6, 4, 6, 6]
+    assert [row.tolist() for row in forest.rows] == [[1, 2, 3], [1, 2, 4, 5], [0]]
+    assert [(s.start, s.end, s.parent) for s in forest.segments] == [
+        *[(0, 1, -1), (1, 3, -1), (3, 4, 1), (4, 6, 1)]
+    ]
+
+
 @settings(max_examples=150)
 @given(sequences(), st.sampled_from([math.inf, 5.0, 1.0, 0.0]))
 def test_rows_are_read_from_it_and_see_themselves_alone(
@@ -200,3 +211,9 @@ def test_the_forest_costs_no_more_than_rows(context: int) -> None:
         each = max(1, budget // context)
         of_rows = [context * min(each, 8 - at) for at in range(0, 8, each)]
         assert costs.of([len(part.tokens_P) for part in parts]) < costs.of(of_rows)
+
+
+def test_a_part_takes_the_slower_of_host_and_device() -> None:
+    costs = PartCosts(launches=3.0, beside=0.5, token=0.01)
+    assert costs.of([100, 1000]) == pytest.approx((3.0 + 0.5) + (10.0 + 0.5))
+    assert costs.of([100, 1000], (1.5, 1.45)) == pytest.approx((4.5 + 0.5) + (14.5 + 0.5))

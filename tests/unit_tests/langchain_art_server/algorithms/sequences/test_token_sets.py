@@ -1,11 +1,15 @@
 """Sets of tokens are what they were made of, in the shortest form, each once in a reply."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from langchain_art_server.algorithms.sequences import token_sets
 from langchain_art_server.algorithms.sequences.token_sets import (
     WHOLE,
+    DrawnFrom,
+    column,
     mask_of,
     of_bits,
     of_mask,
@@ -52,3 +56,32 @@ def test_masks_that_repeat_cost_next_to_nothing() -> None:
     sets = ([inside] * 20 + [comma]) * 10
     assert len(inside) < 19_000
     assert len(pack(sets)) < len(inside) + 300
+
+
+def test_too_many_sets_are_a_problem_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_sets, "MAX_BYTES", 40)
+    drawn = DrawnFrom()
+    for token in [1, 2, 2, 2, 3]:
+        drawn.add(single(token))
+    assert drawn.problem == "" and unpack(drawn.packed())[2] == single(2)
+    for token in range(20):
+        drawn.add(single(token))
+    assert "to record" in drawn.problem and drawn.packed() == b""
+
+
+def test_a_column_has_the_sets_of_its_terms() -> None:
+    rows = [[], [b"", single(3), single(1)], [b"", b"", single(3)]]
+    row_T, at_T = np.array([0, 1, 1, 2, 2]), np.array([1, 1, 2, 1, 2])
+    found = column(rows, row_T, at_T)
+    assert found is not None
+    assert [found.sets[n] for n in found.numbers_M] == [b"", single(3), single(1), b"", single(3)]
+    forbidden = found.forbidden(slice(1, 4), 5)
+    assert forbidden is not None
+    assert (~forbidden).tolist() == [
+        [v == 3 for v in range(5)],
+        [v == 1 for v in range(5)],
+        [True] * 5,
+    ]
+    assert found.forbidden(slice(0, 1), 5) is None
+    assert found.at(np.array([2, 0])).numbers_M.tolist() == [2, 0]
+    assert column([[], []], row_T, at_T) is None

@@ -34,19 +34,25 @@ def hash_of(call_id: str) -> int:
 def test_the_worked_example_of_row() -> None:
     calls = [
         SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2], advantage=0.5, weight=0.2),
-        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], advantage=-1.0, weight=0.2),
+        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], advantage=0.5, weight=0.2),
     ]
     assert rows_of_run(calls) == [
         Row(
             token_ids=[1, 2, 3, 4, 5, 6],
             mask=[0, 0, 1, 1, 0, 1],
             logprobs=[0, 0, -0.1, -0.2, 0, -0.3],
-            advantages=[0, 0, 0.5, 0.5, 0, -1.0],
+            advantages=[0, 0, 0.5, 0.5, 0, 0.5],
             temperature=1.0,
             weights=[0, 0, 0.2, 0.2, 0, 0.2],
             calls=[-1, -1, 0, 0, -1, 1],
         )
     ]
+
+
+def test_calls_of_one_row_keep_their_own_advantages() -> None:
+    calls = [call("a", [1], [2], advantage=0.25), call("b", [1, 2, 3], [4], advantage=-1.0)]
+    (row,) = rows_of_run(calls)
+    assert row.advantages == [0, 0.25, 0, -1.0] and row.weights == []
 
 
 def test_the_sets_that_tokens_were_drawn_from_stand_beside_them() -> None:
@@ -63,6 +69,19 @@ def test_weights_are_all_there_or_none(weights: tuple[float | None, float | None
     calls = [call("a", [1], [2], weight=weights[0]), call("b", [1, 2, 3], [4], weight=weights[1])]
     with pytest.raises(InvalidRequest, match="weight"):
         rows_of_run(calls)
+
+
+def test_parallel_nodes_that_interleave_make_one_row_each() -> None:
+    calls = [
+        call("a1", [1], [10]),
+        call("b1", [2], [20]),
+        call("a2", [1, 10, 3], [11]),
+        call("b2", [2, 20, 3], [21]),
+        call("a3", [1, 10, 3, 11], [12]),
+    ]
+    rows = rows_of_run(calls)
+    assert [row.token_ids for row in rows] == [[1, 10, 3, 11, 12], [2, 20, 3, 21]]
+    assert [row.mask for row in rows] == [[0, 1, 0, 1, 1], [0, 1, 0, 1]]
 
 
 def test_the_longest_open_row_wins() -> None:
