@@ -102,7 +102,7 @@ def api_of(server: LangfuseServer) -> LangfuseAPI:
         for name, value in request.url.params.multi_items():
             query[name].append(value)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        asked = Asked(request.method, request.url.path, dict(query), headers, 0, 0, None)
+        asked = Asked(request.method, request.url.path, dict(query), headers, 0)
         found = server.answered(asked, None)
         assert found is not None
         return httpx.Response(found[0], json=found[1])
