@@ -83,7 +83,7 @@ def small(**changes: Any) -> transformers.Qwen3Config:
     ("changes", "dtype", "length", "count", "exact"),
     [
         ({"num_hidden_layers": 4, "hidden_size": 768}, "float32", 512, 2, False),
-        ({}, "bfloat16", 512, 4, True),
+        ({"num_hidden_layers": 4}, "bfloat16", 512, 2, True),
     ],
 )
 def test_a_steps_peak_is_predicted(
