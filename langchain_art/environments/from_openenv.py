@@ -9,9 +9,8 @@ from typing import Any
 
 import httpx
 
-from langchain_art.environments.parts import Conversation, Environment, Scenario, divided
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
 from langchain_art.errors import ConfigError
-from langchain_art.packages import require_packages
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -44,8 +43,8 @@ def from_openenv(
         ConfigError: OpenEnv is not installed, the server gives no schema, two resets are alike, or
             `held_out` leaves none to train on.
     """
-    require_packages("from_openenv", ["openenv"], "openenv")
-    openenv: Any = import_module("openenv")
+    with installed("openenv"):
+        openenv: Any = import_module("openenv")
     field = _only_field(base_url)
 
     async def rollout(scenario: Scenario) -> Run:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from langchain_art.environments.parts import Conversation, Environment, Scenario, divided
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
 from langchain_art.errors import ConfigError
-from langchain_art.packages import require_packages
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -33,8 +32,8 @@ def from_reasoning_gym(dataset: Any, graph: Graph, *, held_out: int) -> Environm
     Raises:
         ConfigError: reasoning-gym is not installed, the dataset has no seed, or not enough tasks.
     """
-    require_packages("from_reasoning_gym", ["reasoning_gym"], "reasoning-gym")
-    extract_answer = import_module("reasoning_gym.utils").extract_answer
+    with installed("reasoning-gym"):
+        extract_answer = import_module("reasoning_gym.utils").extract_answer
     if getattr(dataset.config, "seed", None) is None:
         raise ConfigError(
             "got a dataset without a seed, expected create_dataset(…, seed=0): a fit that is "

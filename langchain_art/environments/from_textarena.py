@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from langchain_art.environments.parts import Conversation, Environment, Scenario, divided
-from langchain_art.packages import require_packages
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -45,8 +44,8 @@ def from_textarena(
     Raises:
         ConfigError: TextArena is not installed, or `held_out` leaves no game to train on.
     """
-    require_packages("from_textarena", ["textarena"], "textarena")
-    textarena = import_module("textarena")
+    with installed("textarena"):
+        textarena = import_module("textarena")
     players = 1 + len(opponents)
 
     async def rollout(scenario: Scenario) -> Run:

@@ -7,9 +7,8 @@ from typing import Any
 
 from langchain_core.messages import convert_to_messages, convert_to_openai_messages
 
-from langchain_art.environments.parts import Conversation, Environment, Scenario, divided
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.packages import require_packages
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -35,10 +34,10 @@ def from_verifiers(taskset: Any, graph: Graph, *, held_out: int) -> Environment:
         ConfigError: verifiers is not installed, the taskset has no end, `held_out` leaves no task,
             or a task stops or changes model calls, which do not pass through verifiers here.
     """
-    require_packages("from_verifiers", ["verifiers"], "verifiers")
-    vf: Any = import_module("verifiers.v1")
-    chat: Any = import_module("verifiers.v1.dialects.chat")
-    hooks: Any = import_module("verifiers.v1.utils.decorators")
+    with installed("verifiers"):
+        vf: Any = import_module("verifiers.v1")
+        chat: Any = import_module("verifiers.v1.dialects.chat")
+        hooks: Any = import_module("verifiers.v1.utils.decorators")
     if not taskset.bounded:
         raise ConfigError("got a taskset without an end, expected a finite one; use .take(n)")
     tasks = {task.key: task for task in taskset}

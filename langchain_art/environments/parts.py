@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,17 @@ def divided(
         )
     train = [one for one in scenarios if one["id"] not in apart]
     return Environment(rollout, train, [one for one in scenarios if one["id"] in apart])
+
+
+@contextmanager
+def installed(extra: str) -> Generator[None, None, None]:
+    """Raises ConfigError, which says how to install it, if a library is not there."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'{error}, which this needs; run: pip install "langchain-art[{extra}]"'
+        ) from error
 
 
 class Conversation:

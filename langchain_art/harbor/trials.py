@@ -8,9 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.environments.parts import Conversation, Environment, Scenario, divided
+from langchain_art.environments.parts import Conversation, Environment, Scenario, divided, installed
 from langchain_art.errors import ArtError
-from langchain_art.packages import require_packages
 from langchain_art.rollout.graph_rollout import Graph
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
@@ -43,7 +42,8 @@ def from_harbor(
     Raises:
         ConfigError: Harbor is not installed (it needs Python 3.12), or `held_out` leaves no task.
     """
-    require_packages("Harbor's tasks", ["harbor"], "harbor")
+    with installed("harbor"):
+        import_module("harbor")
     agent = {"import_path": "langchain_art.harbor.graph_agent:GraphAgent"}
 
     async def rollout(scenario: Scenario) -> Run:
@@ -88,7 +88,8 @@ def from_harbor_agent(
     Raises:
         ConfigError: as `from_harbor`.
     """
-    require_packages("Harbor's tasks", ["harbor"], "harbor")
+    with installed("harbor"):
+        import_module("harbor")
     rollout: Any = _RemoteTrial(agent, client, trial)
     return divided(rollout, [_scenario(task) for task in tasks], held_out)
 

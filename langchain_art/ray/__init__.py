@@ -5,8 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 
 from langchain_art.errors import ConfigError
+
+__all__ = ["RayWorkers", "require_ray"]
+
+
+def require_ray() -> None:
+    """Raises ConfigError if Ray is not installed here. The room's modules import it."""
+    try:
+        version("ray")
+    except PackageNotFoundError:
+        raise ConfigError(
+            'A Ray cluster needs ray, not installed here; run: pip install "langchain-art[ray]"'
+        ) from None
 
 
 @dataclass(frozen=True)

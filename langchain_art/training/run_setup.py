@@ -7,13 +7,12 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from langchain_art.client.async_client import AsyncArtClient
-from langchain_art.errors import ArtError, RolloutFailed
+from langchain_art.errors import ArtError, ConfigError, RolloutFailed
 from langchain_art.evaluators.scoring import cost_of, score_groups
-from langchain_art.packages import require_packages
-from langchain_art.ray import RayWorkers
+from langchain_art.ray import RayWorkers, require_ray
 from langchain_art.rollout.gather import gather_from
 from langchain_art.rollout.graph_rollout import check_inputs, fetch_remote, is_remote, score_remote
 from langchain_art.rollout.queued_runs import QueuedRuns
@@ -52,7 +51,7 @@ class Setup:
         if plan.workers is None or plan.workers == "server":
             yield
             return
-        require_packages("A Ray cluster", ["ray"], "ray")
+        require_ray()
         from langchain_art.ray.worker_pool import worker_pool  # noqa: PLC0415 - Ray
 
         chosen = RayWorkers() if plan.workers == "ray" else plan.workers
@@ -87,6 +86,9 @@ class Setup:
         """Source of the runs: this process, or workers, which get them under the id `batch`.
 
         `export` keeps what was recorded of each run, but not of workers' runs.
+
+        Raises:
+            ConfigError: the rollout is none that can be run there.
         """
         plan, client, rollout = self.plan, self.client, self.rollout
         if plan.workers is not None:
@@ -99,8 +101,10 @@ class Setup:
                 warn=self.display.warn,
                 advice=None if plan.workers == "server" else _ON_RAY,
             )
+        if isinstance(rollout, str):
+            raise ConfigError(f"got the rollout {rollout!r}, expected a function")
         return RolloutWorker(
-            cast("Rollout", rollout),  # a name is refused by `check_workers`
+            rollout,
             plan.at_once,
             on_done=on_done,
             ready=client.ready,

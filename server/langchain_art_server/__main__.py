@@ -27,7 +27,7 @@ from typer.core import TyperCommand
 from uvicorn.loops.auto import auto_loop_factory
 
 from langchain_art.errors import ArtError, ConfigError
-from langchain_art.packages import require_packages
+from langchain_art.ray import require_ray
 from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.app import create_app
 from langchain_art_server.gateway.http_protocol import IDLE_SECONDS, DeadlineHttp, max_connections
@@ -67,7 +67,7 @@ def build(settings: Settings) -> Service:
     if settings.ray is None:
         sampler, place = make_sampler(settings), None
     else:
-        require_packages("A Ray cluster", ["ray"], "ray")
+        require_ray()
         from langchain_art_server.backends.ray.engines import learner_place, ray_sampler
 
         sampler, place = ray_sampler(settings), learner_place(settings)

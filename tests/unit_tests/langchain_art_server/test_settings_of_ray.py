@@ -1,10 +1,11 @@
-import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+import langchain_art.ray
 from langchain_art.errors import ConfigError
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.ray.engines import replica_needs
@@ -65,6 +66,9 @@ def test_the_option_may_have_an_address(arguments: list[str], address: str | Non
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
+    def nowhere(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(langchain_art.ray, "version", nowhere)
     with pytest.raises(ConfigError, match=r'pip install "langchain-art\[ray\]"'):
         door.build(load_settings(model="m", ray={}))

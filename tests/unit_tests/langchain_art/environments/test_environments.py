@@ -1,7 +1,6 @@
 import random
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_art import gather
-from langchain_art.environments import from_openenv, from_reasoning_gym, from_textarena
+from langchain_art.environments import (
+    from_openenv,
+    from_reasoning_gym,
+    from_textarena,
+    from_verifiers,
+)
 from langchain_art.errors import ConfigError
 
 
@@ -68,6 +72,9 @@ def test_a_dataset_without_a_seed_and_a_library_that_is_not_there_are_refused(
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(ConfigError, match=r"langchain-art\[textarena\]"):
         from_textarena("GuessTheNumber-v0", graph_of(str), games=60, held_out=5)
+    monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))  # one without `v1`
+    with pytest.raises(ConfigError, match=r"verifiers\.v1.*langchain-art\[verifiers\]"):
+        from_verifiers(None, graph_of(str), held_out=5)
 
 
 def test_the_address_of_an_openenv_server_may_end_with_a_slash(
@@ -79,8 +86,7 @@ def test_the_address_of_an_openenv_server_may_end_with_a_slash(
         asked.append(url)
         return httpx.Response(200, json={"action": {}}, request=httpx.Request("GET", url))
 
-    monkeypatch.setitem(sys.modules, "openenv", installed := ModuleType("openenv"))
-    installed.__spec__ = ModuleSpec("openenv", None)
+    monkeypatch.setitem(sys.modules, "openenv", ModuleType("openenv"))
     monkeypatch.setattr(httpx, "get", get)
     from_openenv("http://localhost:8000/", graph_of(str), resets=[{"seed": 0}], held_out=0)
     assert asked == ["http://localhost:8000/schema"]
