@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from _pytest.mark import ParameterSet
 
 #: 1: the whole; a fraction of 1: that share of it, where there is less time; not set: the part.
 VARIABLE = "ART_SOAK"
@@ -15,6 +16,11 @@ def share() -> float:
 
 #: Of tests that others show the kind of in ``make test``.
 in_soak = pytest.mark.skipif(not share(), reason="in make soak")
+
+
+def in_soak_alone(*values: object, id: str | None = None) -> ParameterSet:
+    """A test's parameters that run in ``make soak`` alone: others show the kind of it."""
+    return pytest.param(*values, id=id, marks=[in_soak, pytest.mark.soak])
 
 
 def count(part: int, whole: int) -> int:
