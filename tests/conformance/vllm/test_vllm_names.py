@@ -21,7 +21,12 @@ from tests.support import vllm_lora_child
 from tests.support.environments import vllm_python
 from tests.support.families import FAMILIES, LORA, LORAS, save_family
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.xdist_group("vllm-names"),
+]
 #: By a name that no layer has in the class that vLLM serves: what it says nothing about.
 ELSEWHERE = "Gemma 3, with images, by the text model's names"
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.client_matrix import PROGRAMS, check_client
 from tests.support.live_server import LiveServer, RuleServer
+from tests.support.soak import in_soak_alone
 from tests.support.standard_suite import (
     FunctionCallingSuite,
     StandardSuite,
@@ -52,7 +53,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRuleServer]
         made.stop()
 
 
-@pytest.mark.parametrize("client", list(PROGRAMS))
+#: Their requests have the form of others of these.
+ALIKE = ("openai-python-2", "chat-openai")
+
+
+@pytest.mark.parametrize(
+    "client", [in_soak_alone(one) if one in ALIKE else one for one in PROGRAMS]
+)
 def test_a_foreign_client_is_served_captured_and_trained(
     client: str, server: VllmRuleServer
 ) -> None:
