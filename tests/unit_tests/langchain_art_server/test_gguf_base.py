@@ -1,6 +1,12 @@
 """A GGUF file as a folder: the same numbers and tokens, or a refusal in words."""
 
+import contextlib
+import io
 import json
+import runpy
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,26 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
+@pytest.fixture
+def without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that writes a file out is run here, where torch is imported already.
+
+    tests/conformance/learner/test_four_bits.py starts one of its kind.
+    """
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        said, why = io.StringIO(), ""
+        monkeypatch.setattr(sys, "argv", command[2:])
+        with contextlib.redirect_stdout(said), warnings.catch_warnings(action="ignore"):
+            try:
+                runpy.run_module(command[2], run_name="__main__")
+            except SystemExit as end:
+                why = f"a warning\n{end.code}\n"
+        return subprocess.CompletedProcess(command, bool(why), said.getvalue(), why)
+
+    monkeypatch.setattr(start_checks.subprocess, "run", run)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
@@ -47,6 +73,7 @@ def test_a_family_is_the_same_model_again(
     assert again.config.tie_word_embeddings == plain.config.tie_word_embeddings
 
 
+@pytest.mark.usefixtures("without_a_process")
 def test_the_server_loads_it_with_its_tokens_and_template(llama: Path, tmp_path: Path) -> None:
     file = save_gguf(llama, tmp_path / "small.Q8_0.gguf", "Q8_0")
     check_model(str(file))
@@ -140,7 +167,8 @@ def test_a_file_that_was_cut_is_refused(llama: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value), size
 
 
-def test_what_is_no_such_file_is_refused_in_a_line(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_a_process")
+def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     settings = Settings(model=str(file), data_dir=tmp_path / "data", device="cpu")

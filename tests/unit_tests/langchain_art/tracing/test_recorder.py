@@ -109,6 +109,7 @@ def handled(runnable: Runnable[Any, Any], said: Any = "no") -> None:
 
 REFUSING = Refusing(responses=["ok"])
 CHAIN: Runnable[Any, Any] = RunnableLambda(lambda said: said) | REFUSING
+AGAIN: dict[str, Any] = {"stop_after_attempt": 2, "wait_exponential_jitter": False}  # at once
 
 
 @tool
@@ -118,9 +119,7 @@ def search(said: str) -> str:
 
 
 @pytest.mark.parametrize("first", ["yes", None])
-@pytest.mark.parametrize(
-    "what", [REFUSING, CHAIN, REFUSING.with_retry(stop_after_attempt=2), search]
-)
+@pytest.mark.parametrize("what", [REFUSING, CHAIN, REFUSING.with_retry(**AGAIN), search])
 def test_what_a_program_without_a_graph_handles_fails_no_run(what: Any, first: str | None) -> None:
     with capture() as run:
         if first is not None:

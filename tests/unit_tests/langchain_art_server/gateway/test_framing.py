@@ -143,7 +143,7 @@ def strictly(data: bytes) -> list[Sent]:
         data, _ = connection.trailing_data
 
 
-@pytest.mark.soak("S7", MUTANTS := count(500, 20_000), "requests whose framing is changed")
+@pytest.mark.soak("S7", MUTANTS := count(200, 20_000), "requests whose framing is changed")
 @pytest.mark.timeout(count(300, 1800))
 async def test_a_changed_framing_is_read_as_h11_reads_it_or_refused() -> None:
     rng, apart, whole = random.Random(drawn_seed()), list[Any](), 0
@@ -157,13 +157,14 @@ async def test_a_changed_framing_is_read_as_h11_reads_it_or_refused() -> None:
     assert whole > MUTANTS // 4
 
 
+@pytest.mark.soak
 async def test_an_ended_connection_is_freed_without_the_collector_of_cycles() -> None:
     rng = random.Random(drawn_seed())
     gc.collect()
     before = len(KEPT)
     gc.disable()
     try:
-        for _ in range(300):
+        for _ in range(count(60, 300)):
             await ours(mutant(rng), rng)
         for _ in range(3):
             await asyncio.sleep(0)

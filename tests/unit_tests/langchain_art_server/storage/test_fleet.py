@@ -6,7 +6,7 @@ import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, TrainRequest, Trajectory
-from langchain_art_server.storage import fleet
+from langchain_art_server.storage import fleet, schema
 from langchain_art_server.storage.database import lock_data_dir
 from langchain_art_server.storage.fleet import LeaseLost, begin_call
 from langchain_art_server.storage.store import Store
@@ -114,15 +114,18 @@ def test_the_calls_of_a_single_server_before_and_after_a_fleet(url: str) -> None
     assert numbers == sorted(set(numbers))
 
 
-def test_a_server_without_the_setting_is_refused_and_the_reverse(url: str) -> None:
-    fleets = Store(url, shared=True)
-    with pytest.raises(ConfigError, match="Another server uses the database"):
-        Store(url)
-    fleets.close()
-    alone = Store(url)
-    with pytest.raises(ConfigError, match="set fleet = true"):
-        Store(url, shared=True)
-    alone.close()
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [(True, "Another server uses the database"), (False, "set fleet = true")],
+)
+def test_a_server_without_the_setting_is_refused_and_the_reverse(
+    url: str, first: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Store(url, shared=first)
+    monkeypatch.setattr(schema, "_JOIN_SECONDS", 0.1)
+    with pytest.raises(ConfigError, match=words):
+        Store(url, shared=not first)
+    one.close()
 
 
 def test_so_is_one_on_the_same_directory(tmp_path: Path) -> None:

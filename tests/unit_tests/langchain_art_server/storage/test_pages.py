@@ -58,25 +58,26 @@ async def everything(store: Store, read: Read, limit: int) -> tuple[int, list[st
         after = page.last_id
 
 
-@pytest.mark.parametrize("name", LISTS)
 async def test_a_damaged_row_is_left_out_and_the_rest_is_listed(
-    store: Store, name: str, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    table, cursor, column, read = LISTS[name]
     await fill(store)
-    rows, none = await everything(store, read, 2)
-    assert rows >= 5 and none == []
+    whole = {name: await everything(store, read, 2) for name, (*_, read) in LISTS.items()}
     with store.engine.begin() as connection:
-        keys = connection.execute(sa.select(table.c[cursor]).order_by(table.c[cursor])).scalars()
-        hurt = list(keys)[1:3]
-        other = sa.update(table).where(table.c[cursor].in_(hurt)).values({column: f"x {name}"})
-        connection.execute(other)
-    log_once.cache_clear()
-    for limit in (1, 2, 3, 100):
-        items, damaged = await everything(store, read, limit)
-        assert items == rows - 2 and len(set(damaged)) == len(damaged) == 2
-        assert all("in the database is damaged" in one for one in damaged)
-    assert len(caplog.messages) == len(set(caplog.messages)) == 2
+        for name, (table, cursor, column, _) in LISTS.items():
+            assert whole[name][0] >= 5 and whole[name][1] == []
+            key = table.c[cursor]
+            hurt = list(connection.scalars(sa.select(key).order_by(key)))[1:3]
+            other = sa.update(table).where(key.in_(hurt)).values({column: f"x {name}"})
+            connection.execute(other)
+    for name, (*_, read) in LISTS.items():
+        log_once.cache_clear()
+        caplog.clear()
+        for limit in (1, 2, 3, 100):
+            items, damaged = await everything(store, read, limit)
+            assert items == whole[name][0] - 2 and len(set(damaged)) == len(damaged) == 2, name
+            assert all("in the database is damaged" in one for one in damaged)
+        assert len(caplog.messages) == len(set(caplog.messages)) == 2, name
 
 
 def test_a_client_goes_on_behind_a_damaged_row_and_warns(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_art_server.backends.chat.output_processor import Detokenizer
@@ -25,6 +25,7 @@ from langchain_art_server.backends.chat.tool_calls.formats import (
     XML,
 )
 from langchain_art_server.backends.chat.tool_calls.json_calls import arguments_object
+from tests.support.soak import count
 
 TYPES: dict[str, Any] = {
     "word": {"type": "string"},
@@ -289,7 +290,7 @@ def test_a_call_is_read(form: Any, text: str, content: str, calls: list[Any]) ->
         (GEMMA, "<|tool_call>call:f{a:}<tool_call|>"),
         (GEMMA, "<|tool_call>call:f{a:x}<tool_call|>"),
         (GEMMA, "<|tool_call>call:f{a:1}}<tool_call|>"),
-        (GEMMA, "<|tool_call>call:f{" + "a:{" * 5000 + "<tool_call|>"),
+        (GEMMA, "<|tool_call>call:f{" + "a:{" * 1500 + "<tool_call|>"),
         (KIMI, "<|tool_calls_section_begin|>x<|tool_calls_section_end|>"),
         (MISTRAL, "[TOOL_CALLS]f[ARGS]"),
     ],
@@ -337,6 +338,8 @@ _arguments = st.dictionaries(st.text(), _json, max_size=3)
 _names = st.from_regex(r"[a-zA-Z_][\w.-]{0,15}", fullmatch=True)
 
 
+@pytest.mark.soak
+@settings(max_examples=count(30, 100))
 @given(
     calls=st.lists(st.tuples(_names, _arguments), min_size=1, max_size=3),
     lead=st.sampled_from(["", "hm", "two\nlines < and {"]),
