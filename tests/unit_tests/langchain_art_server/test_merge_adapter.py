@@ -13,7 +13,7 @@ from torch import Tensor
 from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.merge_adapter import TEXT, TOKENS, TOLERANCE, Merged, merge
 from langchain_art_server.quantize_base import quantized
-from tests.support.soak import count
+from tests.support.soak import count, in_soak_alone
 from tests.support.tiny_models import (
     load_plain,
     save_adapter,
@@ -67,7 +67,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["bfloat16", in_soak_alone("float16")])
 def test_what_rounding_loses_of_a_small_update_is_said_and_float32_keeps_it(
     name: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -140,7 +140,8 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("seed", range(count(10, 400)))
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(count(5, 400)))
 def test_what_is_written_is_the_rounded_sum_and_what_it_lost_is_said(
     seed: int, bases: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -171,7 +171,7 @@ def is_excluded(group: TrajectoryGroup, config: TrainConfig, trainable: dict[str
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", range(len(CONFIGS)), ids=lambda n: str(CONFIGS[n]))
-@settings(max_examples=count(50, 1500), deadline=None)
+@settings(max_examples=count(20, 1500), deadline=None)
 @given(group=groups(), trainable=st.sampled_from([{}, {"critic": False}]))
 def test_what_is_called_flat_is_excluded(
     number: int, group: TrajectoryGroup, trainable: dict[str, bool]

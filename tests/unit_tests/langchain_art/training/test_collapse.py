@@ -10,7 +10,7 @@ from langchain_art.statistics.intervals import Z95, mean_of_scenarios, student_t
 from langchain_art.training.collapse import AT_END, Sign, held_out_sign, new_signs, no_gain
 from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
-from tests.support.soak import count
+from tests.support.soak import count, in_soak_alone
 
 Step = tuple[float | None, float | None]
 
@@ -171,7 +171,7 @@ def healthy(
     return made
 
 
-HEALTHY = count(3, 200)
+HEALTHY = count(1, 200)
 
 
 @pytest.mark.soak
@@ -376,7 +376,7 @@ def test_evaluations_without_scenarios_in_common_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 4])
-@pytest.mark.parametrize(("count", "scenarios"), [(2, 100), (2, 12), (6, 50)])
+@pytest.mark.parametrize(("count", "scenarios"), [in_soak_alone(2, 100), (2, 12), (6, 50)])
 def test_a_fit_that_gets_no_worse_is_seldom_taken_back(
     count: int, scenarios: int, samples: int
 ) -> None:

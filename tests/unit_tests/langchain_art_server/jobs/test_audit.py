@@ -121,7 +121,7 @@ CHOICES = st.dictionaries(
 
 
 @pytest.mark.soak
-@settings(max_examples=count(100, 2000), deadline=None)
+@settings(max_examples=count(40, 2000), deadline=None)
 @given(runs("a"), runs("b"), CHOICES)
 def test_audit_and_training_agree_on_any_run(
     one: Runs, other: Runs, trainable: dict[str, bool]
@@ -161,7 +161,7 @@ def test_audit_and_training_agree_on_any_run(
 
 
 @pytest.mark.soak
-@settings(max_examples=count(100, 2000), deadline=None)
+@settings(max_examples=count(40, 2000), deadline=None)
 @given(runs("a"))
 def test_prefixes_are_those_of_a_naive_comparison(run: Runs) -> None:
     turns, records = run

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError, Damaged, InvalidRequest
@@ -96,6 +96,8 @@ def test_the_name_of_every_directory_is_flushed_to_disk(
             path = path.parent
 
 
+@pytest.mark.soak
+@settings(max_examples=count(30, 100))
 @given(st.text(max_size=80))
 def test_no_name_leads_out_of_the_root(name: str) -> None:
     store = AdapterStore.__new__(AdapterStore)

@@ -2,25 +2,28 @@
 
 import random
 
+import pytest
 import sqlalchemy as sa
 
 from langchain_art.wire import LoraConfig
 from langchain_art_server.storage import store as stored
 from langchain_art_server.storage.store import Store
 from langchain_art_server.storage.tables import ROLLBACKS
+from tests.support.soak import count
 
 
 def _above(version: int, parents: dict[int, int]) -> set[int]:
     return {version} | (_above(parents[version], parents) if version in parents else set())
 
 
+@pytest.mark.soak
 async def test_the_last_rollback_between_two_versions_is_enough(store: Store) -> None:
     parents, rng, versions = dict[int, int](), random.Random(0), 12
     for version in range(1, versions):
         parents[version] = rng.randrange(version)
     await store.add_policy("p", LoraConfig())
     said, serving = list[tuple[int, int, str]](), 0
-    for number in range(200):
+    for number in range(count(60, 200)):
         version = rng.randrange(versions)
         await store.roll_back("p", version, f"why {number}")
         if version != serving:

@@ -15,7 +15,7 @@ from langchain_art.evaluators.ruler.prompt import escaped
 from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
 from tests.support.judges.injections import corpus
 from tests.support.judges.literal_judge import TAG, ScriptedJudge, literal, parse
-from tests.support.soak import count
+from tests.support.soak import count, share
 
 CORPUS = corpus()
 BENIGN = "plain words"
@@ -86,17 +86,18 @@ def test_no_text_changes_the_structure(place: str) -> None:
             assert structure(attacked(text, place)) == expected, name
 
 
+@pytest.mark.soak
 def test_the_judge_would_obey_if_there_were_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub and the corpus have teeth: without the escape most attacks change the structure."""
     expected = structure(attacked(BENIGN, "reply"))
     monkeypatch.setattr(prompt, "escaped", lambda text: text)
-    escapes = 0
-    for text in CORPUS.values():
+    escapes, attacks = 0, list(CORPUS.values())[:: 1 if share() else 3]
+    for text in attacks:
         try:
             escapes += structure(attacked(text, "reply")) != expected
         except (ArtError, ValueError):
             escapes += 1
-    assert escapes > 0.75 * len(CORPUS), escapes
+    assert escapes > 0.75 * len(attacks), escapes
 
 
 @settings(max_examples=150, deadline=None)

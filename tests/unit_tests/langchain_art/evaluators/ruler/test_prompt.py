@@ -23,6 +23,7 @@ from langchain_art.evaluators.transcript import Block, text_of, tool_line, trans
 from langchain_art.wire import Message, Trajectory, TrajectoryGroup, Turn
 from tests.support.judges.groups import group, run, says, tool
 from tests.support.judges.literal_judge import ScriptedJudge
+from tests.support.soak import count
 
 SYSTEM: Message = {"role": "system", "content": "You are an agent."}
 ASK: Message = {"role": "user", "content": "When?"}
@@ -228,7 +229,8 @@ TEXTS = st.sampled_from(["a", "b" * 50, "c" * 200, "d" * 400])
 BLOCKS = st.builds(Block, st.sampled_from(["user", "result"]), TEXTS)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(100, 300), deadline=None)
 @given(st.lists(st.lists(BLOCKS, max_size=8).map(tuple), min_size=1, max_size=8, unique=True))
 def test_a_forest_unfolds_to_its_runs_and_is_never_longer(runs: list[tuple[Block, ...]]) -> None:
     found = deduplicate(runs)
@@ -253,7 +255,8 @@ def test_runs_part_company_one_after_the_other() -> None:
 # ---- shortening
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(100, 300), deadline=None)
 @given(st.text(max_size=3000), st.integers(40, 300), st.sets(st.text(min_size=3, max_size=6)))
 def test_what_is_shortened_keeps_its_order_its_ends_and_its_cap(
     text: str, cap: int, wanted: set[str]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 
 from langchain_art.evaluators.ruler.reply_parser import UnusableReply, read
+from tests.support.soak import count
 
 Entries = list[dict[str, Any]]
 
@@ -40,7 +41,8 @@ ENTRIES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(70, 200), deadline=None)
 @given(
     st.lists(st.one_of(ENTRIES, st.text(max_size=30)), min_size=1, max_size=3), st.integers(0, 9)
 )

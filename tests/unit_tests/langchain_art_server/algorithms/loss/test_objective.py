@@ -28,6 +28,7 @@ from langchain_art.wire import (
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens, objective
 from tests.support.naive_losses import Naive, naive_importance, naive_losses
+from tests.support.soak import count
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -157,8 +158,9 @@ def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[
     return total, slopes
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=count(20, 60), deadline=None)
 @given(cases())
 def test_the_objective_and_its_gradient_equal_the_naive_twin(
     choice: dict[str, Any], case: dict[str, list[float]]
@@ -172,8 +174,9 @@ def test_the_objective_and_its_gradient_equal_the_naive_twin(
     assert gradient_T.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=count(10, 30), deadline=None)
 @given(cases(), st.sets(st.integers(0, 2)))
 def test_losses_and_stats_of_micro_batches_add_up(
     choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
@@ -191,8 +194,9 @@ def test_losses_and_stats_of_micro_batches_add_up(
         assert getattr(stats, field.name) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=count(10, 30), deadline=None)
 @given(cases())
 def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
     config = made(choice)
@@ -259,7 +263,8 @@ def step(case: dict[str, list[float]], config: JobConfig) -> StepLoss:
     return StepLoss(terms(case)["tokens"], config)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(10, 40), deadline=None)
 @given(cases())
 def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[float]]) -> None:
     config = TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1))

@@ -24,6 +24,7 @@ from langchain_art_server.algorithms.loss.token_losses import (
     token_logprobs,
 )
 from tests.support.naive_losses import naive_losses
+from tests.support.soak import count
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -54,8 +55,9 @@ LOSSES: dict[str, Callable[..., TokenLoss]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", LOSSES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=count(50, 150), deadline=None)
 @given(cases())
 def test_losses_and_gradients_equal_their_naive_twins(name: str, case: dict[str, Any]) -> None:
     new_T, old_T, a_T = (torch.tensor(case[key], dtype=F64) for key in ("new", "old", "advantages"))
@@ -179,7 +181,8 @@ def logits_cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.soak
+@settings(max_examples=count(60, 200), deadline=None)
 @given(logits_cases(), st.sampled_from([1, 3, 1 << 24]), st.booleans())
 def test_logprobs_and_their_gradient_equal_the_naive_twin(
     case: dict[str, Any], chunk: int, whole: bool

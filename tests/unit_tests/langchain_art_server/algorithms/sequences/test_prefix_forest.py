@@ -16,6 +16,7 @@ from langchain_art_server.algorithms.sequences.prefix_forest import (
     most_alive,
     split,
 )
+from tests.support.soak import count
 
 
 @st.composite
@@ -47,7 +48,8 @@ def test_the_worked_example() -> None:
     ]
 
 
-@settings(max_examples=150)
+@pytest.mark.soak
+@settings(max_examples=count(50, 150))
 @given(sequences(), st.sampled_from([math.inf, 5.0, 1.0, 0.0]))
 def test_rows_are_read_from_it_and_see_themselves_alone(
     rows: list[list[int]], token_cost: float
@@ -71,6 +73,8 @@ def test_rows_are_read_from_it_and_see_themselves_alone(
         assert size == sum(map(len, whole))
 
 
+@pytest.mark.soak
+@settings(max_examples=count(30, 100))
 @given(sequences())
 def test_the_order_of_the_rows_does_not_matter(rows: list[list[int]]) -> None:
     one, other = grow(rows), grow(rows[::-1])
@@ -148,7 +152,8 @@ def test_a_budget_holds_where_rows_allow_it() -> None:
     assert most_alive(split(forest, 200)) <= 200 + 8 * 60 + 200 // LEAST_ROOM + 100
 
 
-@settings(max_examples=150)
+@pytest.mark.soak
+@settings(max_examples=count(50, 150))
 @given(sequences(), st.integers(1, 60), st.sampled_from([math.inf, 3.0]))
 def test_rows_are_read_from_parts_with_copies_and_see_themselves_alone(
     rows: list[list[int]], budget: int, token_cost: float

@@ -2,11 +2,13 @@
 
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_art_server.algorithms.sequences.prefix_tree import Meeting, PrefixTree
 from tests.support.call_trees import common
+from tests.support.soak import count
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
@@ -24,7 +26,8 @@ def naive(sequences: list[list[int]], prompt: list[int]) -> Meeting:
     )
 
 
-@settings(max_examples=200)
+@pytest.mark.soak
+@settings(max_examples=count(70, 200))
 @given(st.lists(TOKENS, max_size=9), TOKENS)
 def test_a_prompt_meets_what_a_naive_comparison_finds(
     sequences: list[list[int]], prompt: list[int]

@@ -126,7 +126,7 @@ def parts_of_trees(draw: st.DrawFn) -> list[SampledCall]:
 
 
 @pytest.mark.soak
-@settings(max_examples=count(150, 4000))
+@settings(max_examples=count(50, 4000))
 @given(parts_of_trees())
 @example([call(f"{n}{k}", [0] * n, [0], advantage=0.25) for n in (1, 2) for k in (1, 2)])
 def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
@@ -141,7 +141,7 @@ def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
 
 
 @pytest.mark.soak
-@settings(max_examples=count(100, 2000))
+@settings(max_examples=count(40, 2000))
 @given(parts_of_trees())
 def test_rows_are_only_opened_when_no_row_fits(calls: list[SampledCall]) -> None:
     """A chain is one row: rows never outnumber the calls that extend no earlier sequence."""

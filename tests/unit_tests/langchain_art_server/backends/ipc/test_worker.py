@@ -27,14 +27,21 @@ from langchain_art_server.backends.ipc.worker import (
     WorkerDied,
     WorkerHung,
 )
+from tests.support.soak import in_soak_alone
 
 REPO = Path(__file__).parents[5]
 TARGET = "tests.support.worker_child:serve"
 IMPORTS = ("tests.support.worker_child",)
 ENV = {"PYTHONPATH": f"{REPO}:{REPO / 'server'}"}
 
-
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
+#: For what a worker does when its engine ends: that is the same however the engine was started.
+forked_alone = pytest.mark.parametrize(
+    "imports",
+    [in_soak_alone("program") if can_fork() else "program", "forked"],
+    indirect=True,
+    scope="module",
+)
 
 
 @pytest.fixture(scope="module", params=["program", "forked"])
@@ -210,6 +217,7 @@ async def test_kill_9_from_outside_loses_no_call(worker: Worker) -> None:
         await waiting
 
 
+@forked_alone
 @in_its_loop
 async def test_a_call_that_always_kills_the_child_is_given_up(worker: Worker) -> None:
     restarts = worker.restarts
@@ -236,6 +244,7 @@ async def test_engines_outlive_what_they_were_forked_from() -> None:
         await worker.close()
 
 
+@forked_alone
 async def test_on_ready_puts_the_state_back_before_calls_are_sent_again(
     imports: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -258,6 +267,7 @@ async def test_on_ready_puts_the_state_back_before_calls_are_sent_again(
         await worker.close()
 
 
+@forked_alone
 async def test_starts_that_keep_failing_end_in_a_refusal_until_one_works(
     imports: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +297,7 @@ async def test_a_child_that_is_stopped_is_replaced(worker: Worker) -> None:
     assert worker.pid != first
 
 
+@forked_alone
 @pytest.mark.usefixtures("short_ticks")
 async def test_a_child_may_rest_without_calls_and_is_replaced_where_it_hangs_with_one(
     imports: tuple[str, ...],

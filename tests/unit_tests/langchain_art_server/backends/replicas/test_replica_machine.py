@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,6 +16,7 @@ from langchain_art_server.backends.ipc.worker import WorkerDied
 from langchain_art_server.backends.replicas import sampler
 from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from tests.support.replica_engines import ToldSampler, adapter_folder
+from tests.support.soak import count
 
 T = TypeVar("T")
 REPLICAS = st.integers(0, 2)
@@ -153,4 +155,5 @@ class Replicas(RuleBasedStateMachine):
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+pytest.mark.soak(TestReplicas)
+TestReplicas.settings = settings(max_examples=count(10, 30), stateful_step_count=25, deadline=None)

@@ -172,4 +172,4 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueue = QueueMachine.TestCase
 pytest.mark.soak(TestQueue)
-TestQueue.settings = settings(max_examples=count(12, 500), stateful_step_count=25, deadline=None)
+TestQueue.settings = settings(max_examples=count(6, 500), stateful_step_count=25, deadline=None)
