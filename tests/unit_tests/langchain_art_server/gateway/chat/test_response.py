@@ -7,12 +7,11 @@ from langchain_art_server.backends.base import ChatDelta, ChatReply
 from langchain_art_server.gateway.chat.completion_format import ChatDialect, logprobs
 from langchain_art_server.gateway.chat.request import CheckedChatRequest
 
-#: All characters at which `str.splitlines` ends a line.
-ENDS = "".join(c for c in map(chr, range(sys.maxunicode + 1)) if len(f"a{c}b".splitlines()) > 1)
-
 
 async def test_an_event_is_one_line_whatever_the_model_says() -> None:
-    said = f"höher{ENDS}, 文 \\u2028"
+    characters = map(chr, range(sys.maxunicode + 1))
+    ends = "".join(one for one in characters if len(f"a{one}b".splitlines()) > 1)
+    said = f"höher{ends}, 文 \\u2028"
     function = {"name": said, "arguments": json.dumps({"a": said}, ensure_ascii=False)}
     call = {"id": "c", "type": "function", "function": function}
     reply = ChatReply([1], [2], [-0.5], said, [call], "stop", token_texts=[said])
