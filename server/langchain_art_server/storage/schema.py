@@ -203,7 +203,7 @@ def prepare(engine: sa.Engine, *, shared: bool = False) -> int:
             connection.execute(sa.select(turn))
         there = set(sa.inspect(connection).get_table_names()) & set(META.tables)
         if not there:
-            META.create_all(connection)
+            META.create_all(connection, checkfirst=False)
             create_text_index(connection)
             connection.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION, starts=0))
         check_schema(connection)
@@ -226,9 +226,10 @@ def check_schema(connection: sa.Connection) -> None:
             maker = "a newer" if found > SCHEMA_VERSION else "an older"
             why += f", so {maker} server made it"
         raise _refused(connection, why)
+    columns = inspector.get_multi_columns(filter_names=list(META.tables))  # one query, not thirty
     for name, table in META.tables.items():
         expected = {column.name for column in table.columns}
-        got = {column["name"] for column in inspector.get_columns(name)} if name in there else set()
+        got = {column["name"] for column in columns.get((None, name), ())}
         if missing := sorted(expected - got):
             raise _refused(connection, f"its table {name!r} has no column {missing[0]!r}")
         if unknown := sorted(got - expected):
