@@ -10,7 +10,7 @@ import httpx
 import pytest
 from langchain_core.messages import HumanMessage
 
-from langchain_art import ChatART, LocalServer, capture
+from langchain_art import ChatART, capture
 from langchain_art.wire import Trajectory
 from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
 from tests.support.live_server import ForkedServer, LiveServer
@@ -23,19 +23,17 @@ RED, BLUE = picture((255, 0, 0)), picture((0, 0, 255), kind="JPEG")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
     folder = tmp_path_factory.mktemp("seeing")
     model = save_vision_model(folder / "model")
-    options = ("--device", "cpu", "--served-model-name", "base")
-    with LocalServer(
-        model, policies=["seer"], data_dir=folder / "data", options=options
-    ) as started:
+    options = ("--device", "cpu", "--policy", "seer")
+    with ForkedServer(folder / "data", *options, model=model) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def http(server: LocalServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.base_url.removesuffix("/v1"), timeout=60) as client:
+def http(server: ForkedServer) -> Iterator[httpx.Client]:
+    with server.http() as client:
         yield client
 
 
@@ -59,7 +57,7 @@ def post(http: httpx.Client, *parts: dict[str, Any], model: str = "seer") -> htt
 
 
 async def test_both_forms_are_one_image_stored_once_and_gone_with_its_last_run(
-    server: LocalServer, http: httpx.Client
+    server: ForkedServer, http: httpx.Client
 ) -> None:
     model = ChatART(model="seer", base_url=server.base_url, max_tokens=4)
     runs: list[Trajectory] = []
@@ -136,7 +134,7 @@ def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path:
     assert "several ranks learn from none yet" in answer.json()["error"]["message"]
 
 
-def test_an_agent_that_sees_takes_a_step(server: LocalServer, tmp_path: Path) -> None:
+def test_an_agent_that_sees_takes_a_step(server: ForkedServer, tmp_path: Path) -> None:
     agent = Agent(server.base_url, tmp_path, seed=1)
     (step,) = agent.fit(1).history
     metrics = step.results["seer"].metrics
@@ -166,6 +164,7 @@ def test_a_step_on_a_later_call_alone_shows_its_image_to_the_new_version(
 
 
 @in_soak
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_an_agent_learns_by_what_it_sees(seed: int) -> None:
     before, after = learn(seed, steps=24)

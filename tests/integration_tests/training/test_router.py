@@ -15,9 +15,12 @@ from langchain_art.tracing.run import Run
 from langchain_art.wire import LoraConfig
 from tests.support.chat_models import model_of
 from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
+from tests.support.soak import count, share
 from tests.support.steps_of_a_fit import new_id
 from tests.support.tiny_models import WORST
 from tests.support.trainers import trainer_of
+
+STEPS = count(1, 12)
 
 
 class Route(BaseModel):
@@ -65,9 +68,13 @@ def questions(projects: list[str]) -> list[str]:
     ]
 
 
+@pytest.mark.soak("D2", STEPS, "steps of a router with structured output")
 @pytest.mark.slow
 async def test_a_router_with_structured_output_learns_to_route(tmp_path: Path) -> None:
-    """On the demo's whole model: the first layer alone does not tell the questions apart."""
+    """On the demo's whole model: the first layer alone does not tell the questions apart.
+
+    In ``make test`` a step trains the router's calls; they are better after several steps.
+    """
     with ForkedServer(tmp_path / "data", model=BASE_MODEL) as server:
         await learns_to_route(server, tmp_path / "fit")
 
@@ -87,11 +94,15 @@ async def learns_to_route(server: LiveServer, out: Path) -> None:
     # Without the warm-up a fit came now and then to send all questions one way, for good.
     schedule = LRSchedule(warmup_steps=4)
     config = TrainConfig(learning_rate=1e-3, schedule=schedule, advantage="standardized")
-    options = {"group_size": 8, "groups_per_step": 16, "lora": LoraConfig(rank=8, alpha=16.0)}
+    options = {
+        "group_size": 8,
+        "groups_per_step": count(4, 16),
+        "lora": LoraConfig(rank=8, alpha=16.0),
+    }
     trainer = trainer_of(server, out, policy, config=config, **options)
-    held_out = questions(sorted(PROJECTS)[:4])
+    held_out = questions(sorted(PROJECTS)[:4])[: count(2, 96)]
     found = await trainer.fit(
-        rollout, questions(sorted(PROJECTS)[4:]), steps=12, eval_scenarios=held_out
+        rollout, questions(sorted(PROJECTS)[4:]), steps=STEPS, eval_scenarios=held_out
     )
     assert found.before is not None and found.after is not None
     for step in found.history:
@@ -104,7 +115,9 @@ async def learns_to_route(server: LiveServer, out: Path) -> None:
     ]
     learned = f"held-out reward {found.before} to {found.after}; gap at most {max(gaps):.1e} nats"
     logging.getLogger(__name__).warning(learned)
-    assert found.before.mean < 0.6 and found.after.mean > 0.9
+    if share() == 1:
+        assert found.before.mean < 0.6 and found.after.mean > 0.9
+    assert found.version > 0
     assert max(gaps) <= WORST
     assert found.history[0].nodes["router"].calls >= 8
     with ArtClient(server.base_url) as client:
