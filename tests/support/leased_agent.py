@@ -55,11 +55,20 @@ async def work(url: str, seconds: float, concurrency: int) -> None:
 
 def start(url: str, log: Path, seconds: float = 2.0, concurrency: int = 4) -> ForkedProgram:
     """A worker in a process of its own, which writes to `log`."""
+    return _forked(__name__, [url, str(seconds), str(concurrency)], url, log)
+
+
+def command(url: str, log: Path, *args: str) -> ForkedProgram:
+    """``langchain-art worker ARGS``, likewise."""
+    return _forked("langchain_art.cli.main", ["worker", *args], url, log)
+
+
+def _forked(module: str, args: list[str], url: str, log: Path) -> ForkedProgram:
     from tests.support import forked_start  # needs the server's packages
 
-    args, env = [url, str(seconds), str(concurrency)], os.environ | {"ART_BASE_URL": url}
-    imports = ("langchain_art.chat_models", "langchain_art.rollout.worker")
-    return forked_start.start(__name__, args, env, REPO, log, imports)
+    env = os.environ | {"ART_BASE_URL": url}
+    imports = ("typer", "langchain_art.chat_models", "langchain_art.rollout.worker")
+    return forked_start.start(module, args, env, REPO, log, imports)
 
 
 if __name__ == "__main__":

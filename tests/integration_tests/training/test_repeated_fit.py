@@ -1,8 +1,6 @@
 """The same seed gives the same fit: every reward and every bit of the adapter."""
 
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator
@@ -19,7 +17,9 @@ from langchain_art import ArtClient, ChatART, Run, TrainConfig, capture
 from langchain_art.training.records import FitResult
 from tests.support import repeatable_fit
 from tests.support.chat_models import model_of
-from tests.support.live_server import REPO, LiveServer
+from tests.support.forked_start import ForkedProgram
+from tests.support.leased_agent import command
+from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id
 from tests.support.trainers import trainer_of
 
@@ -27,13 +27,16 @@ QUESTIONS = [f"Which of the {number} mails?" for number in range(12)]
 
 
 def agent(model: ChatART) -> Any:
-    """Two branches with the same prompt, two with others, and a node that reads all of them."""
+    """Two branches with the same prompt, two with others, and a node that reads all of them.
 
-    def draft(state: MessagesState) -> Any:
-        return {"messages": [model.invoke(state["messages"][:1])]}
+    In threads, the branches with the same prompt would draw their seeds in any order.
+    """
 
-    def choose(state: MessagesState) -> Any:
-        return {"messages": [model.invoke(state["messages"])]}
+    async def draft(state: MessagesState) -> Any:
+        return {"messages": [await model.ainvoke(state["messages"][:1])]}
+
+    async def choose(state: MessagesState) -> Any:
+        return {"messages": [await model.ainvoke(state["messages"])]}
 
     def branches(state: MessagesState) -> list[Send]:
         texts = ["Draft.", "Draft.", "Think.", "Write."]
@@ -61,7 +64,7 @@ def fit(server: LiveServer, out: Path, seed: int) -> tuple[FitResult, list[str],
         return run
 
     config = TrainConfig(learning_rate=1e-2, optimizer_steps=2)
-    trainer = trainer_of(server, out, policy, seed=seed, config=config)
+    trainer = trainer_of(server, out, policy, seed=seed, group_size=2, config=config)
     result = trainer.fit_sync(rollout, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:3])
     [adapter] = server.data_dir.glob(f"adapters/{policy}/2/adapter_model.safetensors")
     return result, sorted(said), sha256(adapter.read_bytes()).hexdigest()
@@ -108,8 +111,8 @@ def test_workers_sample_what_the_fit_would(
     found: list[Any] = []
     for workers in (0, 2):
         policy = new_id("again")
-        argv = [str(Path(sys.executable).with_name("langchain-art")), "worker", repeatable_fit.NAME]
-        running = [subprocess.Popen(argv, cwd=REPO) for _ in range(workers)]
+        log, name = tmp_path / "log", repeatable_fit.NAME
+        running = [command(art_server.base_url, log, name) for _ in range(workers)]
         try:
             wait_for_workers(art_server, running)  # before the first rollout is put up
             where = "server" if workers else None
@@ -126,7 +129,7 @@ def test_workers_sample_what_the_fit_would(
     assert found[0] == found[1]
 
 
-def wait_for_workers(server: LiveServer, running: list[subprocess.Popen[bytes]]) -> None:
+def wait_for_workers(server: LiveServer, running: list[ForkedProgram]) -> None:
     """Until the server knows them."""
     wanted, deadline = {str(one.pid) for one in running}, time.monotonic() + 120
     with ArtClient(server.base_url) as client:

@@ -1,12 +1,9 @@
 """Fits whose rollouts are run by workers, over a real server: kills, stops, failures."""
 
 import json
-import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -21,7 +18,7 @@ from langchain_art import ArtClient, ConfigError, RolloutFailed, TrainConfig, Tr
 from langchain_art.wire import QueuedRollout, ServerStatus
 from tests.support import trainers
 from tests.support.forked_start import ForkedProgram
-from tests.support.leased_agent import NAME, rollout, start
+from tests.support.leased_agent import NAME, command, rollout, start
 from tests.support.stub_engines import StubServer
 from tests.support.trainers import said
 
@@ -106,14 +103,14 @@ def test_a_killed_workers_rollouts_are_run_by_another_and_trained_once(tmp_path:
         killing = threading.Thread(target=kill)
         killing.start()
         result = trainer(server, tmp_path / "fit").fit_sync(
-            rollout, scenarios(16, pause=0.2), steps=3, eval_scenarios=scenarios(2)
+            rollout, scenarios(16, pause=0.2), steps=2, eval_scenarios=scenarios(2)
         )
         killing.join()
         assert end(second)["discarded"] == 0
-        assert [step.failed for step in result.history] == [0, 0, 0]
+        assert [step.failed for step in result.history] == [0, 0]
         assert sum(step.retried for step in result.history) >= 1
         assert result.before is not None and result.after is not None and result.after.n == 2
-        assert len(ids(server, "SELECT trajectory_id FROM trained")) == 3 * 2 * 4
+        assert len(ids(server, "SELECT trajectory_id FROM trained")) == 2 * 2 * 4
 
 
 def test_a_run_that_cannot_be_stored_fails_alone(server: StubServer, tmp_path: Path) -> None:
@@ -186,10 +183,11 @@ def test_failed_runs_count_as_they_do_in_this_process(server: StubServer, tmp_pa
         assert until(server, lambda seen: bool(seen.rollouts) is False).rollouts == {}
 
 
-def test_the_command_drains_at_sigterm_and_says_what_it_did(server: StubServer) -> None:
-    argv = [sys.executable, "-m", "langchain_art.cli.main", "worker", NAME]
-    argv += ["--server", server.base_url, "--concurrency", "3"]
-    worker = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
+def test_the_command_drains_at_sigterm_and_says_what_it_did(
+    server: StubServer, tmp_path: Path
+) -> None:
+    named = ("--server", server.base_url, "--concurrency", "3")
+    worker = command("http://nobody:1", tmp_path / "log", NAME, *named)  # what is named wins
     with batch(server, "drained") as client:
         pauses = (0.0, 0.0, 60.0)
         tasks = [
@@ -200,8 +198,8 @@ def test_the_command_drains_at_sigterm_and_says_what_it_did(server: StubServer) 
         worker.terminate()
         time.sleep(0.2)
         worker.terminate()
-        _, told = worker.communicate(timeout=120)
-        assert worker.returncode == 0, told
+        assert worker.wait(120) == 0, worker.log.read_text()
+        told = worker.log.read_text()
         assert "Stopping: 1 runs have 20 s to end" in told
         assert "2 runs finished, 0 of them failed, 1 handed back." in told
         status = client.rollouts("drained")
@@ -229,11 +227,10 @@ def test_a_fit_without_workers_says_what_to_type_and_waits(
 
 def test_a_program_that_is_wrong_ends_the_fit(server: StubServer, tmp_path: Path) -> None:
     name = "tests.support.leased_agent:no_run"
-    argv = [sys.executable, "-m", "langchain_art.cli.main", "worker", name]
-    worker = subprocess.Popen(argv, env=os.environ | {"ART_BASE_URL": server.base_url})
+    worker = command(server.base_url, tmp_path / "log", name)
     try:
         with pytest.raises(ConfigError, match=r"returned 'done' for .*expected the run"):
-            trainer(server, tmp_path).fit_sync(name, scenarios(2), steps=1)
+            trainer(server, tmp_path / "fit").fit_sync(name, scenarios(2), steps=1)
     finally:
         worker.terminate()
         worker.wait(120)
@@ -243,7 +240,7 @@ def test_scenarios_that_are_too_large_for_one_request_are_put_up_in_parts(
     server: StubServer,
 ) -> None:
     with batch(server, "large") as client:
-        document = "x" * 40_000
-        tasks = [QueuedRollout(id=f"large-{n}", scenario={"d": document}) for n in range(1000)]
+        document = "x" * 4_000_000
+        tasks = [QueuedRollout(id=f"large-{n}", scenario={"d": document}) for n in range(10)]
         client.put_rollouts("large", NAME, tasks)
         assert client.rollouts("large").queued == len(tasks)
