@@ -27,6 +27,7 @@ from langchain_art.wire import LRSchedule, TrainConfig
 from tests.support.chat_models import model_of
 from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
 from tests.support.mails import mails_of
+from tests.support.soak import in_soak, in_soak_alone
 from tests.support.steps_of_a_fit import new_id
 from tests.support.trainers import said, trainer_of
 
@@ -49,7 +50,7 @@ class Falling:
         self.models = [model_of(self.server, one, max_tokens=2) for one in self.policies]
         settings = {
             "group_size": 2,
-            "groups_per_step": 8,
+            "groups_per_step": 4,
             "config": TrainConfig(learning_rate=RATE),
         }
         settings |= self.options or {}
@@ -162,7 +163,8 @@ async def test_it_may_stop_or_only_be_said(
 async def test_a_fit_that_collapses_again_and_again_ends_on_a_good_version(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    falling = Falling(art_server, tmp_path, names(), always=True)
+    options = {"groups_per_step": 8}  # a fall of less is not certain each time
+    falling = Falling(art_server, tmp_path, names(), always=True, options=options)
     found = await falling.fit(20)
     assert len(found.rollbacks) == MOST_ROLLBACKS + 1
     assert len(found.history) == 2 * (MOST_ROLLBACKS + 1) and falling.serving() == [0]
@@ -184,7 +186,7 @@ async def test_runs_that_are_ahead_of_a_rollback_are_not_trained(
     assert after and all((step.reward_mean or -1) > 0 for step in after)
 
 
-@pytest.mark.parametrize("killed_at", [0, 1, 2])
+@pytest.mark.parametrize("killed_at", [in_soak_alone(0), 1, in_soak_alone(2)])
 def test_a_client_that_is_killed_within_a_rollback(
     art_server: LiveServer, tmp_path: Path, killed_at: int
 ) -> None:
@@ -235,40 +237,40 @@ async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resu
 
 
 def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
-    """Training rewards vary by chance; held out, every version above 0 solves half as many."""
+    """Training rewards vary by chance; held out, the base solves all, and what comes after half."""
 
     async def rollout(scenario: dict[str, str]) -> Run:
         run = await falling.rollout(scenario)
         run.reward = sum(run.id.encode()) % 97 / 97
         if scenario["id"].startswith("held-out"):
             version = int(str(run.turns[0].model).partition("@")[2])
-            run.reward = float(int(scenario["id"].split("-")[-1]) % (6 if version else 3) == 0)
+            run.reward = float(not version or int(scenario["id"].split("-")[-1]) % 2 == 0)
         return run
 
     return rollout
 
 
-HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(48)]
+HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(16)]
 
 
 @pytest.mark.parametrize("mode", ["rollback", "warn"])
 async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
     art_server: LiveServer, tmp_path: Path, mode: str
 ) -> None:
-    """0.33 before and 0.17 after, and no fall of the training rewards."""
+    """1 before and 0.5 after, and no fall of the training rewards."""
     falling = Falling(art_server, tmp_path, names(), options={"on_collapse": mode})
     how: dict[str, Any] = {"steps": 2, "eval_scenarios": HELD_OUT}
     found = await falling.trainer.fit(drifting(falling), SCENARIOS, **how)
-    assert "step 2: held-out reward fell from 0.333" in falling.said
+    assert "step 2: held-out reward fell from 1.000" in falling.said
     assert "8 scenarios fell and 0 rose" in falling.said
     assert len(found.rollbacks) == (mode == "rollback")
     assert found.after is not None
     if mode == "rollback":
         assert falling.serving() == [0] and found.versions == {found.policy: 0}
-        assert (found.after.step, found.after.mean) == (2, pytest.approx(1 / 3))
+        assert (found.after.step, found.after.mean) == (2, 1.0)
         assert "rolled back" in falling.said.partition("held out after")[2], "in the summary too"
     else:
-        assert falling.serving() == [2] and found.after.mean == pytest.approx(1 / 6)
+        assert falling.serving() == [2] and found.after.mean == 0.5
 
 
 def test_a_client_that_is_killed_while_it_goes_back_rolls_back_once(
@@ -329,6 +331,8 @@ async def test_held_out_rewards_without_a_further_gain_end_a_fit(
         Falling(art_server, tmp_path, names(), options={"on_collapse": "roll"})
 
 
+@in_soak  # what a fit does then is shown by all tests above
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_real_collapse_of_the_demo_is_undone(tmp_path: Path) -> None:
     """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""
