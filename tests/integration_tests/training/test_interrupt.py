@@ -1,5 +1,6 @@
 """Ctrl-C during a fit: a sentence says what to do, and no traceback hides it."""
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
+from tests.support.soak import in_soak, in_soak_alone
+from tests.support.trainers import asking, said, trainer_of
 
 FIT = """
 import asyncio, signal, sys
@@ -26,7 +30,7 @@ SYNC = "trainer.fit_sync(rollout, ['one', 'two'], steps=100, on_step=told{fresh}
 ASYNC = "asyncio.run(trainer.fit(rollout, ['one', 'two'], steps=100, on_step=told{fresh}))"
 
 
-@pytest.mark.parametrize(("call", "fresh"), [(SYNC, True), (ASYNC, False)])
+@pytest.mark.parametrize(("call", "fresh"), [(SYNC, True), in_soak_alone(ASYNC, False)])
 def test_an_interrupted_fit_ends_with_a_sentence_and_no_traceback(
     art_server: LiveServer, tmp_path: Path, call: str, fresh: bool
 ) -> None:
@@ -45,6 +49,35 @@ def test_an_interrupted_fit_ends_with_a_sentence_and_no_traceback(
     assert errors == "" and child.returncode == -signal.SIGINT
 
 
+def test_in_a_loop_of_the_program_only_the_interrupt_of_the_fit_has_no_traceback(
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, whose hook is called as the interpreter would at its end."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    trainer = trainer_of(art_server, tmp_path)
+    rollout = asking(lambda run, _: run.rng.random(), model_of(art_server, trainer.policy))
+    given = [{"id": "one", "question": "one"}]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as ended:
+            told = trainer.fit(
+                rollout, given, steps=9, on_step=lambda _: signal.raise_signal(signal.SIGINT)
+            )
+            asyncio.run(told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "Stopped after step 1 of 9. Run the same again" in said(trainer)
+    sys.excepthook(ended.type, ended.value, ended.tb)
+    assert capsys.readouterr().err == ""
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "KeyboardInterrupt\n"
+
+
+@in_soak  # the test above has such an interrupt, after one of the fit
+@pytest.mark.soak
 def test_another_interrupt_has_its_traceback(art_server: LiveServer, tmp_path: Path) -> None:
     call = "trainer.fit_sync(rollout, ['one'], steps=1)\nraise KeyboardInterrupt"
     argv = [sys.executable, "-c", FIT + call, art_server.base_url]
