@@ -11,6 +11,7 @@ from langchain_art.training.report import summary_table
 from tests.support import trainers
 from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
+from tests.support.soak import in_soak_alone
 from tests.support.steps_of_a_fit import new_id
 from tests.support.trainers import Heard, said
 
@@ -85,9 +86,9 @@ def test_dynamic_sampling_ends_at_its_bound(
         ("UUSS", 4),  # half of them teach
         ("DDDUDDDD", 4),  # what is done is not replaced
         ("SSSS", 4),  # no run was better
-        ("SSSUSSUS", 5),
+        in_soak_alone("SSSUSSUS", 5),
         ("SSSUSSSS", 7),  # three times
-        ("SSSDSSSU", 7),
+        in_soak_alone("SSSDSSSU", 7),
     ],
 )
 def test_unasked_a_step_replaces_what_fell_short_until_half_of_it_teaches(
@@ -110,7 +111,9 @@ def test_unasked_a_step_replaces_what_fell_short_until_half_of_it_teaches(
     assert len(rollouts.seen) == 2 * groups
 
 
-@pytest.mark.parametrize("way", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "way", [{"top_k": 1}, in_soak_alone({"top_p": 1e-6}), {"temperature": 0.0}]
+)
 def test_replies_in_which_nothing_was_drawn_make_no_version(
     art_server: LiveServer, tmp_path: Path, way: dict[str, Any]
 ) -> None:
@@ -142,7 +145,7 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm, rollouts = trainer_of(art_server, tmp_path / "calm")
-    whole = await calm.fit(rollouts, SCENARIOS, steps=3)
+    whole = await calm.fit(rollouts, SCENARIOS, steps=2)
     stormy, others = trainer_of(art_server, tmp_path / "stormy")
     train, orders = AsyncArtClient.train, 0
 
@@ -155,8 +158,8 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
 
     monkeypatch.setattr(AsyncArtClient, "train", dying)
     with pytest.raises(KeyboardInterrupt):
-        await stormy.fit(others, SCENARIOS, steps=3)
-    resumed = await stormy.fit(others, SCENARIOS, steps=3)
+        await stormy.fit(others, SCENARIOS, steps=2)
+    resumed = await stormy.fit(others, SCENARIOS, steps=2)
     assert others.seen == rollouts.seen  # nothing twice, nothing else, in the same order
     for one, other in zip(whole.history, resumed.history, strict=True):
         for field in ("groups", "resampled", "drawn", "excluded"):

@@ -93,7 +93,7 @@ async def test_only_the_chosen_node_learns_and_an_evaluator_finds_scenario_and_o
     assert "Trained by node, all steps" in shown
     assert found.nodes["writer"].calls == 16
     with client_of(art_server) as client:
-        trained = [t for t in client.trajectories(100) if client.audit(t.id).trained_by]
+        trained = [t for t in client.trajectories(8) if client.audit(t.id).trained_by]
         audit = client.audit(trained[0].id, trainable={"critic": False})
         assert [turn.excluded_because for turn in audit.turns] == [None, "frozen"]
         assert audit.trained_tokens == audit.turns[0].sampled_tokens > 0
@@ -178,7 +178,7 @@ async def test_two_policies_learn_from_the_same_groups(
     assert found.best is not None
     with client_of(art_server) as client:
         pinned = [c.name for p in (writer, critic) for c in client.checkpoints(p) if c.pinned]
-        runs = [t for t in client.trajectories(100) if len(client.audit(t.id).trained_by) == 2]
+        runs = [t for t in client.trajectories(24) if len(client.audit(t.id).trained_by) == 2]
     assert set(pinned) == {*found.best.versions, *found.adapters}
     assert len(runs) >= 16, "each run trains both"
     later = await trainer.evaluate(graph, QUESTIONS[:2])

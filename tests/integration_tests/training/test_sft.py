@@ -206,8 +206,8 @@ def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
 def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     """Two policies learn from the same runs, one after the other, and one is disturbed."""
     server = ForkedServer(tmp_path / "data").start()
-    shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(64)]
-    config = SFTConfig(learning_rate=1e-2, optimizer_steps=16, tokens_per_microbatch=64)
+    shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(32)]
+    config = SFTConfig(learning_rate=1e-2, optimizer_steps=8, tokens_per_microbatch=64)
     groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]
     ids = [run.id for run in groups[0].trajectories]
     seen: list[dict[str, bytes]] = []
