@@ -37,23 +37,23 @@ class Policy:
 
     def rollouts(self, **sampling: Any) -> list[list[str]]:
         """Two groups of runs, with the length of the reply for a reward."""
-        numbers = range(self._runs, self._runs + 16)
-        self._runs += 16
-        with self.server.http() as http, ThreadPoolExecutor(16) as threads:
+        numbers = range(self._runs, self._runs + 8)
+        self._runs += 8
+        with self.server.http() as http, ThreadPoolExecutor(8) as threads:
             ids = list(threads.map(lambda number: self._run(http, number, sampling), numbers))
-        return [ids[:8], ids[8:]]
+        return [ids[:4], ids[4:]]
 
     def _run(self, http: httpx.Client, number: int, sampling: dict[str, Any]) -> str:
         run = f"{self.name}-{number}"
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": [{"role": "user", "content": f"When is it? {number % 16 // 8}"}],
+            "messages": [{"role": "user", "content": f"When is it? {number % 8 // 4}"}],
             "max_tokens": 24,
             "seed": number,
             "art": {"trajectory_id": run},
         }
         said = ok(http.post("/v1/chat/completions", json=body | sampling))
-        self.client.reward(run, said["usage"]["completion_tokens"] + number % 16 / 100)
+        self.client.reward(run, said["usage"]["completion_tokens"] + number % 8 / 100)
         return run
 
     def train(self, groups: list[list[str]], config: TrainConfig = BOLD) -> dict[str, float]:
