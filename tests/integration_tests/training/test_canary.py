@@ -26,8 +26,8 @@ from langchain_art.diagnostics.canary import (
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art.wire.policies import FLOAT16_PRECISION, FULL_PRECISION, HALF_PRECISION
-from tests.support.live_server import BASE_MODEL, REPO, FaultyServer, ForkedServer
-from tests.support.soak import in_soak
+from tests.support.live_server import REPO, FaultyServer, ForkedServer, small_model
+from tests.support.soak import count, in_soak, share
 from tests.support.stub_engines import StubServer
 
 FLOAT16 = [in_soak, pytest.mark.soak("B3", 1, "canary of a server in float16")]
@@ -60,7 +60,7 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
     with ArtClient(server.base_url) as client:
         client.create_policy("somebody-elses")
         others = [one for one in client.policies() if one.name != POLICY]
-        report = run_canary(client, on_progress=heard.append)
+        report = run_canary(client, group_size=8, on_progress=heard.append)
         assert [check.name for check in report.checks] == CHECKS
         assert failed(report) == {}, report
         assert [one for one in client.policies() if one.name != POLICY] == others
@@ -68,11 +68,11 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
         assert [one.version for one in client.checkpoints(POLICY)] == [0]
         assert f"{POLICY}@0" in report.left
         client.status()  # the client that was given is not closed
-        calls = [run.turns[0].call_id for run in client.trajectories(64)]
-        assert len({client.call(one)["request"]["seed"] for one in calls if one}) == 64
+        calls = [run.turns[0].call_id for run in client.trajectories(32)]
+        assert len({client.call(one)["request"]["seed"] for one in calls if one}) == 32
     assert LEAST_STEPS + 3 <= len(heard) == len(set(heard)) <= 24 + 3
     figures = {check.name: check.value for check in report.checks}
-    assert figures["captured"] == 64
+    assert figures["captured"] == 32
     assert 0 < (figures["sampler = learner, later steps"] or 0) < 1e-5
     assert figures["base stays as it was"] == 0
 
@@ -82,7 +82,7 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
 def test_a_server_in_half_precision_passes_as_well(dtype: str, tmp_path: Path) -> None:
     """As on a GPU: LoRA is computed in 16 bits and learned in float32."""
     with ForkedServer(tmp_path / "data", "--dtype", dtype) as server:
-        report = run_canary(server.base_url)
+        report = run_canary(server.base_url, group_size=8)
     assert failed(report) == {}, report
     assert report.dtype == dtype
 
@@ -105,11 +105,12 @@ def test_a_broken_server_fails_and_the_check_says_why(
 ) -> None:
     server.fault(fault)
     rate = 1e-2 if check == "learns" else 3e-2  # too high a one may end in short replies by chance
-    found = failed(run_canary(server.base_url, steps=5, group_size=8, learning_rate=rate))
+    size = 8 if check == "drawn as reported" else 4
+    found = failed(run_canary(server.base_url, steps=4, group_size=size, learning_rate=rate))
     said = [found[name] for name in check.split("|") if name in found]
     assert said and words in said[0], found
     if "|" not in check and check != "trains":
-        assert set(found) - {"learns"} == {check} - {"learns"}, found  # five steps may be too few
+        assert set(found) - {"learns"} == {check} - {"learns"}, found  # four steps may be too few
 
 
 def test_a_call_that_is_refused_is_a_failed_check(tmp_path: Path) -> None:
@@ -121,12 +122,8 @@ def test_a_call_that_is_refused_is_a_failed_check(tmp_path: Path) -> None:
     assert len(report.checks) == 1
 
 
-def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> None:
+def test_the_command_prints_what_is_wrong(server: FaultyServer) -> None:
     command = ["canary", "--base-url", server.base_url, "--steps", "4"]
-    good = CliRunner().invoke(main.app, [*command, "--json"])
-    report = json.loads(good.stdout)
-    assert good.exit_code == (0 if report["passed"] else 1)
-    assert {check["name"] for check in report["checks"]} == set(CHECKS)
     server.fault("shifted")
     bad = CliRunner().invoke(main.app, command, env={"COLUMNS": "200"})
     assert bad.exit_code == 1
@@ -135,12 +132,23 @@ def test_the_command_prints_and_ends_with_its_verdict(server: FaultyServer) -> N
     assert ADVICE["error"] in bad.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-def test_the_command_starts_a_server_of_its_own_with_the_key_that_is_set() -> None:
+def test_the_command_starts_a_server_of_its_own_with_the_key_that_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In ``make test`` four steps of one prompt, of which all holds but perhaps that it learns."""
     env = {"ART_API_KEY": new_api_key()}
-    done = CliRunner().invoke(main.app, ["canary", "--model", str(BASE_MODEL), "--json"], env=env)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["passed"] is True
+    command = ["canary", "--model", str(small_model()), "--json"]
+    if not share():
+        command += ["--steps", "4"]
+        monkeypatch.setattr("langchain_art.diagnostics.canary.PROMPTS", ["Say hello."])
+    done = CliRunner().invoke(main.app, command, env=env)
+    report = json.loads(done.stdout)
+    assert done.exit_code == (0 if report["passed"] else 1), done.output
+    assert report["passed"] or not share(), report
+    assert [check["name"] for check in report["checks"]] == CHECKS
+    assert all(check["passed"] or check["name"] == "learns" for check in report["checks"]), report
 
 
 def test_senseless_options_are_refused(server: FaultyServer) -> None:
@@ -183,8 +191,9 @@ def drawn(count: int, temperature: float, cut: int, seed: int) -> list[Token]:
     return tokens
 
 
+@pytest.mark.soak
 def test_the_surprise_is_a_standard_normal_where_all_is_well() -> None:
-    found = [surprise(drawn(300, 1.0, 30, seed))[0] for seed in range(200)]
+    found = [surprise(drawn(300, 1.0, 30, seed))[0] for seed in range(count(50, 200))]
     mean = sum(found) / len(found)
     variance = sum((z - mean) ** 2 for z in found) / len(found)
     assert abs(mean) < 0.25 and 0.7 < variance < 1.35
