@@ -312,13 +312,13 @@ def test_a_job_that_asks_a_sampler_that_is_cut_goes_on(tmp_path: Path) -> None:
 def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
     """A job keeps it; what only reads or is refused, and workers without work, do not."""
     server = FaultyServer(tmp_path / "data")
-    server._args += ["--stop-when-idle-seconds", "3"]
+    server._args += ["--stop-when-idle-seconds", "2"]
     server.start()
     process, begun = server.process, time.monotonic()
     assert process is not None
     with server.http() as http:
         waiting_job(server, http)
-        time.sleep(4)
+        time.sleep(2.5)
         assert process.poll() is None, "a job runs"
         server.fault("")
         asked, lease = 0, {"worker": "w", "rollout": "agent:play", "slots": 1, "free": 1}
@@ -331,7 +331,7 @@ def test_an_idle_server_ends_by_itself(tmp_path: Path) -> None:
                 time.sleep(0.2)
     assert asked > 1
     assert process.wait(60) == 0
-    assert "No call and no job for 3 s" in said_by(server)
+    assert "No call and no job for 2 s" in said_by(server)
 
 
 def test_a_server_that_is_idle_as_it_starts_ends_without_an_error(tmp_path: Path) -> None:

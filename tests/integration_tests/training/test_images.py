@@ -4,15 +4,20 @@ import base64
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 from langchain_core.messages import HumanMessage
 
 from langchain_art import ChatART, capture
+from langchain_art.errors import InvalidRequest
 from langchain_art.wire import Trajectory
 from langchain_art_server.algorithms.sequences.image_tokens import IMAGE_IDS
+from langchain_art_server.backends.peft.distributed.data_parallel import DataParallelCore
+from langchain_art_server.gateway.chat.images import take_images
+from langchain_art_server.gateway.service import Service
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeing_agent import Agent, learn
 from tests.support.soak import in_soak
@@ -122,6 +127,18 @@ def test_a_base_of_text_alone_says_so(art_server: LiveServer) -> None:
     assert "reads text only. Leave images out" in answer.json()["error"]["message"]
 
 
+def test_what_the_learner_cannot_train_is_refused() -> None:
+    """By the words of ranks, which a whole server of two has in ``make soak``."""
+    no_images: Any = Service.no_images
+    sampler = SimpleNamespace(info=SimpleNamespace(no_images=""))
+    learner = SimpleNamespace(no_images=DataParallelCore._image_reader(cast(Any, None)))
+    message = {"role": "user", "content": [openai_part(url(RED))]}
+    with pytest.raises(InvalidRequest, match="several ranks learn from none yet"):
+        take_images([message], no_images.fget(SimpleNamespace(sampler=sampler, learner=learner)))
+
+
+@in_soak
+@pytest.mark.soak
 def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path: Path) -> None:
     model = save_vision_model(tmp_path / "model")
     settings = 'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
