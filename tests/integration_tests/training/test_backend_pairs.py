@@ -158,12 +158,14 @@ def check_forced(message: ChatCompletionMessage) -> None:
     assert len(said["city"]) <= 6 and 1 <= said["days"] <= 9
 
 
-def runs_of(pair: Pair, client: ArtClient, policy: str) -> tuple[list[str], list[dict[str, Any]]]:
+def runs_of(
+    pair: Pair, client: ArtClient, policy: str, runs: int = RUNS
+) -> tuple[list[str], list[dict[str, Any]]]:
     """Runs of the policy at once, rewarded; their ids, and what is recorded of their calls."""
     version = client.policy(policy).version
-    ids = [f"{policy}-{version}-{seed}" for seed in range(RUNS)]
-    with ThreadPoolExecutor(RUNS) as pool:
-        called = list(pool.map(partial(run_once, pair, policy), ids, range(RUNS)))
+    ids = [f"{policy}-{version}-{seed}" for seed in range(runs)]
+    with ThreadPoolExecutor(runs) as pool:
+        called = list(pool.map(partial(run_once, pair, policy), ids, range(runs)))
     records = [[client.call(one) for one in calls] for calls in called]
     for seed, (_, tool, after, _, _) in enumerate(records):
         client.reward(ids[seed], float(seed % 2))
@@ -174,12 +176,14 @@ def runs_of(pair: Pair, client: ArtClient, policy: str) -> tuple[list[str], list
     return ids, flat
 
 
-def trained(pair: Pair, client: ArtClient, policy: str) -> tuple[TrainResult, list[dict[str, Any]]]:
-    """A step on what was sampled since the last one."""
-    ids, records = runs_of(pair, client, policy)
+def trained(
+    pair: Pair, client: ArtClient, policy: str, runs: int = RUNS
+) -> tuple[TrainResult, list[dict[str, Any]]]:
+    """A step on new runs."""
+    ids, records = runs_of(pair, client, policy, runs)
     result = client.wait(client.train([ids], policy, STEP))
     metrics = result.metrics
-    assert metrics["calls_trained"] == 5 * RUNS
+    assert metrics["calls_trained"] == 5 * runs
     assert not result.excluded
     assert metrics["logprob_gap_mean"] <= EXACT
     assert metrics["probe_change"] > 0
@@ -248,9 +252,9 @@ def a_former_version_serves_again_and_one_is_deleted(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
     client.create_policy("back")
-    trained(pair, client, "back")
+    trained(pair, client, "back", 2)
     before = asked(pair, client, ["back"])["back"]
-    trained(pair, client, "back")
+    trained(pair, client, "back", 2)
     between = asked(pair, client, ["back"])["back"]
     assert [one["logprobs"] for one in between] != [one["logprobs"] for one in before]
     assert client.rollback("back", 1).version == 1
@@ -275,7 +279,7 @@ def the_learner_is_killed_in_a_step_which_is_begun_again(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
     client.create_policy("killed")
-    ids, _ = runs_of(pair, client, "killed")
+    ids, _ = runs_of(pair, client, "killed", 2)
     restarts, victim = client.status().engine_restarts, pair.learning()
     family = [victim, *children(victim)]
     assert len(family) >= (2 if pair.learner == "ranks" else 1)
@@ -302,13 +306,13 @@ def the_learner_is_killed_in_a_step_which_is_begun_again(
 
 @pytest.mark.soak
 def test_the_rest_of_the_story(pair: Pair, client: ArtClient, tmp_path: Path) -> None:
-    """In ``make test`` PEFT alone goes back; test_kills.py and test_learner_ranks.py kill."""
-    parts = [a_former_version_serves_again_and_one_is_deleted]
-    if share() or pair.sampler == "vllm":
-        parts.append(the_learner_is_killed_in_a_step_which_is_begun_again)
-    elif pair.learner != "peft":
+    """Of the embedded pairs, ``make test`` tells PEFT's; test_learner_ranks.py kills ranks."""
+    if not share() and pair.sampler != "vllm" and pair.learner != "peft":
         pytest.skip("in make soak")
-    for part in parts:
+    for part in (
+        a_former_version_serves_again_and_one_is_deleted,
+        the_learner_is_killed_in_a_step_which_is_begun_again,
+    ):
         (folder := tmp_path / part.__name__).mkdir()
         part(pair, client, folder)
 
