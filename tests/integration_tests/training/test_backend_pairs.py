@@ -221,7 +221,7 @@ def distance(plain: Any, records: list[dict[str, Any]]) -> float:
 def test_two_steps_in_a_row_are_served_exactly(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
-    """In ``make test`` two of the embedded pairs take one: PEFT's second shows a second."""
+    """In ``make test`` ranks and Unsloth take one step; PEFT takes both."""
     client.create_policy("agent")
     base = load_plain(pair.model)
     plain = {pair.base_name: base, "agent@0": base}
