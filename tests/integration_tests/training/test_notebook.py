@@ -5,23 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_server import BASE_MODEL
+from tests.support.live_server import BASE_MODEL, REPO
 from tests.support.notebook_kernels import running_kernel
-from tests.support.stub_engines import StubServer
 
-#: A server that the notebook starts; any program that answers at /readyz stands for it.
-LOCAL = f"""
-import pathlib, sys, urllib.request
-from langchain_art import LocalServer
-pathlib.Path("readyz").touch()
-server = LocalServer({str(BASE_MODEL)!r}, data_dir="data")
-server._argv = [sys.executable, "-m", "http.server", str(server.port)]
+#: Its server is over stub engines: its models are not the subject.
+BEGIN = f"""
+import os, random
+from langchain_art import ArtClient, ChatART, LocalServer, TrainConfig, Trainer, capture
+server = LocalServer({str(BASE_MODEL)!r}, policies=["p"], data_dir="data")
+server._argv[2] = "tests.support.stub_engines"
+os.environ["STUB_SECONDS"] = "0.2 0.3"
+os.environ["PYTHONPATH"] = os.pathsep.join([{str(REPO)!r}, os.environ.get("PYTHONPATH", "")])
 server.start()
-"""
-BEGIN = """
-import random
-from langchain_art import ChatART, TrainConfig, Trainer, capture
-model = ChatART(model="p", base_url="{url}", max_tokens=8)
+model = ChatART(model="p", base_url=server.base_url, max_tokens=8)
 async def rollout(question):
     async with capture(scenario=question) as run:
         await model.ainvoke(question)
@@ -37,13 +33,8 @@ FIT = "fit = await trainer.fit(rollout, ['one', 'two'], steps={steps}, eval_scen
 def test_a_fit_is_one_output_is_interrupted_after_a_step_and_goes_on_in_a_new_kernel(
     tmp_path: Path,
 ) -> None:
-    with (
-        StubServer(tmp_path / "stub" / "data", seconds=(0.2, 0.3)) as server,
-        running_kernel(tmp_path) as kernel,
-    ):
-        begin = BEGIN.format(url=server.base_url)
-        assert not kernel.run(LOCAL).error
-        assert not kernel.run(begin).error
+    with running_kernel(tmp_path) as kernel:
+        assert not kernel.run(BEGIN).error
         refused = kernel.run("trainer.fit_sync(rollout, ['one'], steps=1)").error
         assert "write `await trainer.fit(...)`" in refused[-1]
 
@@ -53,11 +44,11 @@ def test_a_fit_is_one_output_is_interrupted_after_a_step_and_goes_on_in_a_new_ke
         assert found, line
         assert len(stopped.displays) == 1 and stopped.updates > 2
         assert line in re.sub(r"\s+", " ", stopped.displays[0])
-        asked = "urllib.request.urlopen(f'http://127.0.0.1:{server.port}/readyz')"
-        assert not kernel.run(f"{asked}; assert server.restarts == 0; server.stop()").error
+        asked = kernel.run("assert server.restarts == 0; ArtClient(server.base_url).status()")
+        assert not asked.error
 
         kernel.restart()
-        assert not kernel.run(begin).error
+        assert not kernel.run(BEGIN).error
         steps = int(found[1]) + 1
         resumed = kernel.run(FIT.format(steps=steps))
         assert not resumed.error, resumed.error
@@ -65,3 +56,4 @@ def test_a_fit_is_one_output_is_interrupted_after_a_step_and_goes_on_in_a_new_ke
         assert f"Going on after step {found[1]}" in shown and f"p: {steps} steps" in shown
         assert "steps " not in shown.partition("held out after")[0]  # the bars have gone
         assert kernel.run("fit").displays[0].count("held out after") == 1
+        assert not kernel.run("server.stop()").error
