@@ -61,17 +61,17 @@ def template_of(name: str) -> ChatTemplate:
 
 def sampled(template: ChatTemplate, text: str) -> list[int]:
     """Tokens of a text that the tokenizer would not choose: single bytes, and special tokens."""
-    encode = functools.partial(template.tokenizer.encode, add_special_tokens=False)
-    ids = encode(text)
-    special = template.tokenizer.added_tokens_decoder
-    return [i for one in ids for i in ([one] if one in special else _bytes(encode, template, one))]
+    ids = template.tokenizer.encode(text, add_special_tokens=False)
+    return [i for one in ids for i in _bytes(template, one)]
 
 
-def _bytes(encode: Any, template: ChatTemplate, token: int) -> list[int]:
+@functools.cache
+def _bytes(template: ChatTemplate, token: int) -> list[int]:
     letters = template.text([token])
-    if "\ufffd" in letters:  # a part of a letter
+    if token in template.tokenizer.added_tokens_decoder or "\ufffd" in letters:  # part of a letter
         return [token]
-    return [i for letter in letters for i in encode(letter)]
+    encode = template.tokenizer.encode
+    return [i for letter in letters for i in encode(letter, add_special_tokens=False)]
 
 
 @dataclass(frozen=True)

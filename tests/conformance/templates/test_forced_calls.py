@@ -63,12 +63,9 @@ def accepts(
     sent = tools if isinstance(tools, list) else [tools]
     grammar = compiler.grammar(ask(tools=sent, tool_choice="required", **options), template.tools)
     assert grammar
-    found: dict[str, bool] = {}
-    for text in texts:
-        processor = compiler.logits_processor(grammar)
-        ids = [*sampled(template, text), min(template.eos)]
-        found[text] = all(processor.advance(one) for one in ids)
-    return found
+    matcher = compiler.logits_processor(grammar)._matcher
+    told = {text: [*sampled(template, text), min(template.eos)] for text in texts}
+    return {text: matcher.validate_tokens(ids) == len(ids) for text, ids in told.items()}
 
 
 def check(tool: dict[str, Any], good: list[str], bad: list[str], **options: Any) -> None:
