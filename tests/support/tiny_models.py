@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from langchain_art_server import merge_adapter
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import ChatReply, ChatRequest, Sampling
+from langchain_art_server.backends.embedded import batch_invariance
 from langchain_art_server.backends.embedded.process import TransformersHost
 from langchain_art_server.backends.ipc.channel import EngineCall
 from langchain_art_server.backends.ipc.chat_codec import unpack_reply
@@ -27,6 +28,23 @@ from langchain_art_server.backends.models.base_weights import auto_class, read_c
 from langchain_art_server.config import Settings
 
 torch.set_num_threads(1)
+
+
+def _once(measure: Any) -> Any:
+    """What is measured of this machine's kernels, the first time for these sizes."""
+    known: dict[tuple[str, int], Any] = {}
+
+    def measured(*sizes: Any) -> Any:
+        key = repr(sizes), torch.get_num_threads()
+        if key not in known:
+            known[key] = measure(*sizes)
+        return known[key]
+
+    return measured
+
+
+for _name in ("_lengths", "_multiple", "_rule_agrees"):  # they take most of a sampler's start
+    setattr(batch_invariance, _name, _once(getattr(batch_invariance, _name)))
 
 CHATML = (
     "{%- if tools %}<|im_start|>system\n# Tools\n<tools>"

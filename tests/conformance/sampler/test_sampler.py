@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from langchain_art.errors import ArtError, UnknownModel
+from langchain_art_server.backends.embedded import process
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK
 from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.tiny_models import (
@@ -23,6 +24,7 @@ from tests.support.tiny_models import (
     with_adapter,
 )
 
+LAYERS = 2
 GROWING = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
@@ -227,7 +229,10 @@ class Arrivals(queue.Queue[EngineCall]):
             self.put(self.later.pop(0))
 
 
-def test_the_first_calls_of_many_wait_for_the_others_and_a_lone_one_does_not(model: Path) -> None:
+def test_the_first_calls_of_many_wait_for_the_others_and_a_lone_one_does_not(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_GATHER_SECONDS", 60.0)  # to tokenise may take long here
     sampler = LocalSampler(model)
     calls = [sampler.send(ask(f"mail {i}", seed=i)) for i in range(12)]
     sent = [sampler.inbox.get() for _ in calls]

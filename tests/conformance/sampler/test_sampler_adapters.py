@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from langchain_art.errors import ConfigError
 from tests.support.tiny_models import LocalSampler, ask, save_adapter
 
+LAYERS = 3
 Q = "base_model.model.model.layers.1.self_attn.q_proj"
 
 

@@ -16,7 +16,7 @@ from langchain_art_server.backends.embedded.model_runner import SlotRunner
 from tests.support.soak import count
 from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model, tokenizer
 
-SEEDS = range(count(8, 400))
+SEEDS = range(count(4, 400))
 
 
 def good(seed: int) -> ChatRequest:

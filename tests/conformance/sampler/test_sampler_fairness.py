@@ -16,6 +16,7 @@ from tests.support.tiny_models import (
     ask,
     check_logprobs,
     load_plain,
+    save_model,
     three_adapters,
     with_adapter,
 )
@@ -85,26 +86,28 @@ def test_a_client_with_hundreds_of_long_calls_makes_another_wait_little(
     assert tokens_of(alone) == tokens_of(replies), "and got what they would have got alone"
 
 
-def test_full_memory_makes_a_client_with_little_wait_little(model: Path) -> None:
+def test_full_memory_makes_a_client_with_little_wait_little(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 1, "head_dim": 32, "num_key_value_heads": 4}
+    model = save_model(tmp_path / "model", **sizes)
     layout = LocalSampler(model).host.scheduler._runner.cache.layout
-    room_of_five = 5 * 1024 * layout.bytes_per_token(torch.float32)
+    room_of_five = 5 * 340 * layout.bytes_per_token(torch.float32)
     settings = {"threads": 1, "max_batch": 64, "kv_cache_bytes": room_of_five}
-    sampler = LocalSampler(model, sampler=settings)
+    sampler = LocalSampler(model, sampler=settings, max_model_len=340)
     clock, scheduler = Clock(sampler, 0.002, 1e-6), sampler.host.scheduler  # it counts passes
     quiet = max(innocent(sampler, clock))
     scheduler._eos = set()  # all replies are as long as they may be
     asked = [
-        ask(f"{n} the team", client=f"a{n % 8}", seed=n, max_tokens=900 - n) for n in range(16)
+        ask(f"{n} the team", client=f"a{n % 8}", seed=n, max_tokens=300 - n) for n in range(16)
     ]
     hostile = [sampler.send(one) for one in asked]
-    for _ in range(300):
+    for _ in range(100):
         sampler.turn()
     waits, sent_back = list[float](), list[int]()
     while not {call.id for call in hostile} <= sampler.results.keys():
         before = scheduler.preempted
         waits += innocent(sampler, clock, 1)
         sent_back.append(scheduler.preempted - before)
-        for _ in range(30):
+        for _ in range(10):
             sampler.turn()
     assert len(waits) > 50 and max(waits) <= 4 * quiet, (quiet, [round(w, 3) for w in waits])
     assert sum(sent_back) > 10, "memory was short"

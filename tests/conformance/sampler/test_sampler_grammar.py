@@ -3,6 +3,7 @@
 import functools
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,13 @@ import pytest
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.chat.tool_calls.call_grammar import schema_json
 from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask
+
+
+@pytest.fixture(scope="module")
+def sampler(model: Path) -> LocalSampler:
+    """One for all tests: each has a compiler's process."""
+    return LocalSampler(model)
+
 
 SCHEMA = {
     "type": "object",

@@ -171,10 +171,12 @@ def streamed(sampler: LocalSampler, call: EngineCall) -> tuple[str, list[Any]]:
 
 @pytest.mark.parametrize("options", [{}, {"tools": [WEATHER]}, {"stop": ("e", " t")}])
 def test_a_stream_put_together_is_the_reply(sampler: LocalSampler, options: dict[str, Any]) -> None:
-    for seed in range(12):
-        plain = sampler.send(ask(seed=seed, max_tokens=40, **options))
-        stream = sampler.send(ask(seed=seed, max_tokens=40, stream=True, **options))
-        sampler.run()
+    pairs = [
+        [sampler.send(ask(seed=n, stream=s, max_tokens=40, **options)) for s in (False, True)]
+        for n in range(12)
+    ]
+    sampler.run()
+    for plain, stream in pairs:
         reply, whole = sampler.reply(plain), sampler.reply(stream)
         assert (reply.token_ids, reply.content) == (whole.token_ids, whole.content)
         assert streamed(sampler, stream) == (whole.content, [])
