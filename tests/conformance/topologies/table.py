@@ -18,7 +18,7 @@ HEAD = """\
 Each of these {count} topologies is a small LangGraph program. It is run against a real server
 (`invoke`, `ainvoke`, `stream`, `astream`; fewer where one does not apply), and what was captured is
 compared with the engine's own journal of the calls that it was asked for. `make test` runs each in
-one of its modes; `make soak` runs all.
+one of its modes, and trains a third; `make soak` runs all, and trains each in one mode.
 
 - **captured**: the turns have the node, path, branch, step, attempt, thread and tags that the
   program gave them; every call that the engine made is a turn, once, and there is no other.

@@ -20,7 +20,6 @@ from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import MessagesState, StateGraph
-from langgraph.pregel.remote import RemoteGraph
 from langgraph.types import CachePolicy, Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
@@ -31,7 +30,6 @@ from tests.conformance.suite.cases.interrupts import careful
 from tests.conformance.suite.harness import Expect, Kit, Topology
 from tests.conformance.suite.nodes import Rendezvous, line
 from tests.conformance.suite.performance import Performance
-from tests.conformance.topologies.cases_remote import deployment
 from tests.conformance.topologies.journal import served_by, witnessed
 from tests.conformance.topologies.other_process import durable
 from tests.conformance.topologies.rows import each_token_once
@@ -187,19 +185,6 @@ def test_a_reply_from_elsewhere_that_only_the_output_holds(kit: Kit) -> None:
         line(MessagesState, same=lambda state: {"messages": [reply]}).compile().invoke(kit.ask())
     elsewhere = run.trajectory().metadata["sampled_elsewhere"]
     assert elsewhere == [reply.response_metadata["call_id"]]
-
-
-def test_a_remote_graph_that_no_scope_hears(kit: Kit, caplog: pytest.LogCaptureFixture) -> None:
-    agent = RemoteGraph("agent", url=deployment(kit.served.base_url))
-    with capture() as run:
-        state: Any = agent.invoke(kit.ask("hello"))
-        run.output = state
-    assert "RemoteGraph" in caplog.text
-    trajectory = run.trajectory()
-    assert trajectory.turns == ()
-    assert "art_trajectory_id" in trajectory.metadata["not_heard"][0]
-    said = state["messages"][-1]["response_metadata"]["call_id"]
-    assert trajectory.metadata["sampled_elsewhere"] == [said]
 
 
 def test_a_scopes_own_handler_on_the_model(kit: Kit, seen: Seen) -> None:

@@ -1,6 +1,6 @@
 """Whatever the graph: no token is lost, doubled or invented.
 
-``make soak`` draws ten times as many graphs, new ones each time; with
+``make soak`` draws thirty times as many graphs, new ones each time; with
 ``ART_TEST_SEED`` the same again.
 """
 
@@ -26,8 +26,7 @@ from tests.support.live_server import RuleServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
-EXAMPLES = 30
-DRAWN = count(EXAMPLES, 10 * EXAMPLES)
+DRAWN = count(10, 300)
 
 Lines = list[dict[str, Any]]
 """Of the engine's journal."""

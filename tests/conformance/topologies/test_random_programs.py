@@ -26,7 +26,7 @@ from langchain_art import capture
 from tests.support.graphs import Answering
 from tests.support.soak import count
 
-PROGRAMS = count(60, 3000)
+PROGRAMS = count(20, 3000)
 
 
 class Numbered(Answering):
