@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 
 
 def _once(measure: Any) -> Any:
-    """What is measured of this machine's kernels, the first time for these sizes."""
+    """Measures this machine's kernels once for the same sizes, in each process."""
     known: dict[tuple[str, int], Any] = {}
 
     def measured(*sizes: Any) -> Any:
