@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def test_one_adapter_against_two(
         # Rewards are few at first: with 4 groups of 4, all four were of equal rewards now and then.
         small = replace(getattr(compare, arm), groups_per_step=6, group_size=8, held_out=16)
         monkeypatch.setattr(compare, arm, small)
-    compare.main(seeds=1, steps=1)
+    with server_of(DEMO, tmp_path) as server:
+        monkeypatch.setattr(compare, "run", partial(compare.run, base_url=server.base_url))
+        compare.main(seeds=1, steps=1)
     said = capsys.readouterr().out
     folders = [tmp_path / "out" / f"demo-codenames{arm}" for arm in ("", "-one")]
     two, one = (json.loads((folder / "summary.json").read_text()) for folder in folders)

@@ -13,7 +13,10 @@ from langchain_art import LRSchedule, TrainConfig
 from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
 from tests.support.mails import check_exact_runs, mails_of
+from tests.support.soak import count, share
 from tests.support.trainers import trainer_of
+
+STEPS, CONTROL, GROUPS, HELD_OUT = count(1, 5), count(1, 2), count(4, 16), count(8, 120)
 
 
 def test_training_and_held_out_questions_are_disjoint(tmp_path: Path) -> None:
@@ -44,7 +47,7 @@ async def test_runs_are_captured_recorded_and_trained_exactly(
 def gain(server: LiveServer, folder: Path, policy: str, steps: int, evaluator: Any) -> float:
     """By how much the reward on held-out questions rises in a fit."""
     folder.mkdir()
-    mails = mails_of(folder, 16 * steps, 120)
+    mails = mails_of(folder, GROUPS * steps, HELD_OUT)
     config = TrainConfig(
         learning_rate=3e-3,
         # At a constant learning rate the reward fell for one step now and then, which a last step
@@ -58,7 +61,7 @@ def gain(server: LiveServer, folder: Path, policy: str, steps: int, evaluator: A
         evaluator=evaluator,
         on_collapse="warn",  # to go back from what fell would be learning from the reward
         group_size=8,
-        groups_per_step=16,
+        groups_per_step=GROUPS,
         concurrency=128,
         config=config,
         lora=None,
@@ -71,14 +74,23 @@ def gain(server: LiveServer, folder: Path, policy: str, steps: int, evaluator: A
     )
     assert (folder / "fit" / "history.jsonl").read_text().count("\n") == steps + 2
     assert result.before is not None and result.after is not None
-    assert result.before.n == result.after.n == 120
+    assert result.before.n == result.after.n == HELD_OUT
+    assert result.after.versions == (f"{policy}@{steps}",)
+    for step in result.history:
+        assert step.reward_std and step.results[policy].metrics["logprob_gap_mean"] <= 1e-5
     return result.after.mean - result.before.mean
 
 
+# In `make test` a step by rewards and one by those that were dealt out anew: both are served, and
+# what is learned by then is chance. That training makes an agent better is there shown by
+# `test_wrap_existing.py` and `tests/integration_tests/training/test_router.py`.
+@pytest.mark.soak("L7", STEPS, "steps of the e-mail agent by rewards, and 2 by shuffled ones")
 @pytest.mark.slow
 def test_the_agent_learns_from_the_reward_and_not_from_training(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    learned = gain(art_server, tmp_path / "reward", "agent", 5, None)
-    control = gain(art_server, tmp_path / "control", "agent-control", 2, shuffled(0))
-    assert learned >= 0.25 and control <= 0.2, (learned, control)
+    learned = gain(art_server, tmp_path / "reward", "agent", STEPS, None)
+    control = gain(art_server, tmp_path / "control", "agent-control", CONTROL, shuffled(0))
+    if share() >= 1:
+        assert learned >= 0.25 and control <= 0.2, (learned, control)
+    print(f"{learned:+.3f} by rewards, {control:+.3f} by shuffled ones")  # noqa: T201

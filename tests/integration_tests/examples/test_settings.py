@@ -9,7 +9,10 @@ from examples.support import tiny_model
 from langchain_art_server.config import load_settings
 from tests.support.examples import require_same_base
 from tests.support.live_server import REPO, ForkedServer
+from tests.support.soak import in_soak_alone
 
+#: Base models whose recipes differ from the other two's in conversations and template alone.
+IN_SOAK = ("deep_agent", "temporal_clue")
 FILES = sorted((REPO / "examples").glob("*/server.toml"))
 
 
@@ -20,7 +23,7 @@ def test_they_are_accepted_and_of_the_demos_policies(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["codenames", "deep_agent", "email_search", "temporal_clue"])
+@pytest.mark.parametrize("name", ["codenames", "email_search", *map(in_soak_alone, IN_SOAK)])
 def test_the_script_still_builds_the_base_model(name: str, tmp_path: Path) -> None:
     recipe = import_module(f"examples.{name}.build_base_model").RECIPE
     tiny_model.main(recipe, tmp_path, ["--smoke"])

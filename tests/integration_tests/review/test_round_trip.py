@@ -36,8 +36,9 @@ from tests.support.langfuse_server import LangfuseServer
 from tests.support.langfuse_server.spans import Span
 from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
 from tests.support.mails import mails_of
+from tests.support.soak import count, share
 
-DAYS, SCENARIOS, SIZE, HELD_OUT = 3, 16, 8, 200
+DAYS, SCENARIOS, SIZE, HELD_OUT = count(2, 3), count(3, 16), 8, count(6, 200)
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +126,7 @@ class Loop:
         return result
 
 
+@pytest.mark.soak("R3", DAYS, f"days of {SCENARIOS * SIZE} reviewed runs")
 @pytest.mark.slow
 def test_what_a_person_says_of_traces_makes_the_agent_better(
     art_server: LiveServer, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
@@ -152,8 +154,9 @@ def test_what_a_person_says_of_traces_makes_the_agent_better(
     assert pull(client, root=tmp_path).kept.new == 0
     after = loop.held_out()
     assert all(client.trajectory(run.id).reward == run.reward for run in loop.seen)
-    # Of 200 questions each the difference has a standard error of at most 0.05.
-    assert after - before >= 0.1, (before, after)
+    if share() >= 1:  # of 200 questions each the difference has a standard error of at most 0.05
+        assert after - before >= 0.1, (before, after)
+    print(f"{before:.3f} → {after:.3f} on {HELD_OUT} held-out questions")  # noqa: T201
 
 
 def first_score() -> Callable[[Any], str | None]:
