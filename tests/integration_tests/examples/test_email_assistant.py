@@ -13,10 +13,14 @@ from examples.email_assistant.train import DEMO, WEIGHTS, build_fit, criteria, m
 from examples.support.demo import Setup
 from langchain_art import ArtClient
 from tests.support.examples import HostedModel, calling, evaluation, server_of, short_fit
+from tests.support.soak import in_soak
 
 KINDS = {"success, newest", "success, oldest", "success, sender"}
 
 
+# `test_mcp_server.py` has a fit of this kind in `make test`.
+@in_soak
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
     def judged(setup: Setup) -> Any:

@@ -17,7 +17,7 @@ from tests.support.chat_models import model_of
 from tests.support.examples import refusal
 from tests.support.live_server import LiveServer
 from tests.support.mails import mails_of
-from tests.support.soak import in_soak
+from tests.support.soak import count, in_soak
 from tests.support.trainers import trainer_of
 
 
@@ -38,11 +38,12 @@ def mails(tmp_path: Path) -> Iterator[MailStore]:
     store.close()
 
 
+@pytest.mark.soak
 async def test_the_judge_knows_no_answer_and_agrees_with_those_who_do(
     art_server: LiveServer, mails: MailStore
 ) -> None:
     model = model_of(art_server, max_tokens=48)
-    scenarios = mails.scenarios("train")[:24]
+    scenarios = mails.scenarios("train")[: count(8, 24)]
     done = await gather(make_rollout(model, mails), scenarios, group_size=8, seed=0)
     judge = Overheard()
     evaluator = RulerEvaluator(judge, context=None)

@@ -18,11 +18,11 @@ from tests.support.examples import HostedModel, calling, evaluation, refusal, se
 @pytest.mark.slow
 def test_the_demo_trains_on_the_judge_alone(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:
-        found = short_fit(DEMO, server.base_url, tmp_path / "out")
+        found = short_fit(DEMO, server.base_url, tmp_path / "out", groups_per_step=2, held_out=2)
         assert found["excluded"].get("groups.unjudged", 0) == 0
         with ArtClient(server.base_url) as client:
             runs = client.trajectories(1000)
-        said = evaluation(DEMO, "mcp-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "mcp-agent@1", "--base-url", server.base_url, "--n", "2")
         assert "mcp-agent@1: " in said
     judged = {str(run.scenario).split("-")[0]: "judged" in run.metadata for run in runs}
     assert judged == {"train": True, "test": False}

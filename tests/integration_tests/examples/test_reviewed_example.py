@@ -26,7 +26,9 @@ def test_reviews_are_kept_trained_on_and_measured(
     art_server: LiveServer, mails: MailStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "QUESTIONS", 3)
+    monkeypatch.setattr(demo, "HELD_OUT_RUNS", 1)
     monkeypatch.setattr(demo, "PREFERENCE_STEPS", 2)
+    monkeypatch.setattr(demo, "REWARDS", demo.REWARDS.model_copy(update={"optimizer_steps": 2}))
     policy = new_id("reviewed")
     found = demo.Demo(art_server.base_url, mails, 0, policy).run()
     assert sum(found["marks"].values()) == 15

@@ -9,7 +9,7 @@ from examples.support import tiny_model
 from langchain_art_server.config import load_settings
 from tests.support.examples import require_same_base
 from tests.support.live_server import REPO, ForkedServer
-from tests.support.soak import in_soak_alone
+from tests.support.soak import in_soak_alone, share
 
 #: Base models whose recipes differ from the other two's in conversations and template alone.
 IN_SOAK = ("deep_agent", "temporal_clue")
@@ -28,5 +28,5 @@ def test_the_script_still_builds_the_base_model(name: str, tmp_path: Path) -> No
     recipe = import_module(f"examples.{name}.build_base_model").RECIPE
     tiny_model.main(recipe, tmp_path, ["--smoke"])
     require_same_base(tmp_path, import_module(f"examples.{name}.train").BASE_MODEL)
-    if name == "email_search":
+    if name == "email_search" and share():
         ForkedServer(tmp_path / "data", model=tmp_path).start().stop()

@@ -20,7 +20,7 @@ def test_all_three_nodes_are_trained_and_held_out_runs_have_one_reward(tmp_path:
             assert 0 <= found[when]["mean"] <= 1  # rewards of calls would come on top
         history = (tmp_path / "out" / "history.jsonl").read_text()
         assert all(f'"{node}":{{"calls"' in history for node in ("write", "check", "rewrite"))
-        said = evaluation(DEMO, "sql-agent@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "sql-agent@1", "--base-url", server.base_url, "--n", "2")
         assert "sql-agent@1: " in said and "first query right: " in said
 
 

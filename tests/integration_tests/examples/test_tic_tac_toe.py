@@ -33,7 +33,7 @@ def test_both_sides_learn_and_older_versions_do_not(tmp_path: Path) -> None:
             else:
                 assert run.reward in (0.0, 1.0) and not rewarded
         assert found["excluded"]["calls.frozen"] > 0
-        said = evaluation(DEMO, "tic-tac-toe@1", "--base-url", server.base_url, "--n", "8")
+        said = evaluation(DEMO, "tic-tac-toe@1", "--base-url", server.base_url, "--n", "2")
         assert "tic-tac-toe@1: " in said and "losses: " in said
 
 

@@ -26,11 +26,11 @@ def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
         state = json.loads((tmp_path / "out" / "fit.json").read_text())
         assert state["identity"]["config"]["learning_rate"] is None
         assert min(state["learning_rate"].values()) > 0
-        asked = ("--base-url", server.base_url, "--n", "8", "--few-shot", "1")
+        asked = ("--base-url", server.base_url, "--n", "2", "--few-shot", "1")
         assert "triage@" in evaluation(DEMO, *asked)
         with ArtClient(server.base_url) as client:
             told = [len(one.turns[0].messages) for one in client.trajectories(200)]
-        assert told.count(4) == 8 and told.count(2) == len(told) - 8
+        assert told.count(4) == 2 and told.count(2) == len(told) - 2
 
 
 async def test_the_agent_runs_on_a_hosted_model(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The example of an agent that was written for a hosted model: as it was, and trained."""
 
 import difflib
-import os
-import subprocess
-import sys
+import runpy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,18 +20,26 @@ def lines_of(name: str) -> list[str]:
     return (FOLDER / name).read_text().splitlines()
 
 
-def run_in(folder: Path, *arguments: str, **env: str) -> str:
-    """Run Python elsewhere than in the repository: what the example writes lands there."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'server'}"} | env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+Script = Callable[..., tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Script:
+    """Runs a script elsewhere than in the repository, where what it writes lands.
+
+    Gives what it prints and what it has made.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def script(file: Path, **env: str) -> tuple[str, dict[str, Any]]:
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        made = runpy.run_path(str(file), run_name="__main__")
+        return capsys.readouterr().out, made
+
+    return script
 
 
 def test_training_it_takes_at_most_six_lines() -> None:
@@ -43,23 +51,21 @@ def test_training_it_takes_at_most_six_lines() -> None:
 
 
 @pytest.mark.slow
-def test_the_original_runs_as_it_stands(art_server: LiveServer, tmp_path: Path) -> None:
+def test_the_original_runs_as_it_stands(art_server: LiveServer, run: Script) -> None:
     """On a server of OpenAI's dialect that has a model of the name that the example calls."""
     with ArtClient(art_server.base_url) as client:
         client.create_policy("gpt-4.1-mini")
         before = client.status().calls
         env = {"OPENAI_API_KEY": "sk-none", "OPENAI_BASE_URL": art_server.base_url}
-        run = "made = runpy.run_module('examples.wrap_existing.before', run_name='__main__')"
-        show = f"import runpy; {run}; print(*made['graph'].get_graph().nodes)"
-        said = run_in(tmp_path, "-c", show, **env)
+        said, made = run(FOLDER / "before.py", **env)
         assert said.count("(it is ") == 5
-        assert said.splitlines()[-1] == "__start__ chatbot tools __end__"
+        assert [*made["graph"].get_graph().nodes] == ["__start__", "chatbot", "tools", "__end__"]
         assert client.status().calls >= before + 5, "the answers came from there"
 
 
 @pytest.mark.slow
-def test_it_learns(art_server: LiveServer, tmp_path: Path) -> None:
-    # That the reward rises is shown by the other example's tests; here that the six lines train.
+def test_it_learns(art_server: LiveServer, tmp_path: Path, run: Script) -> None:
+    # That the reward rises is shown by `test_email_example.py`; here that the six lines train.
     # Six groups of eight do: a sixth of the first groups are all right or all wrong, so that a step
     # without any to learn from is one in 40,000.
     source = (FOLDER / "after.py").read_text()
@@ -71,7 +77,7 @@ def test_it_learns(art_server: LiveServer, tmp_path: Path) -> None:
         assert source.count(long) == 1
         source = source.replace(long, short)
     (tmp_path / "after.py").write_text(source)
-    said = run_in(tmp_path, "after.py", ART_BASE_URL=art_server.base_url)
+    said, _ = run(tmp_path / "after.py", ART_BASE_URL=art_server.base_url)
     assert said.count("(it is ") == 5, "the agent still does what it did"
     results = [step["inbox-agent"] for step in steps_of(tmp_path / "out" / "train")]
     assert [result["version"] for result in results] == [1, 2]

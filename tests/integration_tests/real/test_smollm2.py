@@ -19,7 +19,7 @@ from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
 from tests.support.examples import evaluation, short_fit
-from tests.support.live_server import LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.real_models import gemma3, leaderboard, smollm2
 from tests.support.soak import count, in_soak
 from tests.support.tiny_models import CLOCK, WEATHER
@@ -36,7 +36,7 @@ ASKED = {"role": "user", "content": "Will it rain in Paris in the next 2 days?"}
 def served(folder: Path, prepare: Callable[[Path], tuple[str, str]]) -> Iterator[LiveServer]:
     model, template = prepare(folder)  # or the test is skipped
     options = ("--chat-template", template, "--device", "cpu")
-    started = LiveServer(folder / "data", *options, model=model).start(900)
+    started = ForkedServer(folder / "data", *options, model=model).start(900)
     yield started
     started.stop()
 

@@ -1,4 +1,6 @@
 import sys
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +13,7 @@ from examples.codenames import train as codenames
 from examples.codenames.environment import LEVELS
 from examples.support.command import Given, level_options
 from examples.support.control import shuffled
+from examples.support.demo import Setup
 from examples.temporal_clue import train as temporal_clue
 from langchain_art import Trajectory, TrajectoryGroup, Turn
 
@@ -32,6 +35,18 @@ def test_the_level_goes_to_the_build_and_to_the_folder() -> None:
     assert hard["demo"].build.func is codenames.build_fit
     assert hard["demo"].build.keywords == {"level": 3}
     assert options(given)["out"] == Path("out/demo-codenames-seed2-control")
+
+
+@pytest.mark.parametrize(
+    "name", ["deep_research", "email_assistant", "temporal_clue", "twenty_forty_eight"]
+)
+def test_a_demo_is_built_with_scenarios_to_learn_from_and_others(name: str, tmp_path: Path) -> None:
+    """Of those whose fits run in ``make soak``."""
+    demo = replace(import_module(f"examples.{name}.train").DEMO, groups_per_step=3, held_out=2)
+    fit = demo.build(Setup(demo, "http://localhost:1/v1", tmp_path, 2))
+    train, held_out = ({one.id for one in part} for part in (fit.train, fit.held_out))
+    assert (len(train), len(held_out), train & held_out) == (6, 2, set())
+    fit.close()
 
 
 @pytest.mark.parametrize("given", [[], ["chess"], ["--help"]], ids=str)
