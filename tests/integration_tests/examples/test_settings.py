@@ -23,7 +23,14 @@ def test_they_are_accepted_and_of_the_demos_policies(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["codenames", "email_search", *map(in_soak_alone, IN_SOAK)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "codenames",
+        pytest.param("email_search", marks=pytest.mark.soak),  # which serves what it has made
+        *map(in_soak_alone, IN_SOAK),
+    ],
+)
 def test_the_script_still_builds_the_base_model(name: str, tmp_path: Path) -> None:
     recipe = import_module(f"examples.{name}.build_base_model").RECIPE
     tiny_model.main(recipe, tmp_path, ["--smoke"])
