@@ -7,6 +7,7 @@ forked, too, instead of being started. All else is what ``python -m MODULE ARGS`
 
 import atexit
 import contextlib
+import io
 import os
 import runpy
 import signal
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_art.client.local_server import LocalServer
 from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc import fork_server
 from langchain_art_server.backends.ipc.child_process import ChildProcess, EngineProgram
@@ -38,6 +40,7 @@ class ForkedProgram:
 
     def __init__(self, process: ChildProcess, log: Path) -> None:
         self._process, self.log = process, log
+        self.stdin = io.BytesIO()  # nothing that is written there reaches it
         self.poll, self.kill = process.poll, process.kill
 
     @property
@@ -76,11 +79,17 @@ def start(
     `imports`: what it needs besides, imported before it and all later ones are forked.
     """
     log.touch()
-    config = {"module": module, "args": args, "env": env, "cwd": str(cwd), "log": str(log)}
+    config = {"module": module, "args": args, "env": dict(env), "cwd": str(cwd), "log": str(log)}
     program = EngineProgram(f"{__name__}:serve", config, {}, (*_IMPORTS, *imports), sys.executable)
     process, ours = program.launch()
     ours.close()
     return ForkedProgram(process, log)
+
+
+def spawn(server: LocalServer) -> None:
+    """`LocalServer._spawn` by a fork. The server does not end with this process."""
+    module, *args = server._argv[2:]
+    server._process = start(module, args, os.environ, Path.cwd(), server.log.resolve())  # type: ignore[assignment]
 
 
 def serve(_channel: object, config: dict[str, Any]) -> None:

@@ -16,17 +16,25 @@ import pytest
 from langchain_art.client.local_server import LocalServer
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ServerUnreachable
+from tests.support import forked_start
 from tests.support.live_server import BASE_MODEL
+
+#: The server over engines that compute nothing: the subject is its process.
+STUBS = "tests.support.stub_engines"
+
+
+@pytest.fixture(autouse=True)
+def quick_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_SECONDS", "0 0")
 
 
 def test_a_server_that_dies_or_was_stopped_is_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over stub engines: the subject is the server's process."""
     caplog.set_level(logging.WARNING, "langchain_art.client.local_server")
-    monkeypatch.setenv("STUB_SECONDS", "0 0")
+    monkeypatch.setattr(LocalServer, "_spawn", forked_start.spawn)
     server = LocalServer(BASE_MODEL, policies=["mine"], data_dir=tmp_path / "data")
-    server._argv[2] = "tests.support.stub_engines"
+    server._argv[2] = STUBS
     for life in range(1, 3):
         with server, ArtClient(server.base_url, patience=300) as client:
             first = server.pid
@@ -50,11 +58,13 @@ def test_a_server_ends_with_its_program_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from langchain_art.client.local_server import LocalServer\n"
-        "with LocalServer(sys.argv[1], data_dir=sys.argv[2]) as server:\n"
+        "server = LocalServer(sys.argv[1], data_dir=sys.argv[2])\n"
+        "server._argv[2] = sys.argv[3]\n"
+        "with server:\n"
         "    print(server.pid, flush=True)\n"
         "    time.sleep(600)\n"
     )
-    argv = [sys.executable, "-c", program, str(BASE_MODEL), str(tmp_path / "data")]
+    argv = [sys.executable, "-c", program, str(BASE_MODEL), str(tmp_path / "data"), STUBS]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None
         server = psutil.Process(int(started.stdout.readline()))

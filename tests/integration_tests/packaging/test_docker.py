@@ -14,8 +14,9 @@ import httpx
 import pytest
 
 from langchain_art.wire.api_keys import new_api_key
+from tests.support import forked_start
 from tests.support.environments import UV, uv_environment
-from tests.support.live_server import BASE_MODEL, REPO, free_port
+from tests.support.live_server import REPO, free_port, small_model
 
 FILES = ["server/Dockerfile", "server/Dockerfile.cpu"]
 KEY = new_api_key()
@@ -102,12 +103,13 @@ def test_the_entry_point_serves_and_its_health_check_says_when(tmp_path: Path) -
     def healthy() -> bool:
         return subprocess.run(check, capture_output=True).returncode == 0
 
-    refused = subprocess.run([*command, BASE_MODEL], env=env, capture_output=True, text=True)
-    assert refused.returncode == 1 and "ART_API_KEY" in refused.stderr
+    assert command[1] == "-m"
+    program = (command[2], [*command[3:], str(small_model()), "--policy", "tiny"])
+    log = tmp_path / "log"
+    refused = forked_start.start(*program, env, tmp_path, log)
+    assert refused.wait(60) == 1 and "ART_API_KEY" in log.read_text()
     assert shown == ["--help"]  # see cli/test_main
-    server = subprocess.Popen(
-        [*command, str(BASE_MODEL), "--policy", "tiny"], env=env | {"ART_API_KEY": KEY}
-    )
+    server = forked_start.start(*program, env | {"ART_API_KEY": KEY}, tmp_path, log)
     try:
         assert not healthy()
         deadline = time.monotonic() + 120
