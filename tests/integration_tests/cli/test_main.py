@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.__main__ import cli as server_cli
+from tests.support import forked_start
 from tests.support.fits import write_fit
 from tests.support.live_server import REPO, LiveServer
 from tests.support.tiny_models import merge_here, save_model
@@ -317,13 +319,22 @@ def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) 
 
 
 def test_merged_weights_load_as_any_model(
-    here: LiveServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    log = tmp_path / "log"
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        python, m, module, *args = command
+        assert (python, m) == (sys.executable, "-m")
+        program = forked_start.start(module, args, os.environ, REPO, log)
+        return subprocess.CompletedProcess(command, program.wait(), stderr=log.read_text())
+
+    monkeypatch.setattr(
+        "langchain_art.cli.export.subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE)
+    )
     command = ["export", here.policy, str(tmp_path / "whole"), "--base", here.model]
     text([*command, "--merge", "--float32"])
-    assert (
-        "merged in float32: less than 0.01% of what was trained is lost" in capfd.readouterr().out
-    )
+    assert "merged in float32: less than 0.01% of what was trained is lost" in log.read_text()
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= names
     assert "adapter_model.safetensors" not in names
