@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from langchain_art.cli.main import app
 from langchain_art.cli.new import SKILL, make_project, write_skill
 from langchain_art.errors import ConfigError
+from tests.support import forked_start
 from tests.support.live_server import REPO
 from tests.support.soak import in_soak
 
@@ -23,14 +24,13 @@ EXAMPLES = sorted(
 )
 
 
-def environment_of(folder: Path, *paths: Path) -> dict[str, str]:
+def environment_of(folder: Path) -> dict[str, str]:
     """For a Python that finds the two packages, but neither `examples` nor `tests` of here."""
     site = folder / "site"
     site.mkdir()
     for package in (REPO / "langchain_art", REPO / "server" / "langchain_art_server"):
         (site / package.name).symlink_to(package)
-    found = os.pathsep.join(map(str, (site, *paths)))
-    return os.environ | {"PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
 
 
 def test_a_demo_without_its_packages_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,15 +67,15 @@ def test_every_module_of_each_project_is_imported(tmp_path: Path) -> None:
             for path in home.rglob("*.py")
             if path.name != "__init__.py"
         ]
-    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *modules],
-        cwd=tmp_path,
-        env=environment_of(tmp_path, *homes),
-        capture_output=True,
-        text=True,
+    program = (
+        "import importlib, sys\n"
+        "sys.modules |= dict.fromkeys(('examples', 'tests'))\n"  # as if they were not here
+        "sys.path[:0] = sys.argv.pop(1).split(':')\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    args, log = [program, ":".join(map(str, homes)), *modules], tmp_path / "log"
+    done = forked_start.start("tests.support.program_text", args, os.environ, tmp_path, log)
+    assert done.wait() == 0, log.read_text()[-4000:]
 
 
 # The same fit runs in `tests/integration_tests/examples` for the others; this one also starts a

@@ -1,8 +1,7 @@
 """``python -m tests.conformance.suite`` on our server, and on servers that capture wrongly."""
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from langchain_art.errors import ConfigError
 from tests.conformance.suite.__main__ import main
 from tests.conformance.suite.model import TWINS
 from tests.conformance.suite.promises import POLICY, PROMISES, PromiseCheck, Suite, chosen
+from tests.support import forked_start
 from tests.support.json_server import JsonServer, Refusal
-from tests.support.live_server import ForkedServer
+from tests.support.live_server import REPO, ForkedServer
 
 SHAPES = ("Send, one branch retried", "Send into subgraphs", "RetryPolicy around a chain")
 
@@ -145,9 +145,9 @@ def test_another_model_is_told_apart(art_server: Any) -> None:
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "tests.conformance.suite"]
-    ended = subprocess.run(line, capture_output=True, text=True)
-    assert ended.returncode == 2 and "--server http://HOST:PORT/v1" in ended.stderr, ended.stderr
+    log = tmp_path / "log"
+    ended = forked_start.start("tests.conformance.suite", [], os.environ, REPO, log)
+    assert ended.wait() == 2 and "--server http://HOST:PORT/v1" in log.read_text()
     for arguments, words in (
         (("--only", "no such graph"), "'no such graph'"),
         (("--mode", "quickly"), "quickly"),

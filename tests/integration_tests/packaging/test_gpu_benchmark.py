@@ -109,11 +109,11 @@ def test_every_part_imports_with_what_the_lock_of_a_gpu_has_and_refuses_without_
         "for part in PARTS: importlib.import_module(f'benchmarks.gpu.{part}')\n"
         "main()\n"
     )
-    command = [sys.executable, "-c", code, "--out", str(tmp_path)]
+    args, log = [code, "--out", str(tmp_path)], tmp_path / "log"
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert "needs a GPU" in done.stderr
+    program = forked_start.start("tests.support.program_text", args, env, REPO, log)
+    assert program.wait() == 2, log.read_text()[-2000:]
+    assert "needs a GPU" in log.read_text()
 
 
 def test_a_kernel_has_the_class_of_its_name() -> None:

@@ -41,7 +41,7 @@ class Hosted(JsonServer):
         if path == "/info":
             return {"version": "0", "instance_flags": {}}
         if path == "/sessions":
-            return [self.session(self.names[asked["name"][0]])]
+            return [self.session(self.names[name]) for name in asked.get("name", [])]
         if path == "/datasets":
             return [{"id": DATASET, "name": asked["name"][0], "created_at": NOW}]
         if path.startswith("/sessions/"):
