@@ -31,8 +31,9 @@ from langchain_art_server.merge_adapter import merge
 from tests.conformance.topologies.cases_remote import PACKAGES
 from tests.support.environments import environment, vllm_python
 from tests.support.families import VLLM_VERSION
-from tests.support.live_server import REPO, ForkedServer, await_answer, free_port
+from tests.support.live_server import REPO, ForkedServer, await_answer, free_port, small_model
 from tests.support.pages import Block, blocks, promised
+from tests.support.soak import in_soak
 from tests.support.tiny_models import CHATML, merge_here, save_adapter, save_model
 from tests.support.vllm_engine import wide_model
 
@@ -110,7 +111,7 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("deploy")
-    base, key = wide_model(folder / "base"), new_api_key()
+    base, key = wide_model(folder / "base", small_model()), new_api_key()
     options = ("--policy", "my-agent")
     with (
         ForkedServer(folder / "data", *options, model=base, env={"ART_API_KEY": key}) as server,
@@ -272,6 +273,10 @@ def test_what_the_small_model_is_unsure_of_goes_to_the_large_one(
     assert away["reply"].text == "from the large one"
 
 
+# `topologies/cases_remote.py` shows the kind of it: a graph in LangGraph's server calls the policy.
+@in_soak
+@pytest.mark.soak
+@pytest.mark.slow
 def test_langgraphs_server_runs_the_graph_on_the_policy(place: Place, tmp_path: Path) -> None:
     for block in section("langgraph"):
         if "title" in block.options:
@@ -316,6 +321,9 @@ numpy.save(out, logits)
 """
 
 
+# `test_merged_weights_say_the_servers_tokens` shows the kind of it.
+@in_soak
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_gguf_file_holds_the_merged_weights(tmp_path: Path) -> None:
     """A tiny Llama whose tokens are bytes, as SentencePiece has them: the converter checks none."""
