@@ -35,7 +35,6 @@ class Framework:
     """False: it sends a reply back in words of its own, so that no call continues another."""
 
 
-#: The two that are the lightest to install come first: `make test` runs those alone.
 FRAMEWORKS = {
     "pydantic-ai": Framework("pydantic_ai_agent.py", ("pydantic-ai-slim[openai]>=2.68,<3",)),
     "openai-agents": Framework("openai_agents_agent.py", ("openai-agents>=0.24,<1",)),
