@@ -16,6 +16,7 @@ from langsmith import schemas
 from langsmith.evaluation import evaluate, evaluate_comparative
 from openevals.llm import create_llm_as_judge
 from openevals.simulators import run_multiturn_simulation, run_multiturn_simulation_async
+from urllib3 import Retry
 
 from langchain_art import RulerEvaluator
 from langchain_art.errors import ConfigError
@@ -163,9 +164,9 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> list[schemas.Example]:
 
 
 def rows(target: Any, examples: list[schemas.Example], evaluator: Any) -> list[tuple[Any, ...]]:
-    client = langsmith.Client(
-        api_url="http://127.0.0.1:9", api_key="none", auto_batch_tracing=False
-    )
+    # Nothing listens there, and nothing is asked twice.
+    options: dict[str, Any] = {"auto_batch_tracing": False, "retry_config": Retry(0)}
+    client = langsmith.Client(api_url="http://127.0.0.1:9", api_key="none", **options)
     results = evaluate(
         target, examples, evaluators=[evaluator], upload_results=False, client=client
     )
