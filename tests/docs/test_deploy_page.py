@@ -74,7 +74,7 @@ class Place:
 
     def shell(self, command: str) -> str:
         """Output of a command of the page; ours runs in this process where no shell is needed."""
-        command = command.replace(NAMED, str(self.base)).replace("\\\n", " ")
+        command = command.strip().replace(NAMED, str(self.base)).replace("\\\n", " ")
         if not re.search(r"^(?!langchain-art )|>", command, re.MULTILINE):
             asked = [shlex.split(line)[1:] for line in command.splitlines()]
             ended = [CliRunner().invoke(app, one, env={"COLUMNS": "200"}) for one in asked]
