@@ -10,7 +10,7 @@ from tests.support.live_server import RuleServer
 from tests.support.soak import in_soak_alone
 
 #: A client of each kind, and the framework that is the lightest to install; `make soak` runs all.
-IN_TEST = ("openai-python-3", "chat-openai", "langgraph-javascript", "pydantic-ai")
+IN_TEST = ("openai-python-3", "langgraph-javascript", "pydantic-ai")
 
 
 def chosen(names: Iterable[str]) -> list[object]:

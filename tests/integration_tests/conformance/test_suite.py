@@ -19,6 +19,7 @@ from tests.conformance.suite.promises import POLICY, PROMISES, PromiseCheck, Sui
 from tests.support import forked_start
 from tests.support.json_server import JsonServer, Refusal
 from tests.support.live_server import REPO, ForkedServer
+from tests.support.soak import in_soak, in_soak_alone, share
 
 SHAPES = ("Send, one branch retried", "Send into subgraphs", "RetryPolicy around a chain")
 
@@ -30,9 +31,11 @@ def command(*arguments: str) -> Result:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    run = ("--server", server.base_url, "--only", "tools", "--mode", "invoke", "--mode", "astream")
+    modes = ("--mode", "invoke", *(("--mode", "astream") if share() else ()))
+    run = ("--server", server.base_url, "--only", "tools", *modes)
     done = command(*run, "--report", str(report))
     assert done.exit_code == 0, done.output
     found = [PromiseCheck(**one) for one in json.loads(report.read_text())["findings"]]
@@ -41,6 +44,9 @@ def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path)
     assert len({one.topology for one in found}) >= 4
 
 
+# `test_our_server_keeps_what_is_promised` and `tests/conformance/topologies` show the kind of it.
+@in_soak
+@pytest.mark.soak
 def test_the_shapes_of_graphs(server: ForkedServer) -> None:
     cases = [pair for name in SHAPES for pair in chosen(name, ["ainvoke"])[:1]]
     found = Suite(server.base_url).run(cases)
@@ -109,7 +115,7 @@ def states(
 
 @pytest.mark.parametrize(
     ("spoil", "words"),
-    [(tokenised_again, "tokenised again"), (shifted, "logprobs of the record")],
+    [(tokenised_again, "tokenised again"), in_soak_alone(shifted, "logprobs of the record")],
 )
 def test_a_record_that_is_not_what_was_sampled(
     server: ForkedServer, spoil: Callable[[str, Any], Any], words: str
