@@ -1,9 +1,10 @@
-"""A small environment of OpenEnv, served by OpenEnv: ``python openenv_server.py PORT``."""
+"""A small environment of OpenEnv, served by OpenEnv."""
 
 from __future__ import annotations
 
 import random
-import sys
+import threading
+import time
 
 import uvicorn
 from openenv.core.env_server import Action, Environment, Observation, State, create_app
@@ -37,6 +38,12 @@ class Numbers(Environment):
         return State(step_count=self.guesses)
 
 
-if __name__ == "__main__":
+def serve(port: int) -> None:
+    """Serve from now on, in a thread."""
     app = create_app(Numbers, Guess, Hint, env_name="numbers", max_concurrent_envs=64)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)

@@ -2,21 +2,17 @@
 
 import json
 import random
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import reasoning_gym
 import textarena
 
 from langchain_art import ArtClient, Trajectory
 from tests.support.environment_fit import fit, names_of
-from tests.support.environment_libraries import APART, python_of, told
-from tests.support.live_server import REPO, TLS, LiveServer, free_port
+from tests.support.environment_libraries import APART, told
+from tests.support.live_server import REPO, LiveServer, free_port
 from tests.support.pages import blocks
 from tests.support.soak import count
 from tests.support.steps_of_a_fit import new_id
@@ -24,24 +20,6 @@ from tests.support.steps_of_a_fit import new_id
 PAGE = blocks(REPO / "docs/environments.md")
 SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
 CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN[:-2], strict=True))
-
-
-@pytest.fixture
-def openenv_url() -> Iterator[str]:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    argv = [str(python_of("openenv")), "tests/support/openenv_server.py", str(port)]
-    with subprocess.Popen(argv, cwd=REPO) as process:
-        try:
-            while process.poll() is None:
-                try:
-                    httpx.get(f"{url}/health", verify=TLS).raise_for_status()
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.05)
-            yield url
-        finally:
-            process.terminate()
 
 
 def score(name: str, run: Trajectory) -> float:
@@ -125,7 +103,9 @@ async def test_a_fit_learns_from_the_environments_reward(
     code = f"{SHARED}\n{CODE[name]}{BESIDE.get(name, '')}"
     policy, steps = new_id(name), count(1, 10)
     if name == "openenv":
-        code = code.replace("http://127.0.0.1:8765", request.getfixturevalue("openenv_url"))
+        port = free_port()
+        serve = f"from tests.support.openenv_server import serve\nserve({port})\n"
+        code = serve + code.replace(":8765", f":{port}")
     if name in APART:
         argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
         found = json.loads(told(name, tmp_path, *argv, code=code))

@@ -27,9 +27,10 @@ from langchain_art_server.backends.base import (
     ModelInfo,
     TokenTurn,
 )
-from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall
 from langchain_art_server.backends.ipc.chat_codec import pack_reply, unpack_request
+from langchain_art_server.backends.ipc.child_process import EnginePlace
+from langchain_art_server.backends.ipc.process_sampler import ProcessSampler
 from langchain_art_server.backends.models.adapter_files import (
     CONFIG_FILE,
     OPTIMIZER_FILE,
@@ -110,9 +111,15 @@ def serve(channel: Channel, config: dict[str, Any]) -> None:
     StubEngine(channel).serve()
 
 
-class StubSampler(TransformersSampler):
+class StubSampler(ProcessSampler):
     target = "tests.support.stub_engines.__main__:serve"
     imports = ("tests.support.stub_engines.__main__",)
+
+    def __init__(
+        self, settings: Settings, replica: int | None = None, place: EnginePlace | None = None
+    ) -> None:
+        env = {"STUB_SECONDS": os.environ["STUB_SECONDS"]}  # on another machine, too
+        super().__init__(settings, replica, place, env=env)
 
 
 class StubLearner:
@@ -158,7 +165,12 @@ class StubLearner:
 
 
 def build(settings: Settings) -> Service:
-    return Service(settings, StubSampler(settings), StubLearner())
+    if settings.ray is None:
+        return Service(settings, StubSampler(settings), StubLearner())
+    from langchain_art_server.backends.ray.engines import SAMPLERS, ray_sampler
+
+    SAMPLERS["transformers"] = StubSampler
+    return Service(settings, ray_sampler(settings), StubLearner())
 
 
 def note_opens(log: str) -> None:
