@@ -10,7 +10,7 @@ import reasoning_gym
 import textarena
 
 from langchain_art import ArtClient, Trajectory
-from tests.support.environment_fit import fit, names_of
+from tests.support.environment_fit import fits
 from tests.support.environment_libraries import APART, told
 from tests.support.live_server import REPO, LiveServer, free_port
 from tests.support.pages import blocks
@@ -20,6 +20,7 @@ from tests.support.steps_of_a_fit import new_id
 PAGE = blocks(REPO / "docs/environments.md")
 SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
 CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN[:-2], strict=True))
+STEPS, SIZE, GROUPS = count(1, 10), count(4, 8), count(2, 4)
 
 
 def score(name: str, run: Trajectory) -> float:
@@ -97,25 +98,25 @@ def check_beside(name: str, found: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("name", list(CODE))
-async def test_a_fit_learns_from_the_environments_reward(
-    name: str, server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
+def test_a_fit_learns_from_the_environments_reward(
+    name: str, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = f"{SHARED}\n{CODE[name]}{BESIDE.get(name, '')}"
-    policy, steps = new_id(name), count(1, 10)
+    policy, sizes = new_id(name), (STEPS, SIZE, GROUPS)
     if name == "openenv":
         port = free_port()
         serve = f"from tests.support.openenv_server import serve\nserve({port})\n"
         code = serve + code.replace(":8765", f":{port}")
     if name in APART:
-        argv = ("-m", "tests.support.environment_fit", server.base_url, policy, str(steps))
-        found = json.loads(told(name, tmp_path, *argv, code=code))
+        argv = ("-m", "tests.support.environment_fit", server.base_url, *map(str, sizes))
+        [found] = json.loads(told(name, tmp_path, *argv, code=json.dumps({policy: code}))).values()
         check_beside(name, found["beside"])
     else:
-        request.getfixturevalue("monkeypatch").chdir(tmp_path)
-        found = await fit(names_of(code, server.base_url, policy), policy, steps)
+        monkeypatch.chdir(tmp_path)
+        [found] = fits({policy: code}, server.base_url, *sizes).values()
     assert found["parts"] == ([6, 2] if name == "verifiers" else [250, 50])
     trained = [step for step in found["steps"] if step["deviation"] > 0]
-    assert len(found["steps"]) == steps and trained[0]["version"] == 1
+    assert len(found["steps"]) == STEPS and trained[0]["version"] == 1
     assert all(step["calls_trained"] > 0 for step in trained)
     with ArtClient(server.base_url) as client:
         runs = [
@@ -124,7 +125,7 @@ async def test_a_fit_learns_from_the_environments_reward(
             if (run.turns[0].model or "").startswith(f"{policy}@")
         ]
     groups = [step["groups"] for step in found["steps"]]
-    assert len(runs) == 8 * sum(groups) + 2 and min(groups) >= 4
+    assert len(runs) == SIZE * sum(groups) + 2 and min(groups) >= GROUPS
     for run in runs:
         assert run.reward == pytest.approx(score(name, run)), run
         assert [turn.extends for turn in run.turns] == [None, *range(len(run.turns) - 1)]
