@@ -1,0 +1,3 @@
+"""The types."""
+
+Message = Usage = object
