@@ -13,7 +13,7 @@ import yaml
 
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.config import VllmSettings, load_settings
-from tests.support.live_server import BASE_MODEL, REPO, TLS, await_answer, free_port
+from tests.support.live_server import REPO, TLS, await_answer, free_port, small_model
 
 PORT = 8000
 TASK: dict[str, Any] = yaml.safe_load((REPO / "server/deploy/skypilot.yaml").read_text())
@@ -43,7 +43,7 @@ def test_it_serves_with_the_key_and_ends_when_nobody_calls(tmp_path: Path) -> No
     # Of the script, only where it listens differs: the tests' machine has one loopback for all.
     script = TASK["run"].replace("--host 0.0.0.0", "--host 127.0.0.1")
     script = script.replace(f"--port {PORT}", f"--port {port}")
-    given = {"MODEL": str(BASE_MODEL), "SETTINGS": str(settings), "POLICIES": "writer critic"}
+    given = {"MODEL": str(small_model()), "SETTINGS": str(settings), "POLICIES": "writer critic"}
     given |= {"HOME": str(tmp_path), "ART_API_KEY": key, "IDLE_MINUTES": "60"}
     env = os.environ | TASK["envs"] | given
     with (tmp_path / "log").open("wb") as log:
