@@ -23,7 +23,9 @@ def told(name: str, folder: Path, *argv: str, code: str = "") -> str:
         [str(python_of(name)), *argv],
         input=code,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": f"{REPO}{os.pathsep}{STAND_INS / name}"},
+        env=os.environ
+        | {"PYTHONPATH": f"{REPO}{os.pathsep}{STAND_INS / name}"}
+        | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # Harbor's; else it asks GitHub for prices
         capture_output=True,
         text=True,
     )
