@@ -9,8 +9,6 @@ from tests.support.live_server import REPO
 
 #: Library -> the Python that it needs; None: any.
 APART = {"openenv": None, "verifiers": None, "harbor": "3.12"}
-#: By library, packages that it imports and no test uses: half of the import's seconds.
-STAND_INS = REPO / "tests/support/stand_ins"
 
 
 def python_of(name: str) -> Path:
@@ -23,9 +21,8 @@ def told(name: str, folder: Path, *argv: str, code: str = "") -> str:
         [str(python_of(name)), *argv],
         input=code,
         cwd=folder,
-        env=os.environ
-        | {"PYTHONPATH": f"{REPO}{os.pathsep}{STAND_INS / name}"}
-        | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # Harbor's; else it asks GitHub for prices
+        # Harbor's LiteLLM would ask GitHub for prices.
+        env=os.environ | {"PYTHONPATH": str(REPO), "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         capture_output=True,
         text=True,
     )

@@ -3,33 +3,22 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.environments import environment
-from tests.support.live_server import await_answer, free_port
+import httpx
 
-#: What MLflow's server imports; the package `mlflow` would bring scikit-learn and others, too.
-_WANTED = (
-    *("mlflow-skinny>=3.6,<4", "flask<4", "flask-cors<7", "sqlalchemy<3", "alembic<2"),
-    *("graphene<4", "aiohttp<4", "cryptography", "numpy", "pandas"),
-)
-#: Serves as ``mlflow server`` does, which imports MLflow in two processes. For a line, prints the
-#: spans of all traces, as MLflow's own client reads them.
-_SERVE = """
-import json, sys, threading
-import uvicorn
+from tests.support.environments import environment
+from tests.support.live_server import TLS, free_port
+
+#: Prints the spans of all traces, as MLflow's own client reads them.
+_READ = """
+import json, sys
 from mlflow import MlflowClient
-from mlflow.server import handlers
-from mlflow.server.fastapi_app import app
-port, store, artifacts = sys.argv[1:]
-handlers.initialize_backend_stores(store, default_artifact_root=artifacts)
-server = uvicorn.Server(uvicorn.Config(app, port=int(port), log_level="warning"))
-threading.Thread(target=server.run, daemon=True).start()
-for line in sys.stdin:
-    found = MlflowClient(line.strip()).search_traces(locations=["0"], max_results=100)
-    print(json.dumps([[span.to_dict() for span in trace.data.spans] for trace in found]))
-    sys.stdout.flush()
+client = MlflowClient(sys.argv[1])
+found = client.search_traces(locations=["0"], max_results=100)
+print(json.dumps([[span.to_dict() for span in trace.data.spans] for trace in found]))
 """
 
 
@@ -37,14 +26,18 @@ class MlflowServer:
     """Serves while its scope lasts. Its store is a file in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._log = folder / "mlflow.log"
+        self._python = environment("mlflow", ["mlflow>=3.6,<4"])
+        self._folder = folder
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        self._argv = [str(environment("mlflow", [*_WANTED])), "-c", _SERVE, str(port)]
-        self._argv += [f"sqlite:///{folder / 'mlflow.db'}", str(folder / "artifacts")]
+        store = f"sqlite:///{folder / 'mlflow.db'}"
+        self._argv = [self._python, "-m", "mlflow", "server", "--port", str(port)]
+        self._argv += ["--backend-store-uri", store, "--workers", "1"]
         # Its own packages alone, and no word to anybody.
         self._env = {name: one for name, one in os.environ.items() if name != "PYTHONPATH"}
         self._env |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+        # Else it starts a process for each kind of its jobs, which all import MLflow once more.
+        self._env["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -56,25 +49,24 @@ class MlflowServer:
 
     def traces(self) -> list[list[dict[str, Any]]]:
         """The spans of each trace."""
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(f"{self.url}\n")
-        self._process.stdin.flush()
-        said = self._process.stdout.readline()
-        assert said, self._log.read_text()[-3000:]
-        return json.loads(said)
+        argv = [self._python, "-c", _READ, self.url]
+        done = subprocess.run(argv, capture_output=True, text=True, env=self._env, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
 
     def __enter__(self) -> Self:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=self._env,
-                text=True,
-            )
-        await_answer(f"{self.url}/health", self._process, self._log)
-        return self
+        log = (self._folder / "mlflow.log").open("wb")
+        self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=self._env)
+        log.close()
+        while True:
+            assert self._process.poll() is None, (self._folder / "mlflow.log").read_text()[-3000:]
+            try:
+                if httpx.get(f"{self.url}/health", verify=TLS).status_code == 200:
+                    return self
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
 
     def __exit__(self, *exc: object) -> None:
-        self._process.communicate(timeout=30)  # it ends with its input
+        self._process.terminate()
+        self._process.wait(30)

@@ -35,21 +35,18 @@ PROJECT = {
     "agent/langgraph.json": json.dumps({"dependencies": [], "graphs": {"a": "./graph.py:make"}}),
     "agent/graph.py": f"""
 import json, os
-import httpx  # LangChain's models would take each trial's process two seconds to import
+from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
 def make(config):
     given = json.loads(os.environ["HARBOR_MODEL_KWARGS_JSON"])
-    body = {{"model": os.environ["HARBOR_MODEL"].partition(":")[2], "max_tokens": 8}}
-    body["response_format"] = {SHAPE}
-    key = {{"Authorization": "Bearer " + given.get("api_key", os.environ["OPENAI_API_KEY"])}}
+    name = os.environ["HARBOR_MODEL"].partition(":")[2]
+    shape = {{"response_format": {SHAPE}}}
+    model = ChatOpenAI(model=name, max_tokens=8, model_kwargs=shape, **given)
     def work(state: MessagesState):
-        asked = [{{"role": "user", "content": one.text}} for one in state["messages"]]
-        url = given["base_url"] + "/chat/completions"
-        answer = httpx.post(url, headers=key, json=body | {{"messages": asked}}, timeout=300)
-        said = answer.raise_for_status().json()["choices"][0]["message"]
+        said = model.invoke(state["messages"])
         with open("/app/answer.txt", "w") as file:
-            file.write(said["content"])
-        return {{"messages": [("ai", said["content"])]}}
+            file.write(said.text)
+        return {{"messages": [said]}}
     return StateGraph(MessagesState).add_node(work).add_edge(START, "work").compile()
 """,
 }

@@ -14,6 +14,7 @@ from langchain_art.export.exporter import production_run, push_spool
 from langchain_art.export.spool import Spool
 from tests.support.graphs import Scripted
 from tests.support.mlflow_server import MlflowServer
+from tests.support.soak import in_soak
 
 
 @tool
@@ -32,6 +33,9 @@ class Unsent:
         self._spool.write("unsent", [production_run(run, "mail", ())])
 
 
+# `test_traces.py` shows the kind of it: the same spans by OTLP, in the stand-in for Langfuse.
+@in_soak
+@pytest.mark.soak
 @pytest.mark.slow
 def test_mlflow_has_the_run_with_its_calls_and_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,3 +1,0 @@
-"""The types."""
-
-Message = Usage = object
