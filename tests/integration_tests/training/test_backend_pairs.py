@@ -91,14 +91,14 @@ class Pair(ForkedServer):
 
 
 def pairs(*, start: bool) -> Iterator[Any]:
-    """All of them; of those that `start`, one is for ``make soak``."""
+    """All of them; of those that `start`, two are for ``make soak``."""
     for sampler, learner in BROKEN:
         marks = [pytest.mark.slow, pytest.mark.timeout(900)]
         name = f"{sampler}-{learner}"
         if sampler == "vllm":
             marks += [pytest.mark.vllm, pytest.mark.xdist_group(name)]
-        if start and name == "vllm-ranks":  # each of the two is in another pair
-            marks += [in_soak, pytest.mark.soak("V3", 1, "vLLM with two ranks of the learner")]
+        if start and name in ("vllm-ranks", "vllm-peft"):  # each of the two is in another pair
+            marks += [in_soak, pytest.mark.soak("V3", 1, f"vLLM with the learner {learner}")]
         yield pytest.param((sampler, learner), id=name, marks=marks)
 
 
