@@ -3,7 +3,6 @@
 import os
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-from tests.support.live_server import REPO, ForkedServer
+from langchain_art_server import backups
+from tests.support.live_server import HastyServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.steps_of_a_fit import ended
@@ -106,7 +107,7 @@ class Client:
 @pytest.mark.timeout(count(600, 7200))
 def test_a_full_disk_is_told_refused_and_survived(disk: Path, tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text(f"min_free_bytes = {FLOOR}\n")
-    with ForkedServer(disk / "data", "--config", str(tmp_path / "server.toml")) as server:
+    with HastyServer(disk / "data", "--config", str(tmp_path / "server.toml")) as server:
         draw = random.Random(drawn_seed())
         with server.http() as http:
             client = Client(http)
@@ -158,10 +159,7 @@ def a_cycle(client: Client, disk: Path, cycle: int, draw: random.Random) -> None
 
 def test_a_backup_that_has_no_space_is_refused_in_words(disk: Path, data: Path) -> None:
     fill(disk, 1 << 18)
-    argv = [sys.executable, "-m", "langchain_art_server.backups", "backup", str(data)]
-    done = subprocess.run(
-        [*argv, str(disk / "copy")], capture_output=True, text=True, cwd=REPO, timeout=60
-    )
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "No space left on device" in done.stderr or "disk is full" in done.stderr
+    done = CliRunner().invoke(backups.cli, ["backup", str(data), str(disk / "copy")])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.exception
+    assert "No space left on device" in done.output or "disk is full" in done.output
     assert [one.name for one in disk.iterdir()] == ["ballast"]

@@ -199,6 +199,16 @@ class ForkedServer(LiveServer):
         return forked_start.start(self._module, self._args, self._env, REPO, self.log)
 
 
+class HastyServer(ForkedServer):
+    """The server over whose time limits tests wait; in ``make soak`` alone they are its own."""
+
+    def __init__(self, data_dir: Path, *args: str, **more: Any) -> None:
+        from tests.support.soak import share  # needs pytest
+
+        module = "langchain_art_server" if share() else "tests.support.hasty_server"
+        super().__init__(data_dir, *args, module=module, **more)
+
+
 class FaultyServer(ForkedServer):
     """The same server with engines that go wrong as told (`tests.support.faulty_server`)."""
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -26,7 +25,7 @@ from langchain_art_server.config import Settings
 from langchain_art_server.gateway import http_protocol
 from langchain_art_server.gateway.auth import AccessControl
 from langchain_art_server.gateway.http_protocol import DeadlineHttp
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import HastyServer
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 POST = (
@@ -500,10 +499,18 @@ def test_who_reads_slowly_keeps_a_large_answer(small: Small) -> None:
     assert sum(parts) > 32 << 20 and len(parts) * 0.08 > 2 * http_protocol.READ_SECONDS
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HastyServer]:
+    data = tmp_path_factory.mktemp("hostile") / "data"
+    with HastyServer(data, settings="max_running_calls = 32\n") as made:
+        yield made
+
+
+@pytest.mark.soak
 @pytest.mark.slow
-def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
+def test_a_server_closes_what_asks_for_nothing(server: HastyServer) -> None:
     def connect() -> socket.socket:
-        return socket.create_connection(("127.0.0.1", art_server.port), 120)
+        return socket.create_connection(("127.0.0.1", server.port), 120)
 
     idle, slow = connect(), connect()
     slow.sendall(GET)
@@ -512,26 +519,25 @@ def test_a_server_closes_what_asks_for_nothing(art_server: LiveServer) -> None:
 
 
 @pytest.mark.slow
-def test_streams_that_are_not_read_keep_nobody_waiting(tmp_path: Path) -> None:
-    with ForkedServer(tmp_path / "data", settings="max_running_calls = 32\n") as server:
-        body = {
-            "model": "tiny",
-            "messages": [{"role": "user", "content": "Tell me a story."}],
-            **{"n": 16, "stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 300},
-        }
-        readers = [unread(server.port, body) for _ in range(2)]
-        with (
-            httpx.HTTPTransport(local_address="127.0.0.2") as transport,
-            httpx.Client(transport=transport, base_url=server.root, timeout=60) as other,
-        ):
-            refused = 0
-            ask: dict[str, Any] = {"model": "tiny", "messages": body["messages"], "max_tokens": 4}
-            while other.post("/v1/chat/completions", json=ask).status_code != 200:
-                refused += 1
-                assert refused < 1200, "unread streams hold all slots"
-                time.sleep(0.1)
-        for reader in readers:
-            reader.close()
+def test_streams_that_are_not_read_keep_nobody_waiting(server: HastyServer) -> None:
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        **{"n": 16, "stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 300},
+    }
+    readers = [unread(server.port, body) for _ in range(2)]
+    with (
+        httpx.HTTPTransport(local_address="127.0.0.2") as transport,
+        httpx.Client(transport=transport, base_url=server.root, timeout=60) as other,
+    ):
+        refused = 0
+        ask: dict[str, Any] = {"model": "tiny", "messages": body["messages"], "max_tokens": 4}
+        while other.post("/v1/chat/completions", json=ask).status_code != 200:
+            refused += 1
+            assert refused < 1200, "unread streams hold all slots"
+            time.sleep(0.1)
+    for reader in readers:
+        reader.close()
 
 
 def unread(port: int, body: dict[str, Any]) -> socket.socket:

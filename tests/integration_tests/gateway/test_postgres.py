@@ -13,8 +13,9 @@ from langchain_art_server.storage.database import Database
 from langchain_art_server.storage.schema import connect
 from tests.integration_tests.gateway.test_readiness import await_readiness
 from tests.support.hot_swap import train_once
-from tests.support.live_server import ForkedServer
+from tests.support.live_server import HastyServer
 from tests.support.postgres import Postgres
+from tests.support.stub_engines import StubServer
 
 
 def nobody_else_may_have(url: str) -> None:
@@ -22,9 +23,10 @@ def nobody_else_may_have(url: str) -> None:
         Database(url)
 
 
+@pytest.mark.soak
 def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.database()
-    server = ForkedServer(tmp_path / "data", "--database-url", url).start()
+    server = HastyServer(tmp_path / "data", "--database-url", url).start()
     with server.http() as http:
         train_once(http, 0)
     nobody_else_may_have(url)
@@ -68,7 +70,7 @@ def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgr
 def test_each_tenant_has_a_schema_of_its_own(tmp_path: Path, postgres: Postgres) -> None:
     servers_key, url = new_api_key(), postgres.database()
     env = {"ART_API_KEY": servers_key}
-    server = ForkedServer(tmp_path / "data", "--database-url", url, env=env).start()
+    server = StubServer(tmp_path / "data", "--database-url", url, env=env).start()
     ask = {"model": server.policy, "max_tokens": 2, "messages": [{"role": "user", "content": "?"}]}
     keys: dict[str, str] = {}
     with ArtClient(server.base_url, api_key=servers_key) as administrator:

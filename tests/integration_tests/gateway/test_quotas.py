@@ -12,14 +12,14 @@ from langchain_art import ArtClient, Trajectory
 from langchain_art.errors import Overloaded, QuotaExceeded
 from tests.integration_tests.gateway.test_readiness import ASK
 from tests.support.engines import engines, part_of
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import HastyServer, LiveServer
 
 SETTINGS = "max_policies = 2\nmax_queued_jobs = 1\nmax_stored_bytes = 3000000\n"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with ForkedServer(tmp_path_factory.mktemp("quotas") / "data", settings=SETTINGS) as made:
+    with HastyServer(tmp_path_factory.mktemp("quotas") / "data", settings=SETTINGS) as made:
         yield made
 
 
@@ -34,6 +34,7 @@ def test_policies_are_limited_until_one_is_deleted(server: LiveServer) -> None:
         client.delete_policy("third")
 
 
+@pytest.mark.soak
 def test_stored_bytes_are_limited_until_runs_are_deleted(server: LiveServer) -> None:
     ids: list[str] = []
     deadline = time.monotonic() + 120
@@ -65,6 +66,7 @@ def test_stored_bytes_are_limited_until_runs_are_deleted(server: LiveServer) -> 
         assert client.status().stored_bytes < 3_000_000
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_jobs_are_limited_and_a_stopped_learner_blocks_none(server: LiveServer) -> None:
     with ArtClient(server.base_url, patience=0.0) as client, server.http() as http:

@@ -16,7 +16,8 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
 from tests.support.hot_swap import train_once
-from tests.support.live_server import TLS, ForkedServer, LiveServer, await_answer
+from tests.support.live_server import TLS, ForkedServer, HastyServer, LiveServer, await_answer
+from tests.support.soak import share
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
 
@@ -36,28 +37,34 @@ def await_readiness(server: LiveServer, holds: Callable[[httpx.Response], bool])
         time.sleep(0.1)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
-def test_an_engine_that_is_stopped_is_noticed_and_replaced(art_server: LiveServer) -> None:
-    await_readiness(art_server, lambda answer: answer.status_code == 200)
-    for pid in engines(art_server):
-        part = part_of(pid)
-        os.kill(pid, signal.SIGSTOP)
-        answer = await_readiness(art_server, lambda answer: answer.status_code == 503)
-        assert answer.json()["ready"] is False
-        assert "has not answered for" in answer.json()["reasons"][part]
-        assert int(answer.headers["retry-after"]) > 0
-        with ArtClient(art_server.base_url) as client:
-            words = rf"The server is not ready\. {part}: .* has not answered for"
-            with pytest.raises(EngineUnavailable, match=words):
-                client.ready(timeout=0.1)
-        assert httpx.get(f"{art_server.root}/healthz").status_code == 200
-        if part == "sampler":  # a call that it was sent meanwhile is not sent to the next one
-            ended = httpx.post(f"{art_server.base_url}/chat/completions", json=ASK, timeout=60)
-            assert ended.status_code == 503 and "ended during this call" in ended.text
-            assert int(ended.headers["retry-after"]) > 0
-        await_readiness(art_server, lambda answer: "started" in answer.text or answer.is_success)
-        await_readiness(art_server, lambda answer: answer.json() == {"ready": True})
-        assert pid not in engines(art_server)
+def test_an_engine_that_is_stopped_is_noticed_and_replaced(tmp_path: Path) -> None:
+    with HastyServer(tmp_path / "data") as server:
+        for pid in engines(server):
+            part = part_of(pid)
+            if part == "sampler" or share():  # `test_quotas` stops a learner
+                is_noticed_and_replaced(server, pid, part)
+
+
+def is_noticed_and_replaced(server: LiveServer, pid: int, part: str) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    answer = await_readiness(server, lambda answer: answer.status_code == 503)
+    assert answer.json()["ready"] is False
+    assert "has not answered for" in answer.json()["reasons"][part]
+    assert int(answer.headers["retry-after"]) > 0
+    with ArtClient(server.base_url) as client:
+        words = rf"The server is not ready\. {part}: .* has not answered for"
+        with pytest.raises(EngineUnavailable, match=words):
+            client.ready(timeout=0.1)
+    assert httpx.get(f"{server.root}/healthz").status_code == 200
+    if part == "sampler":  # a call that it was sent meanwhile is not sent to the next one
+        ended = httpx.post(f"{server.base_url}/chat/completions", json=ASK, timeout=60)
+        assert ended.status_code == 503 and "ended during this call" in ended.text
+        assert int(ended.headers["retry-after"]) > 0
+    await_readiness(server, lambda answer: "started" in answer.text or answer.is_success)
+    await_readiness(server, lambda answer: answer.json() == {"ready": True})
+    assert pid not in engines(server)
 
 
 class LoadingServer(ForkedServer):

@@ -336,6 +336,12 @@ async def test_events_are_numbered(store: Store) -> None:
 
 async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'art.sqlite3'}")
+
+    def hurry(connection: sa.Connection) -> None:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one() == 10_000
+        connection.exec_driver_sql("PRAGMA busy_timeout=1000")
+
+    await store.write(hurry)
     await store.add_calls([record("c-1")])
     with store.engine.connect() as other:  # another process's lock
         other.exec_driver_sql("PRAGMA busy_timeout=1")
