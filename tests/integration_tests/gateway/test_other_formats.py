@@ -23,6 +23,7 @@ from langchain_art.errors import PermissionDenied, RolloutFailed
 from langchain_art.wire.api_keys import RunKey, new_api_key
 from tests.conformance.suite.scripts import script
 from tests.support.live_server import ForkedServer, LiveServer, RuleServer
+from tests.support.soak import in_soak_alone
 
 SYSTEM, QUESTION = "Be short.", "When is the falcon review?"
 LOOK = {"name": "look", "description": "Look at something."}
@@ -183,8 +184,10 @@ def calls_of(server: LiveServer, *said: Said) -> list[dict[str, Any]]:
         return [http.get(f"/v1/calls/{one.call}").json() for one in said]
 
 
-@pytest.mark.parametrize("look", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stream", "look"),
+    [(True, True), (False, False), in_soak_alone(True, False), in_soak_alone(False, True)],
+)
 def test_one_conversation_has_the_same_tokens_in_each_format(
     art_server: LiveServer, stream: bool, look: bool
 ) -> None:

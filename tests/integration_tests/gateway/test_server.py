@@ -15,8 +15,9 @@ import openai
 import pytest
 
 from tests.support.hot_swap import train_once
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id, rewarded, trained
+from tests.support.stub_engines import StubServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
 JSON = {"Content-Type": "application/json"}
@@ -112,7 +113,7 @@ def test_models_are_listed_while_policies_are_made(
 
 
 def test_a_model_whose_name_has_a_slash_is_found(tmp_path: Path) -> None:
-    with ForkedServer(tmp_path / "data", "--served-model-name", "org/base") as server:
+    with StubServer(tmp_path / "data", "--served-model-name", "org/base") as server:
         sdk = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
         assert {"org/base", "tiny", "tiny@0"} <= {model.id for model in sdk.models.list()}
         assert sdk.models.retrieve("org/base").id == "org/base"

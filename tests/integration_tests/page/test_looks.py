@@ -4,12 +4,12 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browser import Watched
 from tests.support.environments import node_modules
 from tests.support.live_server import REPO, LiveServer
-from tests.support.soak import count
+from tests.support.soak import in_soak_alone
 from tests.support.steps_of_a_fit import evaluate, step
 
 #: Places of the page, and what is visible there when they are loaded.
@@ -30,7 +30,8 @@ def axe() -> str:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("width", "scheme"), [(390, "dark"), (1280, "light"), (2560, "dark")][: count(2, 3)]
+    ("width", "scheme"),
+    [(390, "dark"), in_soak_alone(1280, "light"), in_soak_alone(2560, "dark")],
 )
 def test_no_view_has_a_serious_finding(
     browser: Browser, art_server: LiveServer, axe: str, width: int, scheme: Any, http: httpx.Client
@@ -42,7 +43,7 @@ def test_no_view_has_a_serious_finding(
     for version in (before, after, f"{long}@0"):
         evaluate(http, version, {"looks-a": 0.0, "looks-b": 1.0})
     newest = http.get("/page/runs?limit=1").json()["runs"][0]["id"]
-    one_run = {f"runs/{newest}?call=0": newest, f"runs/{newest}/siblings": "Siblings of"}
+    one_run = {f"runs/{newest}/siblings": "Siblings of", f"runs/{newest}?call=0": newest}
     both = f"before={before}&after={after}"
     compared = {
         f"versions/tiny?{both}": "By scenario",
@@ -55,23 +56,29 @@ def test_no_view_has_a_serious_finding(
     )
     watched = Watched(context.new_page(), art_server.root)
     page = watched.page
-    for place, seen in (VIEWS | one_run | compared).items():
+    for place, seen in (VIEWS | compared | one_run).items():
         watched.go(place)
         # A list of open runs, "Running", stands above the table while another test calls.
         expect(page.get_by_role("heading", name=seen, exact=seen == "Runs")).to_be_visible()
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{place} is {wide} pixels wider than {width}"
         page.evaluate(axe)
-        found = page.evaluate("axe.run({resultTypes: ['violations']})")
-        serious = [
-            (one["id"], one["help"], one["nodes"][0]["html"][:200])
-            for one in found["violations"]
-            if one["impact"] in ("serious", "critical")
-        ]
-        assert not serious, (place, serious)
-        assert len(found["passes"]) > 10
+        without_serious_finding(page, place)
+    page.emulate_media(color_scheme="light" if scheme == "dark" else "dark")
+    without_serious_finding(page, f"{place} in the other colours")
     context.close()
     assert not watched.wrong, watched.wrong
+
+
+def without_serious_finding(page: Page, place: str) -> None:
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    serious = [
+        (one["id"], one["help"], one["nodes"][0]["html"][:200])
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert not serious, (place, serious)
+    assert len(found["passes"]) > 10
 
 
 def test_all_of_it_is_reached_by_keyboard(watched: Watched) -> None:

@@ -6,13 +6,14 @@ import time
 import uuid
 
 import httpx
+import pytest
 from playwright.sync_api import Route, expect
 
 from langchain_art import ArtClient
 from langchain_art.wire import AttemptOutcome, LeaseRequest, LeasesReturned, QueuedRollout
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
-from tests.support.markup_strings import markup_strings
+from tests.support.markup_strings import markup_strings, some_markup_strings
 from tests.support.steps_of_a_fit import evaluate, ok, run_of, step
 
 
@@ -109,9 +110,10 @@ def test_what_happens_before_the_stream_begins_is_shown(
     expect(page.get_by_role("cell", name=f"{policy}@1", exact=True)).to_be_visible()
 
 
+@pytest.mark.soak
 def test_what_a_client_says_is_text(watched: Watched, http: httpx.Client) -> None:
     """Names and reasons that clients choose are shown in the log and among what was excluded."""
-    strings = markup_strings()
+    strings = some_markup_strings()
     policy = f"text-{uuid.uuid4().hex[:8]}"
     ok(http.post("/v1/policies", json={"name": policy}))
     page = watched.go("overview")

@@ -11,9 +11,8 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import Review
 from tests.support.browser import Watched
 from tests.support.live_server import LiveServer
-from tests.support.markup_strings import markup_strings
+from tests.support.markup_strings import some_markup_strings
 from tests.support.reviewed_runs import MakeRuns
-from tests.support.soak import share
 from tests.support.steps_of_a_fit import run_of
 
 
@@ -133,9 +132,7 @@ def hostile_run(name: str, texts: list[str]) -> dict[str, Any]:
 
 @pytest.mark.soak
 def test_what_models_tools_and_judges_say_is_text(watched: Watched, http: httpx.Client) -> None:
-    # Each form once, with what it does in turns; in ``make soak`` each with all.
-    whole = enumerate(markup_strings())
-    strings = [one for at, one in whole if share() or at % 4 == at // 4 % 4]
+    strings = some_markup_strings()
     group = f"h-{uuid.uuid4().hex}"
     parts = [strings[at : at + CALLS] for at in range(0, len(strings), CALLS)]
     runs = [hostile_run(f"{group}-{index}", texts) for index, texts in enumerate(parts)]
