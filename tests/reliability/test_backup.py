@@ -29,14 +29,17 @@ from langchain_art_server.storage.store import Store
 from tests.support.live_server import ForkedServer
 from tests.support.operations import Operations
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count
+from tests.support.soak import count, share
 from tests.support.steps_of_a_fit import rewarded, trained
 from tests.support.stored_step import RATE
+from tests.support.stub_engines import StubServer
 
 BACKUPS = count(2, 100)
 TENANTS = ("default", "ana")
+#: Engines that compute are of `test_a_tenant_and_a_backup_are_of_all_servers`, and of the soak.
+SERVER = ForkedServer if share() else StubServer
 #: Of the operations before which a command is killed.
-STRIDE = 8 // count(1, 8)
+STRIDE = 12 // count(1, 12)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +101,7 @@ def roll_back(http: httpx.Client) -> None:
 @pytest.mark.timeout(count(600, 7200))
 def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
     key, settings = new_api_key(), "keep_checkpoints = 1\n"
-    server = ForkedServer(tmp_path / "data", settings=settings, env={"ART_API_KEY": key}).start()
+    server = SERVER(tmp_path / "data", settings=settings, env={"ART_API_KEY": key}).start()
     keys = {"default": key}
     with ArtClient(server.base_url, api_key=key) as client:
         keys["ana"] = client.create_key("ana", tenant="ana", scopes=["admin"]).key
@@ -134,7 +137,7 @@ def test_every_backup_of_a_busy_server_is_a_server(tmp_path: Path) -> None:
 
 def goes_on(place: Path, settings: str, keys: dict[str, str]) -> None:
     """A server on a backup has each version that is named, and trains from it."""
-    with ForkedServer(place, settings=settings, env={"ART_API_KEY": keys["default"]}) as server:
+    with SERVER(place, settings=settings, env={"ART_API_KEY": keys["default"]}) as server:
         for tenant in TENANTS:
             folder = place if tenant == "default" else place / "tenants" / tenant
             highest = max(on_disk(folder))

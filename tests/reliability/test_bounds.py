@@ -145,13 +145,9 @@ def test_each_table_has_a_bound() -> None:
 
 
 @pytest.mark.slow
-async def test_each_container_has_a_bound(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with (
-        steps(data, tmp_path, monkeypatch) as made,
-        made.service(made.copy()) as service,
-    ):
+async def test_each_container_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (data := tmp_path / "data").mkdir()
+    async with steps(data, tmp_path, monkeypatch) as made, made.service(data) as service:
         app = create_app(service, page_routes)
         connection = DeadlineHttp.__new__(DeadlineHttp)
         assert containers([app, service, connection]) == set(CONTAINERS)

@@ -18,7 +18,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stub_engines import StubServer
 
-KILLS, VERSIONS, RUNS, ROLLOUTS = count(4, 200), 3, 4, 3
+KILLS, VERSIONS, RUNS, ROLLOUTS = count(2, 200), 3, 4, 3
 LEASE = {"worker": "w", "name": "w", "rollout": "r", "slots": 9, "free": 9, "seconds": 600.0}
 
 

@@ -14,7 +14,7 @@ from tests.support.live_server import FaultyServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
-JUMPS = count(5, 200)
+JUMPS = count(3, 200)
 CHAT = "/v1/chat/completions"
 YEAR = 365 * 86_400
 ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]

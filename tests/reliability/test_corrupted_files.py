@@ -26,7 +26,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.steps_of_a_fit import ended, ok, rewarded
 
-FLIPS = count(20, 300)
+FLIPS = count(12, 300)
 #: Not data: a lock, and SQLite's index of its log, which is shared memory that is made anew.
 _NOT_DATA = (".lock", "lock", "-shm")
 WEIGHTS = "adapter_model.safetensors"
@@ -240,7 +240,7 @@ def test_a_hangup_drains_as_sigterm_does(stored: Stored) -> None:
 
     def read() -> None:
         with stored.http.stream(
-            "POST", "/v1/chat/completions", json=body | {"max_tokens": 300}
+            "POST", "/v1/chat/completions", json=body | {"max_tokens": 200}
         ) as s:
             for line in s.iter_lines():
                 begun.set()

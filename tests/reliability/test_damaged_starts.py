@@ -27,7 +27,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stub_engines import StubServer
 
-DAMAGES, STARTS = count(60, 500), count(3, 60)
+DAMAGES, STARTS = count(24, 500), count(2, 60)
 STEPS = 3
 DATABASE = "art.sqlite3"
 KINDS = ("flip", "zero", "truncate")

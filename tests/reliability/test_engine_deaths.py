@@ -18,7 +18,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stub_engines import StubServer, marked
 
-KILLS, HANGS, CALLERS = count(6, 100), count(0, 20), 32
+KILLS, HANGS, CALLERS = count(3, 100), count(0, 20), count(16, 32)
 
 
 class Caller(threading.Thread):
@@ -61,7 +61,7 @@ class Caller(threading.Thread):
             self.met["ended by an error"] += 1
 
 
-@pytest.mark.soak("F5", KILLS + HANGS, f"engines' deaths, {HANGS} of them hangs, under 32 callers")
+@pytest.mark.soak("F5", KILLS + HANGS, f"engines' deaths, {HANGS} hangs, under {CALLERS} callers")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 3600))
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

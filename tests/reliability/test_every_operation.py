@@ -145,7 +145,7 @@ async def done_or(service: Service, stopped: asyncio.Event) -> None:
 LEFT: tuple[Mode, ...] = ("drop", "tear", "reorder", "keep")
 MODES = count(1, len(LEFT))
 #: Of the operations before which the machine stops.
-STRIDE = 3 // count(1, 3)
+STRIDE = 6 // count(1, 6)
 
 
 @pytest.mark.soak
@@ -200,7 +200,7 @@ async def test_an_error_at_any_operation_of_a_step(
     monkeypatch.setattr(job_runner, "RETRY_SECONDS", 0.02)
     draw, (made, truth) = random.Random(drawn_seed()), engines
     cases = [(at, more) for at in range(1, len(truth.operations)) for more in MORE]
-    for at, more in draw.sample(cases, count(8, len(cases))):
+    for at, more in draw.sample(cases, count(5, len(cases))):
         number = draw.choice([errno.ENOSPC, errno.EIO])
         place, disk = made.copy(), Disk(at, number, more)
         async with made.service(place) as service:

@@ -21,9 +21,9 @@ from tests.support.soak import count
 from tests.support.storms import Killer, Patient
 from tests.support.stub_engines import StubServer
 
-GROUPS, KILLS = count(30, 500), count(3, 50)
+GROUPS, KILLS = count(20, 500), count(2, 50)
 CHANGED = count(20, 1000)
-LATEST = count(6, 20)
+LATEST = count(3, 20)
 #: Groups of a step, runs of a group, and clients that send at once.
 STEP, RUNS, SENDERS = 10, 4, 16
 SETTINGS = "keep_checkpoints = 1000\n"

@@ -24,7 +24,7 @@ from tests.support.mutations import Sent, Valid, mutants
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
-REQUESTS = count(160, 20_000)
+REQUESTS = count(100, 20_000)
 #: Of each route: an answer, and an event of a streamed one.
 MODELS: dict[str, tuple[TypeAdapter[Any], TypeAdapter[Any] | None]] = {
     "/v1/chat/completions": (TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)),
@@ -50,9 +50,9 @@ REPLIES: list[Any] = [
 ]
 
 
-def drawn(rng: random.Random, of: list[Valid]) -> Valid:
-    """A request whose reply is drawn, too."""
-    one = copy.deepcopy(rng.choice(of))
+def drawn(rng: random.Random, one: Valid, stream: bool) -> Valid:
+    """The request with another reply and limit."""
+    one = copy.deepcopy(one)
     said = script(rng.choice(REPLIES), intro=rng.choice(["", "When?", "x" * 300]))
     body: dict[str, Any] = one.body
     turns = body.get("messages", body.get("input"))
@@ -60,7 +60,7 @@ def drawn(rng: random.Random, of: list[Valid]) -> Valid:
     for limit in body.keys() & {"max_tokens", "max_output_tokens"}:
         body[limit] = rng.choice([1, 2, 5, 200])
     if one.path != "/v1/messages/count_tokens":
-        body["stream"] = rng.random() < 0.5
+        body["stream"] = stream
         if not body["stream"]:
             body.pop("stream_options", None)
     return one
@@ -121,8 +121,9 @@ def test_the_sdks_models_take_each_answer(tmp_path: Path, kind: type[ForkedServe
             of += [chat(stream_options={"include_usage": True})]
             if kind is RuleServer:
                 of = [one for one in of if not has_grammar(one)]
-            for _ in range(REQUESTS // 4):
-                one = drawn(rng, of)
+            for number in range(REQUESTS // 4):
+                turn, at = divmod(number, len(of))
+                one = drawn(rng, of[at], stream=(turn + at) % 2 == 0)
                 for sent in (sent_as_is(one), *mutants([one], rng.getrandbits(32), 1)):
                     headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
                     answer = http.request("POST", sent.url, content=sent.content, headers=headers)

@@ -38,7 +38,7 @@ from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres, programs
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count
+from tests.support.soak import count, in_soak
 
 
 @pytest.fixture(scope="module")
@@ -273,9 +273,11 @@ class Client(threading.Thread):
     It sends what was not answered again, to whichever server answers.
     """
 
-    def __init__(self, fleet: Gateways, number: int, done: queue.SimpleQueue[str]) -> None:
+    def __init__(
+        self, fleet: Gateways, policy: str, number: int, done: queue.SimpleQueue[str]
+    ) -> None:
         super().__init__(daemon=True)
-        self._number, self._done = number, done
+        self._policy, self._number, self._done = policy, number, done
         self.any, self.stop = AnyGateway(fleet, number), threading.Event()
         self.calls: list[Answered] = []
 
@@ -285,7 +287,7 @@ class Client(threading.Thread):
             made += 1
             run, messages = f"load-{self._number}-{made}", list[Any](QUESTION)
             for _ in range(2):
-                body = {"model": "tiny", "messages": messages, "max_tokens": 8}
+                body = {"model": self._policy, "messages": messages, "max_tokens": 8}
                 body |= {"art": {"trajectory_id": run}, "seed": made}
                 answer = self.any.ok("POST", "/v1/chat/completions", body)
                 version = int(answer["model"].rpartition("@")[2])
@@ -299,9 +301,10 @@ class Client(threading.Thread):
 class TrainingClient(threading.Thread):
     """Trains on the runs as they come, through both servers in turn."""
 
-    def __init__(self, fleet: Gateways, done: queue.SimpleQueue[str]) -> None:
+    def __init__(self, fleet: Gateways, policy: str, done: queue.SimpleQueue[str]) -> None:
         super().__init__(daemon=True)
-        self._done, self.any, self.stop = done, AnyGateway(fleet), threading.Event()
+        self._policy, self._done = policy, done
+        self.any, self.stop = AnyGateway(fleet), threading.Event()
         self.jobs: list[dict[str, Any]] = []
 
     def run(self) -> None:
@@ -309,10 +312,12 @@ class TrainingClient(threading.Thread):
             runs = [self._done.get(timeout=60) for _ in range(PER_STEP)]
             while not self._done.empty():  # the newest, which are not too stale to be trained
                 runs = [*runs[1:], self._done.get()]
-            body = {"policy": "tiny", "groups": [runs], "config": LIGHT}
+            body = {"policy": self._policy, "groups": [runs], "config": LIGHT}
             self.jobs.append(self.any.train(f"load-{len(self.jobs)}", body))
 
 
+@in_soak  # kills of a server and its leases: `test_a_server_is_killed_under_load`, `test_leases`
+@pytest.mark.soak
 @pytest.mark.slow
 def test_two_servers_lease_rollouts_out_and_one_is_killed(
     fleet: Gateways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -370,43 +375,44 @@ LIGHT = {"learning_rate": 1e-5, "max_logprob_gap": 1.0}
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1800))
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_server_is_killed_under_load(tmp_path: Path, postgres: Postgres) -> None:
-    draw = random.Random(drawn_seed())
+def test_a_server_is_killed_under_load(fleet: Gateways) -> None:
+    draw, policy = random.Random(drawn_seed()), make_policy(fleet, "loaded")
     done = queue.SimpleQueue[str]()
-    with Gateways(tmp_path, postgres, settings="keep_checkpoints = 1000\n") as fleet:
-        clients = [Client(fleet, number, done) for number in range(CLIENTS)]
-        trains = TrainingClient(fleet, done)
-        for one in (trains, *clients):
-            one.start()
-        for _ in range(KILLS):
-            before = len(trains.jobs)
-            time.sleep(draw.uniform(0.5, 3.0))
-            victim = draw.choice(fleet.all)
-            victim.kill()
-            time.sleep(draw.uniform(0.0, 2.0))
-            victim.start()
-            until = time.monotonic() + 60
-            while len(trains.jobs) < before + 2:  # with both servers, and after what was cut
-                assert trains.is_alive() and time.monotonic() < until
-                time.sleep(0.05)
-        for one in (trains, *clients):
-            one.stop.set()
-            one.join()
-        calls = [call for one in clients for call in one.calls]
-        kept = {row.id for row in fleet.rows("SELECT id FROM calls")}
-        assert {call.id for call in calls} <= kept, "a call that was answered is lost"
-        jobs = fleet.rows("SELECT * FROM jobs ORDER BY number")
-        assert {row.state for row in jobs} == {"succeeded"} and len(jobs) == len(trains.jobs)
-        versions = [row.target_version for row in jobs]
-        assert versions == sorted(set(versions)), "each job made one version, in order"
-        trained = [row.trajectory_id for row in fleet.rows("SELECT trajectory_id FROM trained")]
-        assert len(trained) == len(set(trained)) == PER_STEP * len(jobs)
-        folder = fleet.folder / "data" / "adapters" / "tiny"
-        for row in jobs:
-            assert check_files(folder / str(row.target_version))["job"] == row.id
-        serves = fleet.rows("SELECT job_id FROM job_events WHERE message LIKE '% serves'")
-        assert len(serves) == len({row.job_id for row in serves}) == len(jobs)
-        stale = staleness(calls, {row.target_version: row.finished_at for row in jobs})
+    clients = [Client(fleet, policy, number, done) for number in range(CLIENTS)]
+    trains = TrainingClient(fleet, policy, done)
+    for one in (trains, *clients):
+        one.start()
+    for _ in range(KILLS):
+        before = len(trains.jobs)
+        time.sleep(draw.uniform(0.5, 3.0))
+        victim = draw.choice(fleet.all)
+        victim.kill()
+        time.sleep(draw.uniform(0.0, 2.0))
+        victim.start()
+        until = time.monotonic() + 60
+        while len(trains.jobs) < before + 2:  # with both servers, and after what was cut
+            assert trains.is_alive() and time.monotonic() < until
+            time.sleep(0.05)
+    for one in (trains, *clients):
+        one.stop.set()
+        one.join()
+    calls = [call for one in clients for call in one.calls]
+    kept = {row.id for row in fleet.rows("SELECT id FROM calls")}
+    assert {call.id for call in calls} <= kept, "a call that was answered is lost"
+    jobs = fleet.rows("SELECT * FROM jobs WHERE policy = :p ORDER BY number", p=policy)
+    assert {row.state for row in jobs} == {"succeeded"} and len(jobs) == len(trains.jobs)
+    versions = [row.target_version for row in jobs]
+    assert versions == sorted(set(versions)), "each job made one version, in order"
+    rows = fleet.rows("SELECT trajectory_id FROM trained WHERE policy = :p", p=policy)
+    assert len(rows) == len({row.trajectory_id for row in rows}) == PER_STEP * len(jobs)
+    folder = fleet.folder / "data" / "adapters" / policy
+    for row in jobs:
+        assert check_files(folder / str(row.target_version))["job"] == row.id
+    serves = fleet.rows(
+        "SELECT job_id FROM job_events WHERE message LIKE :m", m=f"{policy}@% serves"
+    )
+    assert len(serves) == len({row.job_id for row in serves}) == len(jobs)
+    stale = staleness(calls, {row.target_version: row.finished_at for row in jobs})
     assert max(stale) <= SOON, "a call was routed to a version of before"
     late = sorted(stale)
     p99 = late[math.ceil(0.99 * len(late)) - 1]

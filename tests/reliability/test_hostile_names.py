@@ -48,7 +48,7 @@ SINGLE = [
 ]
 UPWARDS = ["".join((up * n, t)) for up, n, t in itertools.product(UP, range(1, 10), TARGETS)]
 NAMES = [*dict.fromkeys([*SINGLE, *UPWARDS])]
-TRIED = count(15, len(NAMES))
+TRIED = count(6, len(NAMES))
 #: Fields of which each would have the engine read, fetch, compile, or hold too much.
 FORBIDDEN: dict[str, Any] = {
     "chat_template": "{{ cycler.__init__.__globals__.os.popen('id').read() }}",

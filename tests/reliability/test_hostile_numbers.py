@@ -40,7 +40,7 @@ HOSTILE: list[Any] = [
 ]
 #: Of these, the ones that are a reward: the others must never be taken for one.
 REWARDS = [5e-324, -0.0, 0, -1, 1e9, -1e9, 0.1, 1.0]
-NUMBERS = count(150, 2_000)
+NUMBERS = count(30, 2_000)
 SAY = [{"role": "user", "content": "When is it?"}]
 
 

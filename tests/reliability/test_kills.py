@@ -19,10 +19,10 @@ from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
 from tests.support.judges.literal_judge import ScriptedJudge, parse, verdict
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count
+from tests.support.soak import count, in_soak
 from tests.support.storms import Killer, Patient, Witness
 
-KILLS, PER_RUN = count(5, 1000), 25
+KILLS, PER_RUN = count(3, 1000), 25
 #: The longest pause between a start and the next kill, in seconds: about that of a step.
 PAUSE = 1.2
 FILES = ("adapter_model.safetensors", "optimizer.safetensors")
@@ -173,6 +173,8 @@ def test_runs_with_kills_end_bit_for_bit_as_the_undisturbed_one(calm: Calm, tmp_
     print(f"{len(kills)} kills; a start takes {statistics.median(starts):.1f} s")  # noqa: T201
 
 
+@in_soak  # `test_repeated_fit` shows the kind of it: the same server, with other work, and a seed
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_seed_gives_one_adapter_and_another_seed_another(calm: Calm) -> None:

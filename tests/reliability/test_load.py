@@ -20,14 +20,15 @@ from typing import Any
 import pytest
 
 from tests.support.engines import engines, resident
-from tests.support.live_server import REPO, LiveServer
+from tests.support.live_server import REPO, ForkedServer, LiveServer
 from tests.support.soak import count, share
 from tests.support.stub_engines import StubServer
 
-CLIENTS, SECONDS = count(100, 1000), count(4, 600)
+CLIENTS, SECONDS = count(100, 1000), count(2, 600)
 SLOW = count(60, 1000)
-OVERLOADED, HOSTILE = count(4, 300), count(6, 600)
-ROLLOUTS, RUNNERS = count(500, 50_000), count(64, 2048)
+OVERLOADED = count(2, 300)
+HOSTILE, CONNECTIONS = count(3, 600), count(300, 1100)  # of each address
+ROLLOUTS, RUNNERS = count(200, 50_000), count(64, 2048)
 SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
 CHAT = {"path": "/v1/chat/completions", "body": SAY}
 
@@ -59,14 +60,15 @@ class Memory(threading.Thread):
         tenth = len(self.samples) // 10 or 1
         parts = self.samples[tenth : 2 * tenth], self.samples[-tenth:]
         second, last = map(statistics.fmean, parts)
-        assert last <= second * (1.05 if share() >= 0.5 else 1.5), (second, last)
+        # 96: half of what such a server holds; a forked one has its parent's pages, too.
+        assert last <= (second * 1.05 if share() >= 0.5 else second + 96), (second, last)
         return f"memory {second:.0f} -> {last:.0f} MiB, ratio {last / second:.3f}"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
     folder = tmp_path_factory.mktemp("load")
-    with StubServer(folder / "data", seconds=(0.05, 0.5), alone=True) as made:
+    with StubServer(folder / "data", seconds=(0.05, 0.5), alone=share() > 0) as made:
         yield made
 
 
@@ -138,7 +140,7 @@ def slowly(server: StubServer, number: int) -> socket.socket:
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 600))
 def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
-    honest = {"clients": 100, "pace": 100.0, "seconds": count(3, 30)}
+    honest = {"clients": 100, "pace": 100.0, "seconds": count(2, 30)}
     with load(server, **CHAT, **honest) as alone:
         pass
     slow = [slowly(server, number) for number in range(SLOW)]
@@ -175,13 +177,14 @@ def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
     )
 
 
-@pytest.mark.soak("L4", HOSTILE, "seconds of four hostile addresses at once, 4,400 connections")
+@pytest.mark.soak("L4", HOSTILE, f"seconds of 4 addresses at once, {4 * CONNECTIONS:,} connections")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1200))
 def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> None:
     # A bound that the load reaches: what an operator allows for keys and values is no growth.
     settings = f"[sampler]\nkv_cache_bytes = {8 << 20}\n"
-    server = LiveServer(tmp_path / "attacked", settings=settings).start()
+    kind = LiveServer if share() else ForkedServer  # in the soak it shares no memory
+    server = kind(tmp_path / "attacked", settings=settings).start()
     body = SAY.replace("}]}", '}], "max_tokens": 4}')
     honest = {"clients": 20, "pace": 20.0, "host": "127.0.0.6", "body": body}
     argv = [sys.executable, "-m", "tests.support.hostile_client", str(server.port)]
@@ -190,11 +193,11 @@ def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> Non
         with server.http() as http:
             batch = {"batch": "b", "rollout": "r", "rollouts": [{"id": "b-0", "scenario": {}}]}
             assert http.post("/v1/rollouts", json=batch).status_code == 200
-        with load(server, **(CHAT | honest), seconds=count(3, 30)) as alone:
+        with load(server, **(CHAT | honest), seconds=count(1, 30)) as alone:
             pass
         with Memory(server) as memory:
             for number in range(2, 6):
-                more = [f"127.0.0.{number}", str(HOSTILE + 2), "1100"]
+                more = [f"127.0.0.{number}", str(HOSTILE + 2), str(CONNECTIONS)]
                 attackers.append(subprocess.Popen([*argv, *more], stdout=subprocess.PIPE, cwd=REPO))
             with load(server, **(CHAT | honest), seconds=HOSTILE) as beside:
                 pass
@@ -215,7 +218,7 @@ def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> Non
         f"memory {idle:.0f} -> {most:.0f} MiB, ratio {most / idle:.2f}; {logged:,} bytes of log; "
         f"{sum(sum(one.values()) for one in begun):,} hostile connections"
     )
-    # Of a few seconds, the most is what 4,096 connections and the calls of the first second take.
+    # Of a few seconds, the most is what the connections and the calls of the first second take.
     assert not share() or most <= 1.3 * idle, (idle, most)
     added = beside["latency"]["p99"] - alone["latency"]["p99"]
     assert not share() or added <= 1000, (alone["latency"], beside["latency"])
@@ -226,14 +229,14 @@ def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 900))
 def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
-    few = "max_running_calls = 48\n"
-    with StubServer(tmp_path / "few", seconds=(0.05, 0.5), settings=few, alone=True) as server:
+    few, alone = "max_running_calls = 48\n", share() > 0
+    with StubServer(tmp_path / "few", seconds=(0.05, 0.5), settings=few, alone=alone) as server:
         with Memory(server) as memory:
-            with load(server, **CHAT, clients=48, seconds=count(3, 20)) as peak:
+            with load(server, **CHAT, clients=48, seconds=count(1, 20)) as peak:
                 pass
             with load(server, **CHAT, clients=480, seconds=OVERLOADED, pause=0.5) as over:
                 pass
-            with load(server, **CHAT, clients=24, seconds=count(2, 10)) as after:
+            with load(server, **CHAT, clients=24, seconds=count(1, 10)) as after:
                 pass
         only(peak, "200", "429")
         only(over, "200", "429", "503")

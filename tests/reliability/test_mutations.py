@@ -12,7 +12,7 @@ from tests.support.mutations import Sent, Valid, mutants
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
-REQUESTS = count(400, 20_000)
+REQUESTS = count(150, 20_000)
 SAY = [
     {"role": "system", "content": "Answer."},
     {"role": "user", "content": [{"type": "text", "text": "When?"}]},

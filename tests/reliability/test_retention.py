@@ -231,7 +231,7 @@ ACTIONS = st.one_of(
 
 @pytest.mark.soak
 @pytest.mark.timeout(count(300, 7200))
-@settings(max_examples=count(20, 3000))
+@settings(max_examples=count(8, 3000))
 @example(1, [*STEP, *STEP, *STEP])
 @example(3, [*STEP, *STEP, ("queue", "one", "one", 1), ("delete", "one", 1)])
 @example(3, [*STEP, *STEP, ("queue", "two", "one", 1), ("delete_policy", "one")])

@@ -21,7 +21,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stub_engines import StubServer
 
-KILLS = count(4, 100)
+KILLS = count(2, 100)
 RUNS = 3
 
 

@@ -22,7 +22,8 @@ from tests.support.soak import count
 from tests.support.steps_of_a_fit import rewarded
 from tests.support.stub_engines import StubServer, marked
 
-STEPS, CALLERS, SWAPS = 2, 8, count(15, 3000)
+STEPS, CALLERS = count(1, 3), 8
+SWAPS, STORMED = count(8, 3000), count(32, 64)
 #: Versions that may have a directory: those that are kept, the first, the one that serves, and
 #: those that answer calls just now.
 KEPT = 4 + 2 + 8
@@ -58,6 +59,7 @@ def total(callers: list[Caller]) -> int:
     return sum(len(caller.calls) + len(caller.refused) for caller in callers)
 
 
+@pytest.mark.soak
 def test_calls_keep_the_version_that_they_began_with(art_server: LiveServer) -> None:
     stop = threading.Event()
     callers = [Caller(art_server, number, stop) for number in range(CALLERS)]
@@ -90,7 +92,7 @@ def test_calls_keep_the_version_that_they_began_with(art_server: LiveServer) -> 
     check_versions(art_server, sample, small_model(), POLICY)
 
 
-@pytest.mark.soak("F8", SWAPS, "swaps under 64 callers")
+@pytest.mark.soak("F8", SWAPS, f"swaps under {STORMED} callers")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 7200))
 def test_a_storm_of_versions_fails_no_call_and_mixes_none(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_a_storm_of_versions_fails_no_call_and_mixes_none(tmp_path: Path) -> Non
     server, stop = StubServer(tmp_path / "data", seconds=(0.05, 0.5)), threading.Event()
     server.start()
     server.policy = POLICY
-    callers = [Caller(server, number, stop) for number in range(64)]
+    callers = [Caller(server, number, stop) for number in range(STORMED)]
     folders = server.data_dir / "adapters" / POLICY
     weights: dict[int, Path] = {}
     try:

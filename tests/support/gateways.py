@@ -83,7 +83,8 @@ class AnyGateway(Persistent):
         self._roots = [one.root for one in fleet.all]
         #: The server that is asked.
         self.at = first % len(self._roots)
-        self._http = httpx.Client(timeout=30, verify=TLS)
+        headers = {"Authorization": f"Bearer {fleet.all[0].api_key}"}
+        self._http = httpx.Client(headers=headers, timeout=30, verify=TLS)
         self.resent = 0
         #: When the request that was answered last was sent.
         self.sent = 0.0
