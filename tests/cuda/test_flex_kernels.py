@@ -23,6 +23,7 @@ from torch._inductor.template_heuristics.triton import CUDAConfigHeuristic
 from langchain_art.errors import ArtError
 from langchain_art_server.algorithms.sequences.prefix_forest import grow
 from langchain_art_server.backends.peft.forest import attention_flex
+from tests.support.soak import in_soak_alone
 
 WIDTH = 128
 
@@ -111,7 +112,11 @@ def cuda_choices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: All that are shorter than 256 tokens are padded to as many.
 @pytest.mark.parametrize(
-    ("ratio", "tokens"), [(1, 7), (2, 33), (4, 63), (5, 100), (7, 63), (8, 7), (8, 300)]
+    ("ratio", "tokens"),
+    [
+        *((1, 7), (5, 100), (8, 300)),
+        *(in_soak_alone(*one) for one in ((2, 33), (4, 63), (7, 63), (8, 7))),
+    ],
 )
 @pytest.mark.usefixtures("as_on_cuda", "cuda_choices")
 def test_every_length_of_a_part_has_a_kernel(ratio: int, tokens: int) -> None:

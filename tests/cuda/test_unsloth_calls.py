@@ -65,6 +65,15 @@ def test_the_weights_that_were_named_are_loaded_and_no_others(unsloth: Any) -> N
     assert calls[0]["use_exact_model_name"] is True
 
 
+def test_a_base_in_4_bits_is_refused_without_cuda(unsloth: Any, base: Any) -> None:
+    module, calls = unsloth
+    base.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    base.config.quantization_config |= {"bnb_4bit_quant_type": "nf4"}
+    with pytest.raises(ConfigError, match="4 bits for Unsloth on cpu, expected a CUDA device"):
+        module.UnslothCore(model=HUB_NAME, device="cpu")
+    assert calls == []
+
+
 def test_a_folder_that_lacks_weights_or_has_nan_is_refused(
     unsloth: Any, base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

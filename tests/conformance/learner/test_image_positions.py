@@ -36,6 +36,7 @@ from tests.conformance.learner.test_images import (
     plain_logprobs,
     rows_of,
 )
+from tests.support.soak import in_soak_alone
 from tests.support.tiny_models import LocalSampler, load_plain
 from tests.support.vision_models import GEMMA, QWENS, save_vision_model
 
@@ -74,7 +75,12 @@ def no_slots(_model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "family, slots", [*((one, True) for one in (*QWENS, GEMMA)), *((one, False) for one in QWENS)]
+    "family, slots",
+    [
+        *(("Qwen3-VL", False), ("Qwen3.5", True), (GEMMA, True)),
+        *(in_soak_alone(*one) for one in (("Qwen3-VL", True), ("Qwen3.5", False))),
+        *(in_soak_alone("Qwen2.5-VL", slots) for slots in (True, False)),
+    ],
 )
 def test_rows_keep_their_positions_whoever_joins_and_leaves(
     family: str, slots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,8 +130,13 @@ def test_without_slots_images_that_attend_to_themselves_are_refused(
     assert "its calls have no slots" in LocalSampler(model).host.info.no_images
 
 
-@pytest.mark.parametrize("budget", [8, 10_000])
-@pytest.mark.parametrize("family", [*QWENS, GEMMA])
+@pytest.mark.parametrize(
+    ("family", "budget"),
+    [
+        *((one, 8) for one in (*QWENS, GEMMA)),
+        *(in_soak_alone(one, 10_000) for one in (*QWENS, GEMMA)),
+    ],
+)
 def test_a_forest_with_images_is_the_rows_one_by_one(
     family: str, budget: int, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

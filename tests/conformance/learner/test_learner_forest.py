@@ -1,5 +1,6 @@
 """The token forest as the learner uses it: its parts, its memory, its fallback."""
 
+import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,10 @@ from tests.support.learner_cases import (
     shake,
     take,
 )
+from tests.support.soak import in_soak_alone
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize("name", [in_soak_alone("qwen3"), "gemma3", "qwen3_next"])
 def test_computing_layers_twice_changes_no_bit(
     name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,8 +268,21 @@ def with_images(forest: Forest) -> np.ndarray:
 IMAGES = (1, 2)
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 150])
-@pytest.mark.parametrize("seed", range(4))
+#: With images and without, with sinks and without, and each window.
+SHOWN = [(0, 7), (1, 150), (2, 1), (3, None)]
+
+
+@pytest.mark.parametrize(
+    ("seed", "window"),
+    [
+        *SHOWN,
+        *(
+            in_soak_alone(*one)
+            for one in itertools.product(range(4), (None, 1, 7, 150))
+            if one not in SHOWN
+        ),
+    ],
+)
 def test_tiles_and_flex_attention_equal_all_pairs_written_out(
     seed: int, window: int | None
 ) -> None:

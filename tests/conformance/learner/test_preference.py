@@ -1,5 +1,6 @@
 """Preference steps of the learner core: against the paper's loss in float64, packed in any way."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.sft_records import weigh_pairs
 from tests.support.learner_cases import FILES, contents, folder, fresh, quiet, shake, worst_error
 from tests.support.preference_cases import OfCore, Pair, batch_of, make_pairs, naive_dpo, prefer
+from tests.support.soak import in_soak_alone
 
 #: By what the pairs are.
 BETAS = {"replies": 0.01, "turns": 0.2, "alike": 3.0}
+LAYOUTS = ("forest", "small", "padded")
+#: Each layout, and pairs of each kind.
+SHOWN = [("forest", "turns"), ("small", "alike"), ("padded", "replies")]
 
 
 async def weighed(
@@ -37,10 +42,15 @@ def same_replies(pairs: list[Pair]) -> list[Pair]:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("kind", BETAS)
-@pytest.mark.parametrize("layout", ["forest", "small", "padded"])
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        *SHOWN,
+        *(in_soak_alone(*one) for one in itertools.product(LAYOUTS, BETAS) if one not in SHOWN),
+    ],
+)
 async def test_loss_and_gradient_equal_the_papers_in_float64(
-    kind: str, layout: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str, kind: str, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if layout == "padded":  # as for models whose attention has no forest
         monkeypatch.setattr(packer, "use_forest", lambda _: "the test says so")
