@@ -1,4 +1,4 @@
-"""Learners on several gloo ranks, as a server starts them."""
+"""Learners on several gloo ranks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,15 +29,27 @@ from tests.support.learner_cases import (
     quiet,
     restricted,
 )
+from tests.support.soak import count, share
+from tests.support.worker_child import FORKED
 
-STEPS = 20
+STEPS = count(4, 20)
 
 
 def ranked(
-    model: str, ranks: int = 2, *, shard: bool = False, dtype: str | None = None
+    model: str,
+    ranks: int = 2,
+    *,
+    shard: bool = False,
+    dtype: str | None = None,
+    forked: bool = not share(),
 ) -> PeftLearner:
-    learner = PeftSettings(threads=1, ranks=ranks, shard=shard)
-    return PeftLearner(Settings(model=model, device="cpu", dtype=dtype, learner=learner))
+    """A learner of several ranks, all of which are `forked`, or as a server starts them."""
+    chosen = PeftSettings(threads=1, ranks=ranks, shard=shard)
+    learner = PeftLearner(Settings(model=model, device="cpu", dtype=dtype, learner=chosen))
+    learner._program.target = "tests.support.worker_child:serve_learner"
+    if forked:
+        learner._program._env[FORKED] = "1"
+    return learner
 
 
 def others(pid: int | None) -> list[int]:
@@ -72,9 +84,7 @@ async def gone(pids: list[int]) -> None:
     raise AssertionError(f"they run: {there}")
 
 
-async def check_twenty_steps(
-    learner: PeftLearner, tiny: str, tmp_path: Path, **changes: Any
-) -> None:
+async def check_steps(learner: PeftLearner, tiny: str, tmp_path: Path, **changes: Any) -> None:
     """The adapter of several ranks is one rank's, and so are their metrics."""
     core, restarts = LearnerCore(tiny), learner.restarts
     alone = together = fresh(core, tmp_path)

@@ -36,7 +36,7 @@ def main(rank: int, meeting: str, model: str, parent: str, out: str) -> None:
         "bytes_per_token": core.packer._measured(),  # pyright: ignore[reportPrivateUsage]
         "checkpointed": metrics["checkpointed"],
     }
-    sys.stdout.write(json.dumps(found))
+    sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     if rank == 0:
         decoder_layers(core.base)[1].register_forward_hook(fail)

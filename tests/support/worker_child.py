@@ -3,13 +3,20 @@
 import contextlib
 import os
 import queue
+import signal
+import socket
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from langchain_art.errors import ConfigError, PromptTooLong
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall, import_function
+
+#: In a learner's environment: its other ranks are forked (`serve_learner`).
+FORKED = "ART_TEST_FORKED_RANKS"
 
 
 def serve(channel: Channel, config: dict[str, Any]) -> None:
@@ -34,7 +41,37 @@ def serve_learner(channel: Channel, config: dict[str, Any]) -> None:
     It is forked, and what was imported before may have found another.
     """
     tempfile.tempdir = None
+    if FORKED in os.environ:
+        _fork_ranks(channel, config["options"]["ranks"])
     import_function("langchain_art_server.backends.peft.child:serve")(channel, config)
+
+
+def _fork_ranks(channel: Channel, count: int) -> None:
+    """Have the other ranks forked before there are threads, in place of programs of their own.
+
+    A program imports for five seconds what this process has imported.
+    """
+    from langchain_art_server.backends.peft.distributed import rank_zero
+
+    made: dict[int, rank_zero.OtherRank] = {}
+    mine = [channel.socket]
+    for rank in range(1, count):
+        ours, theirs = socket.socketpair()
+        mine.append(ours)
+        if (pid := os.fork()) == 0:
+            for one in mine:
+                one.close()
+            try:
+                rank_zero.run(theirs, None)
+            finally:
+                os._exit(1)
+        theirs.close()
+        process: Any = SimpleNamespace(
+            kill=partial(os.kill, pid, signal.SIGKILL),
+            wait=lambda pid=pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]),
+        )
+        made[rank] = rank_zero.OtherRank(rank, ours, process)
+    rank_zero.OtherRank.started = made.pop  # type: ignore[method-assign]
 
 
 def _answer(

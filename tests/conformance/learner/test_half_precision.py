@@ -36,6 +36,7 @@ from tests.support.learner_cases import (
     take,
 )
 from tests.support.ranks import distance, ignore, ranked
+from tests.support.soak import in_soak, in_soak_alone
 from tests.support.tiny_models import LocalSampler, ask, save_model
 
 #: Numbers of two bytes that a layer keeps of a token for each unit of its hidden size, its MLP, its
@@ -219,13 +220,14 @@ def test_the_sampler_computes_lora_as_the_learner_does(
 
 @pytest.mark.slow
 @pytest.mark.asyncio
+@pytest.mark.parametrize("shard", [in_soak_alone(False), True])
 async def test_two_ranks_skip_the_same_updates(
-    core: LearnerCore, rounded: str, tmp_path: Path
+    shard: bool, core: LearnerCore, rounded: str, tmp_path: Path
 ) -> None:
     first, out, own = (folder(tmp_path, name) for name in ("first", "out", "own"))
     take(core, shake(fresh(core, tmp_path)), first, make_rows(8))
     huge, rows = with_scale(first, tmp_path / "huge", 2.0**40, 0), make_rows(8, seed=2)
-    learner = ranked(rounded, dtype="float16")
+    learner = ranked(rounded, shard=shard, dtype="float16")
     await learner.start()
     try:
         config = TrainConfig(learning_rate=1e-2, **LENIENT)
@@ -313,6 +315,8 @@ def test_gradients_of_micro_batches_are_added_in_float32(
     assert len(found) == 28 and not exact
 
 
+@in_soak  # `test_two_ranks_skip_the_same_updates` has shards in float16
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_two_shards_learn_what_one_whole_does(tiny: str, tmp_path: Path) -> None:

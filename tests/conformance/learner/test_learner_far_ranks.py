@@ -20,6 +20,7 @@ from tests.support.learner_cases import LENIENT, LORA, contents, folder, make_ro
 from tests.support.live_server import free_port
 from tests.support.local_actors import LocalActors
 from tests.support.ranks import ignore, ranked
+from tests.support.soak import in_soak_alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("seats_here")]
 CONFIG = TrainConfig(
@@ -54,7 +55,9 @@ async def three_steps(learner: PeftLearner, where: Path, reference: Path) -> lis
     return [*made, await learner.logprobs(parent, make_rows(5))]
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["whole", "sharded"])
+@pytest.mark.parametrize(
+    "shard", [in_soak_alone(False, id="whole"), pytest.param(True, id="sharded")]
+)
 async def test_files_of_their_own_make_the_same_versions_to_the_bit(
     shard: bool, tiny: str, tmp_path: Path
 ) -> None:

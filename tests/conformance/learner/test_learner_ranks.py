@@ -41,7 +41,7 @@ from tests.support.learner_cases import (
 from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.ranks import (
     check_a_sampled_step,
-    check_twenty_steps,
+    check_steps,
     distance,
     gone,
     ignore,
@@ -49,6 +49,7 @@ from tests.support.ranks import (
     ranked,
     started,
 )
+from tests.support.soak import count
 
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,7 +73,6 @@ async def two(tiny: str, temporary: Path) -> AsyncIterator[PeftLearner]:
 
 def with_folders_in(temporary: Path, learner: PeftLearner) -> PeftLearner:
     """The learner, whose ranks make their temporary folders there."""
-    learner._program.target = "tests.support.worker_child:serve_learner"
     learner._program._env["TMPDIR"] = str(temporary)
     return learner
 
@@ -82,12 +82,13 @@ def left(temporary: Path) -> list[str]:
     return [one.name for one in temporary.glob("art-ranks-*/*")]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @in_its_loop
-async def test_two_ranks_equal_one_after_twenty_steps(
+async def test_two_ranks_equal_one_after_some_steps(
     two: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
-    await check_twenty_steps(two, tiny, tmp_path)
+    await check_steps(two, tiny, tmp_path)
 
 
 @pytest.mark.slow
@@ -122,12 +123,14 @@ async def test_the_pairs_of_a_preference_step_may_be_on_different_ranks(
     assert distance(together, alone, FILES[1]) <= 1e-6
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 async def test_ranks_without_rows_wait_and_ranks_that_are_closed_leave_no_folder(
     tiny: str, tmp_path: Path
 ) -> None:
     temporary = folder(tmp_path, "temporary")
-    core, learner = LearnerCore(tiny), with_folders_in(temporary, ranked(tiny, 3))
+    number = count(2, 3)
+    core, learner = LearnerCore(tiny), with_folders_in(temporary, ranked(tiny, number))
     start, rows = fresh(core, tmp_path), make_rows(1)
     expected, out = folder(tmp_path, "expected"), folder(tmp_path, "out")
     config = TrainConfig(learning_rate=1e-2, **LENIENT)
@@ -152,7 +155,7 @@ async def test_ranks_without_rows_wait_and_ranks_that_are_closed_leave_no_folder
     assert metrics["loss"] == pytest.approx(alone["loss"], rel=1e-5)  # Adam does not see its scale
     with pytest.raises(EngineUnavailable, match="shut down"):
         await task
-    assert len(ranks) == 2
+    assert len(ranks) == number - 1
     await gone(ranks)
     assert [*temporary.glob("art-ranks-*")] == []
 

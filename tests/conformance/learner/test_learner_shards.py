@@ -7,8 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from langchain_art_server.backends.peft.distributed.process_group import LOST
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.config import load_settings
+from tests.support import forked_start
 from tests.support.learner_cases import (
     FILES,
     LENIENT,
@@ -38,15 +37,17 @@ from tests.support.learner_cases import (
     shake,
     take,
 )
+from tests.support.live_server import REPO
 from tests.support.ranks import (
     check_a_sampled_step,
-    check_twenty_steps,
+    check_steps,
     distance,
     ignore,
     others,
     ranked,
     started,
 )
+from tests.support.soak import share
 
 #: Nothing below the second layer learns: gradients end there.
 UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")
@@ -74,17 +75,18 @@ in_its_loop = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shards(tiny: str) -> AsyncIterator[PeftLearner]:
     """A learner of two ranks with half of the base each."""
-    async for learner in started(ranked(tiny, shard=True)):
+    async for learner in started(ranked(tiny, shard=True, forked=False)):
         yield learner
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @in_its_loop
-async def test_two_shards_equal_one_whole_after_twenty_steps(
+async def test_two_shards_equal_one_whole_after_some_steps(
     shards: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
     # Small micro-batches of long and short rows, so that the ranks have different numbers of them.
-    await check_twenty_steps(shards, tiny, tmp_path, tokens_per_microbatch=64)
+    await check_steps(shards, tiny, tmp_path, tokens_per_microbatch=64)
 
 
 @pytest.mark.slow
@@ -132,6 +134,7 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(
     assert learner.restarts == restarts
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @in_its_loop
 async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
@@ -164,6 +167,8 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
     await learner.step(request, ignore)
     assert distance(out, expected, FILES[1]) <= 1e-6
     assert learner.restarts == restarts
+    if not share():  # `test_learner_ranks` kills ranks
+        return
     await learner.step(request, kill_once)
     if learner.restarts == restarts:  # on a busy machine, the step had ended before it was told
         await learner.step(request, ignore)
@@ -178,13 +183,20 @@ def test_a_shard_is_half_of_the_layers_and_its_layers_may_be_computed_twice(
     core, rows = LearnerCore(tiny), make_rows(12)
     start, expected = shake(fresh(core, tmp_path)), folder(tmp_path, "expected")
     outs = [folder(tmp_path, f"rank{rank}") for rank in range(2)]
-    argv = [sys.executable, "-m", "tests.support.shard_rank"]
-    where = [str(tmp_path / "meeting"), tiny, str(start)]
+    where, logs = [str(tmp_path / "meeting"), tiny, str(start)], [tmp_path / "0", tmp_path / "1"]
     ranks = [
-        subprocess.Popen([*argv, str(rank), *where, str(out)], stdout=subprocess.PIPE)
+        forked_start.start(
+            "tests.support.shard_rank",
+            [str(rank), *where, str(out)],
+            {**os.environ},
+            REPO,
+            logs[rank],
+        )
         for rank, out in enumerate(outs)
     ]
-    found: list[dict[str, Any]] = [json.loads(rank.communicate()[0]) for rank in ranks]
+    ended = [rank.wait() for rank in ranks]
+    said = [log.read_text().partition('{"held"') for log in logs]
+    found: list[dict[str, Any]] = [json.loads(b + c.partition("\n")[0]) for _, b, c in said]
     layers = decoder_layers(core.base)
     whole = sum(
         p.numel() for layer in layers for n, p in layer.named_parameters() if "lora" not in n
@@ -193,7 +205,7 @@ def test_a_shard_is_half_of_the_layers_and_its_layers_may_be_computed_twice(
         assert rank["held"] == pytest.approx(whole / 2, rel=0.01)
         assert rank["gathered"] == 0  # nothing of the other's is left behind a step
     measured = core.packer._measured()  # pyright: ignore[reportPrivateUsage]
-    assert [rank.returncode for rank in ranks] == [LOST, LOST]  # after what fails on one of them
+    assert ended == [LOST, LOST]  # after what fails on one of them
     for rank in found:
         assert rank["bytes_per_token"] == pytest.approx(measured, rel=0.2)
     assert [rank["checkpointed"] for rank in found] == [1.0, 0.0]
