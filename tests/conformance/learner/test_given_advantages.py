@@ -20,6 +20,7 @@ from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord
 from tests.support.call_records import record
 from tests.support.learner_cases import VOCAB
+from tests.support.soak import count
 
 Hook = Callable[[TrajectoryGroup], list[Any]]
 TRAINABLE = {"judge": False}
@@ -132,13 +133,14 @@ def token_by_token(hook: Hook) -> Hook:
     return spread
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mask_truncated", [False, True])
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "run"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_counts_and_reports_are_those_of_the_built_in_estimator(
     kind: str, aggregation: str, mask_truncated: bool
 ) -> None:
-    for seed in range(2):
+    for seed in range(count(1, 2)):
         groups, records = made_batch(seed)
         loss = {"kind": "clip", "aggregation": aggregation}
         same: dict[str, Any] = {"loss": loss, "mask_truncated": mask_truncated}

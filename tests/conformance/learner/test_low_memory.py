@@ -34,6 +34,7 @@ from tests.support.learner_cases import (
     take,
 )
 from tests.support.ranks import distance
+from tests.support.soak import in_soak_alone
 
 EIGHT: Any = {"optimizer": "adamw_8bit"}
 RATE, BLOCK = 1e-2, 256
@@ -147,8 +148,14 @@ def test_a_layers_inputs_are_not_counted_where_the_host_holds_them(
     assert on_device - core.packer._checkpointed(plain) == layers * width * 4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "granite"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen3", "float32"),
+        *((name, "bfloat16") for name in ("qwen3", "llama", "gemma3", "granite")),
+        *(in_soak_alone(name, "float32") for name in ("llama", "gemma3", "granite")),
+    ],
+)
 def test_computing_again_what_is_cheap_changes_no_gradient(
     name: str, dtype: str, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -227,8 +234,13 @@ def test_what_is_computed_again_is_computed_once(
     assert counts[0]["_rms_norm"] == counts[1]["_rms_norm"] == 2 * (4 * layers + 1) - 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("padded", "dtype"),
+    [
+        *((False, "bfloat16"), (True, "float32")),
+        *(in_soak_alone(*one) for one in ((False, "float32"), (True, "bfloat16"))),
+    ],
+)
 def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
     padded: bool,
     dtype: str,
