@@ -197,7 +197,7 @@ def double(
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("exact")
-@settings(max_examples=count(15, 300), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=count(10, 300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rows=forests(),
     budget=st.sampled_from([4, 12, 40, 1000]),

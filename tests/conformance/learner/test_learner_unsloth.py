@@ -28,7 +28,7 @@ from tests.support.learner_cases import (
 )
 from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.ranks import ignore
-from tests.support.soak import in_soak
+from tests.support.soak import count, in_soak, in_soak_alone
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
@@ -45,7 +45,7 @@ def python() -> Path:
     scope="module",
     params=[
         "qwen3",
-        *(pytest.param(one, marks=(in_soak, pytest.mark.soak)) for one in ("llama", "gemma3")),
+        *map(in_soak_alone, ("llama", "gemma3")),
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -68,6 +68,7 @@ async def learner(model: Path, python: Path) -> AsyncIterator[UnslothLearner]:
     await made.close()
 
 
+@pytest.mark.soak
 @pytest.mark.asyncio(loop_scope="module")
 async def test_its_adapter_is_the_peft_learners(
     learner: UnslothLearner, model: Path, tmp_path: Path
@@ -76,7 +77,7 @@ async def test_its_adapter_is_the_peft_learners(
     ours, theirs = fresh(core, tmp_path), folder(tmp_path, "theirs0")
     await learner.init_adapter(theirs, LORA)
     assert contents(theirs)[FILES[1]] == contents(ours)[FILES[1]]
-    for step in range(1, 6):
+    for step in range(1, count(2, 5) + 1):
         rows = branching_rows(10, seed=step, temperature=0.8)
         config = TrainConfig(
             learning_rate=1e-2,
@@ -105,6 +106,7 @@ async def test_its_adapter_is_the_peft_learners(
     assert learner.restarts == 0
 
 
+@pytest.mark.soak
 @pytest.mark.asyncio(loop_scope="module")
 async def test_its_preference_steps_are_the_peft_learners(
     learner: UnslothLearner, model: Path, tmp_path: Path
@@ -112,7 +114,7 @@ async def test_its_preference_steps_are_the_peft_learners(
     core = LearnerCore(str(model))
     ours = theirs = first = fresh(core, tmp_path)
     config = PreferenceConfig(learning_rate=1e-2, beta=0.3)
-    for step in range(1, 4):
+    for step in range(1, count(2, 3) + 1):
         pairs = make_pairs(4, seed=step, turns=2)
         out = folder(tmp_path, f"ours{step}")
         expected = await prefer(OfCore(core), ours, out, step, pairs, config)
@@ -144,6 +146,10 @@ async def test_shapes_change_and_what_is_wrong_is_refused(
     assert len(turns) == 2
 
 
+# A second start of Unsloth costs half a minute: in ``make test``, `test_unsloth_calls` has this
+# refusal, and `test_learner_ranks` a start that is stopped by one.
+@in_soak
+@pytest.mark.soak
 async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Path) -> None:
     plain = save_model(tmp_path / "m", hidden_size=64, intermediate_size=128, head_dim=16)
     quantised = learner_for(quantized(str(plain), tmp_path, "cpu"), python)
