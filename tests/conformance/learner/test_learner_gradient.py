@@ -91,7 +91,7 @@ def second_update(core: LearnerCore, rows: list[Row], config: TrainConfig) -> Tr
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(("beside", "parents"), [(40.0, {-1, 0}), (500.0, {-1})])
+@pytest.mark.parametrize(("beside", "parents"), [(40.0, {-1, 0}), in_soak_alone(500.0, {-1})])
 def test_parts_with_copies_have_the_naive_gradient(
     beside: float, parents: set[int], tiny: str, tmp_path: Path
 ) -> None:
