@@ -35,7 +35,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program that writes a file out is run here, where torch is imported already.
 
-    tests/conformance/learner/test_four_bits.py starts one of its kind.
+    `test_the_server_loads_it_with_its_tokens_and_template` starts it.
     """
 
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -73,7 +73,6 @@ def test_a_family_is_the_same_model_again(
     assert again.config.tie_word_embeddings == plain.config.tie_word_embeddings
 
 
-@pytest.mark.usefixtures("without_a_process")
 def test_the_server_loads_it_with_its_tokens_and_template(llama: Path, tmp_path: Path) -> None:
     file = save_gguf(llama, tmp_path / "small.Q8_0.gguf", "Q8_0")
     check_model(str(file))
