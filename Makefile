@@ -41,7 +41,7 @@ demo: $(VENV)/.demo-installed  ## train an agent on this machine: NAME=tic-tac-t
 		$(if $(CONTROL),--control) $(if $(REVIEW),--review $(REVIEW)) \
 		$(if $(REWARD),--reward $(REWARD)) $(if $(JUDGE),--judge $(JUDGE)) $(if $(FRESH),--fresh)
 
-test: install  ## all tests but those that need vLLM or SkyPilot
+test: install  ## a slice of each kind of test, but those that need vLLM or SkyPilot
 	$(PYTEST) -m 'not vllm and not skypilot'
 
 # Tests of one server are a group: another process would start the server once more.

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import seeds
 from tests.support.live_server import FaultyServer, ForkedServer, LiveServer, RuleServer
 from tests.support.postgres import Postgres, programs
+from tests.support.soak import in_soak
 
 if TYPE_CHECKING:
     from langchain_art_server.storage.store import Store
@@ -73,10 +74,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # pytest-xdist gives each process a part of the list as it stands.
         count = getattr(config, "workerinput", {"workercount": 1})["workercount"]
         parts: list[list[pytest.Item]] = [[] for _ in range(count)]
-        for _, file in itertools.groupby(list(items), lambda item: item.path):
-            min(parts, key=len).extend(file)
+        files = itertools.groupby(list(items), lambda item: item.path)
+        for number, (path, file) in enumerate(files):  # as many slow files each
+            (parts[number % count] if path in slow else min(parts, key=len)).extend(file)
         items[:] = itertools.chain.from_iterable(parts)
     for item in items:
+        skipped = in_soak.mark in item.iter_markers("skipif")
+        if skipped and not item.get_closest_marker("soak"):
+            raise pytest.UsageError(f"{item.nodeid} runs nowhere: mark it `pytest.mark.soak`, too")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
 

@@ -1,7 +1,7 @@
 """pytest plugin of ``make soak``: each test's row in the table of docs/soak.md.
 
-A test says what it is by its marker: ``@pytest.mark.soak("F1", KILLS, "kills")``. A row stays until
-the same test runs again, so that the whole may be run in several sessions.
+A test that has a row says what it is by its marker: ``@pytest.mark.soak("F1", KILLS, "kills")``. A
+row stays until the same test runs again, so that the whole may be run in several sessions.
 """
 
 import os
@@ -37,10 +37,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report: pytest.TestReport = yield
     marker = item.get_closest_marker("soak")
-    if marker is not None and not report.skipped and (report.when == "call" or report.failed):
-        name, many = "-", "-"
-        if marker.args:
-            name, many = marker.args[0], f"{marker.args[1]:,} {marker.args[2]}"
+    named = marker.args if marker else ()  # without a name: pytest's own summary has its failures
+    if named and not report.skipped and (report.when == "call" or report.failed):
+        name, many = named[0], f"{named[1]:,} {named[2]}"
         printed = report.capstdout.splitlines()
         told = [line for line in printed if VARIABLE not in line]
         cells = {

@@ -14,6 +14,7 @@ import transformers
 from langchain_art.gpu_memory import LOGIT_BYTES, MemoryNeeds, Shape
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS
 from tests.support.live_server import REPO
+from tests.support.soak import in_soak_alone
 
 #: Measurement over prediction, peak of the process less what it was before the model was loaded.
 NEAR = (0.8, 1.25)
@@ -84,7 +85,7 @@ def small(**changes: Any) -> transformers.Qwen3Config:
     ("changes", "dtype", "length", "count", "exact"),
     [
         ({"num_hidden_layers": 8, "hidden_size": 192}, "float32", 512, 2, False),
-        ({}, "bfloat16", 512, 2, True),
+        in_soak_alone({}, "bfloat16", 512, 2, True),
     ],
 )
 def test_a_steps_peak_is_predicted(

@@ -18,6 +18,7 @@ from tests.support.environments import trl_python
 from tests.support.learner_cases import FILES, VOCAB, folder, fresh
 from tests.support.live_server import REPO
 from tests.support.preference_cases import OfCore, make_pairs, prefer
+from tests.support.soak import in_soak
 
 STEPS = 5
 #: Largest difference of a loss, and of a weight after the steps.
@@ -26,6 +27,8 @@ TOLERANCE = 1e-4
 CONFIG = PreferenceConfig(learning_rate=5e-3, beta=0.3, max_grad_norm=0.5)
 
 
+@in_soak  # `test_preference` has the paper's loss in float64, `test_grpo_trl` steps of TRL
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the environment is made once
 async def test_five_steps_are_those_of_trl(tiny: str, tmp_path: Path) -> None:
