@@ -91,14 +91,17 @@ class Pair(ForkedServer):
 
 
 def pairs(*, start: bool) -> Iterator[Any]:
-    """All of them; of those that `start`, two are for ``make soak``."""
+    """All of them; of those that `start`, three are for ``make soak``.
+
+    Each sampler and each learner is in one of the others.
+    """
     for sampler, learner in BROKEN:
         marks = [pytest.mark.slow, pytest.mark.timeout(900)]
         name = f"{sampler}-{learner}"
         if sampler == "vllm":
             marks += [pytest.mark.vllm, pytest.mark.xdist_group(name)]
-        if start and name in ("vllm-ranks", "vllm-peft"):  # each of the two is in another pair
-            marks += [in_soak, pytest.mark.soak("V3", 1, f"vLLM with the learner {learner}")]
+        if start and name in ("vllm-ranks", "vllm-peft", "embedded-unsloth"):
+            marks += [in_soak, pytest.mark.soak("V3", 1, f"{sampler} with the learner {learner}")]
         yield pytest.param((sampler, learner), id=name, marks=marks)
 
 
@@ -221,7 +224,7 @@ def distance(plain: Any, records: list[dict[str, Any]]) -> float:
 def test_two_steps_in_a_row_are_served_exactly(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
-    """In ``make test`` ranks and Unsloth take one step; PEFT takes both."""
+    """In ``make test`` ranks take one step; PEFT takes both."""
     client.create_policy("agent")
     base = load_plain(pair.model)
     plain = {pair.base_name: base, "agent@0": base}
