@@ -45,6 +45,9 @@ LANGFUSE_PROJECT = "https://langfuse.example/project/mails"
 #: that takes 100 s on an idle machine took 600 s beside ten busy processes on two cores.
 SLOW_TIMEOUT = 1800
 
+#: Folders, and a file, of the tests that take longest.
+LONGEST = {"environments", "ray", "real", "packaging", "test_notebooks.py", "test_backend_pairs.py"}
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -67,7 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def place(item: pytest.Item) -> tuple[bool, ...]:
         grouped = item.get_closest_marker("xdist_group")  # one process runs the whole group
-        return not grouped, item.path not in slow, "conformance" in item.path.parts
+        last, long = "conformance" in item.path.parts, LONGEST & {*item.path.parts}
+        return not grouped, item.path not in slow, last, not long
 
     items.sort(key=place)
     if not any(item.get_closest_marker("xdist_group") for item in items):

@@ -48,7 +48,7 @@ from tests.support.langfuse_server.server import Asked
 from tests.support.langfuse_server.spans import Span
 from tests.support.soak import count
 
-SEQUENCES, STEPS = count(5, 10_000), 40
+SEQUENCES, STEPS = count(8, 10_000), 40
 #: Sequences that share a database: in one of all of them, each would take longer than the last.
 SEQUENCES_OF_ONE = 50
 T = TypeVar("T")
