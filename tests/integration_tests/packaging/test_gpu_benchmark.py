@@ -47,6 +47,7 @@ def figures(tmp_path: Path, part: str) -> dict[str, Any]:
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.xdist_group("gpu-benchmark")  # groups begin first, and this takes longest
 def test_all_parts_write_one_report(tmp_path: Path) -> None:
     status, report, _ = benchmark(tmp_path)
     assert status == 0, report
