@@ -22,7 +22,7 @@ from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
 from langchain_art.gpu_memory import MemoryNeeds, Shape
 from tests.support import forked_start
 from tests.support.live_server import REPO
-from tests.support.soak import in_soak
+from tests.support.soak import in_soak, share
 
 torch.set_num_threads(1)
 
@@ -45,20 +45,23 @@ def figures(tmp_path: Path, part: str) -> dict[str, Any]:
 
 
 @pytest.mark.vllm
+@pytest.mark.soak("B4", 1, "GPU benchmark with all of its parts")
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900 if not share() else 3600)
 @pytest.mark.xdist_group("gpu-benchmark")  # groups begin first, and this takes longest
-def test_all_parts_write_one_report(tmp_path: Path) -> None:
-    status, report, _ = benchmark(tmp_path)
+def test_parts_write_one_report(tmp_path: Path) -> None:
+    """In ``make test-vllm`` two parts: of vLLM, and of the whole server."""
+    chosen = () if share() else ("--parts", "sampler", "server")
+    status, report, _ = benchmark(tmp_path, *chosen)
     assert status == 0, report
-    assert "failed" not in report and "left out" not in report
-    for title in (
-        *("## The gradient", "## The whole server"),
-        *("## Sampler", "## Learner", "## Kernels of a step", "## The learner's ways"),
-        *("## A fit: embedded sampler", "## The same step by other trainers"),
-    ):
-        assert title in report
-    assert all(seen["passed"] for seen in figures(tmp_path, "exactness")["cases"].values())
+    assert "failed" not in report
+    check_vllms_and_the_servers(tmp_path, report)
+    if share():
+        check_the_others(tmp_path, report)
+
+
+def check_vllms_and_the_servers(tmp_path: Path, report: str) -> None:
+    assert "## The whole server" in report and "## Sampler" in report
     served = figures(tmp_path, "server")["places"]["embedded sampler"]
     assert all(check["passed"] for check in served["checks"]), served
     assert served["base_tokens_per_second"] > 0
@@ -72,6 +75,16 @@ def test_all_parts_write_one_report(tmp_path: Path) -> None:
         assert seen[name]["tokens"] >= 8
     assert seen["same_after_sleep"] == 1.0
     assert seen["sleep_frees_bytes"] == 0  # there is none to free on a CPU
+
+
+def check_the_others(tmp_path: Path, report: str) -> None:
+    assert "left out" not in report
+    for title in (
+        *("## The gradient", "## Learner", "## Kernels of a step", "## The learner's ways"),
+        *("## A fit: embedded sampler", "## The same step by other trainers"),
+    ):
+        assert title in report
+    assert all(seen["passed"] for seen in figures(tmp_path, "exactness")["cases"].values())
     trainers = figures(tmp_path, "trainers")["trainers"]
     for other in ("TRL", "Unsloth"):
         assert trainers[other]["gradient_distance"] < 1e-4, other
@@ -133,7 +146,7 @@ def test_a_kernel_has_the_class_of_its_name() -> None:
     assert found["products of matrices"] == {"seconds": 4.0, "share": 0.5, "launches": 3}
 
 
-@in_soak  # `make test-vllm` runs all parts
+@in_soak  # `make test-vllm` runs two parts
 @pytest.mark.soak("B1", 1, "GPU benchmark with a part that fails")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
