@@ -60,6 +60,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is skipped until ``make soak`` is selected there, by its own mark if it has a row."""
+    if in_soak.mark in item.iter_markers("skipif") and not item.get_closest_marker("soak"):
+        item.add_marker(pytest.mark.soak)
+
+
 @pytest.hookimpl(trylast=True)  # of those that are run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Slow tests come first, and have a limit that holds on a busy machine unless they set one.
@@ -83,9 +89,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             (parts[number % count] if path in slow else min(parts, key=len)).extend(file)
         items[:] = itertools.chain.from_iterable(parts)
     for item in items:
-        skipped = in_soak.mark in item.iter_markers("skipif")
-        if skipped and not item.get_closest_marker("soak"):
-            raise pytest.UsageError(f"{item.nodeid} runs nowhere: mark it `pytest.mark.soak`, too")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT))
 

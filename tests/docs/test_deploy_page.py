@@ -275,7 +275,6 @@ def test_what_the_small_model_is_unsure_of_goes_to_the_large_one(
 
 # `topologies/cases_remote.py` shows the kind of it: a graph in LangGraph's server calls the policy.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_langgraphs_server_runs_the_graph_on_the_policy(place: Place, tmp_path: Path) -> None:
     for block in section("langgraph"):
@@ -323,7 +322,6 @@ numpy.save(out, logits)
 
 # `test_merged_weights_say_the_servers_tokens` shows the kind of it.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_a_gguf_file_holds_the_merged_weights(tmp_path: Path) -> None:
     """A tiny Llama whose tokens are bytes, as SentencePiece has them: the converter checks none."""

@@ -4,8 +4,6 @@ import random
 import statistics
 from collections import defaultdict
 
-import pytest
-
 from examples.twenty_forty_eight import environment as e
 from examples.twenty_forty_eight.build_base_model import MAX_MOVES, TARGET, choose
 from examples.twenty_forty_eight.train import DISCOUNT
@@ -44,7 +42,6 @@ def candidate(game: e.Game, by_move: bool) -> CandidateRun:
 
 # `test_what_players_without_a_model_get` shows the kind of it: a page's table is computed again.
 @in_soak
-@pytest.mark.soak
 def test_rewards_of_moves_tell_good_moves_from_bad_ones() -> None:
     """8 steps of 8 groups of 8 games; the reward of a whole game hardly tells them apart."""
     by_game = TrainConfig(advantage="standardized")

@@ -317,7 +317,6 @@ class TrainingClient(threading.Thread):
 
 
 @in_soak  # kills of a server and its leases: `test_a_server_is_killed_under_load`, `test_leases`
-@pytest.mark.soak
 @pytest.mark.slow
 def test_two_servers_lease_rollouts_out_and_one_is_killed(
     fleet: Gateways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -174,7 +174,6 @@ def test_runs_with_kills_end_bit_for_bit_as_the_undisturbed_one(calm: Calm, tmp_
 
 
 @in_soak  # `test_repeated_fit` shows the kind of it: the same server, with other work, and a seed
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_seed_gives_one_adapter_and_another_seed_another(calm: Calm) -> None:

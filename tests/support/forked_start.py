@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -86,6 +87,22 @@ def start(
     return ForkedProgram(process, log)
 
 
+def run(
+    command: Sequence[str], env: Mapping[str, str] = os.environ, **_: object
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of ``python -m MODULE`` by a fork.
+
+    What it says is in `stdout` and in `stderr`, and shown.
+    """
+    python, flag, module, *args = command
+    assert (python, flag) == (sys.executable, "-m"), command
+    with tempfile.NamedTemporaryFile("r") as log:
+        status = start(module, args, env, Path.cwd(), Path(log.name)).wait()
+        said = log.read()
+    sys.stdout.write(said)
+    return subprocess.CompletedProcess(command, status, said, said)
+
+
 def spawn(server: LocalServer) -> None:
     """`LocalServer._spawn` by a fork. The server does not end with this process."""
     module, *args = server._argv[2:]
@@ -111,7 +128,9 @@ def serve(_channel: object, config: dict[str, Any]) -> None:
     try:
         runpy.run_module(config["module"], run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")  # as Python ends
     except BaseException:  # noqa: BLE001 - its traceback is what Python would show
         traceback.print_exc()
         status = 1

@@ -14,13 +14,13 @@ def share() -> float:
     return float(os.environ.get(VARIABLE, 0))
 
 
-#: Marks tests that others show the kind of in ``make test``; so does `in_soak_alone` parameters.
+#: Of tests that others show the kind of in ``make test``; it implies the mark `soak`.
 in_soak = pytest.mark.skipif(not share(), reason="in make soak")
 
 
 def in_soak_alone(*values: object, id: str | None = None) -> ParameterSet:
     """A test's parameters that run in ``make soak`` alone: others show the kind of it."""
-    return pytest.param(*values, id=id, marks=[in_soak, pytest.mark.soak])
+    return pytest.param(*values, id=id, marks=in_soak)
 
 
 def count(part: int, whole: int) -> int:

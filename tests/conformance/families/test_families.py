@@ -55,7 +55,6 @@ def test_what_is_sampled_is_what_is_trained(family: str, tmp_path: Path) -> None
 
 
 @in_soak
-@pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one not in LORAS])
 def test_a_server_of_the_family_passes_the_canary_s_checks(family: str, tmp_path: Path) -> None:

@@ -1,16 +1,11 @@
 """A base in 4 bits: made once, held by sampler and learner in the same numbers, on a CPU."""
 
-import contextlib
-import io
 import json
 import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -28,11 +23,12 @@ from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import VllmProcess
-from langchain_art_server.base_copies import DTYPES, run_copy
+from langchain_art_server.base_copies import DTYPES
 from langchain_art_server.config import Settings, VllmSettings
 from langchain_art_server.gateway.service import Service
 from langchain_art_server.quantize_base import quantized
 from langchain_art_server.start_checks import with_base_folder
+from tests.support import forked_start
 from tests.support.families import save_family
 from tests.support.learner_cases import (
     FILES,
@@ -180,21 +176,12 @@ def test_a_vision_model_beside_the_text_stays_as_it_is(family: str, tmp_path: Pa
     assert gaps(core, adapter, replies).mean() <= 1e-5
 
 
-def copied_here(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
-    """The program that makes the copy, in this process, where torch is imported already."""
-    assert command[1:3] == ["-m", "langchain_art_server.quantize_base"]
-    said = io.StringIO()
-    with mock.patch.object(sys, "argv", command[2:]), contextlib.redirect_stdout(said):
-        run_copy("quantize_base", quantized)
-    return subprocess.CompletedProcess(command, 0, stdout=said.getvalue())
-
-
 @pytest.mark.soak
 def test_it_is_made_once_and_anew_for_other_weights_or_another_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not share():  # `test_gguf_base` runs such a program
-        monkeypatch.setattr(subprocess, "run", copied_here)
+    if not share():  # `test_gguf_base` starts such a program
+        monkeypatch.setattr(subprocess, "run", forked_start.run)
     plain = save_model(tmp_path / "model", **SIZES)
     settings = Settings(model=str(plain), quantization="nf4", data_dir=tmp_path, device="cpu")
     first = with_base_folder(settings, print)

@@ -316,7 +316,6 @@ def test_gradients_of_micro_batches_are_added_in_float32(
 
 
 @in_soak  # `test_two_ranks_skip_the_same_updates` has shards in float16
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.asyncio
 async def test_two_shards_learn_what_one_whole_does(tiny: str, tmp_path: Path) -> None:

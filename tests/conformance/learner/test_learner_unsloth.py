@@ -149,7 +149,6 @@ async def test_shapes_change_and_what_is_wrong_is_refused(
 # A second start of Unsloth costs half a minute: in ``make test``, `test_unsloth_calls` has this
 # refusal, and `test_learner_ranks` a start that is stopped by one.
 @in_soak
-@pytest.mark.soak
 async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Path) -> None:
     plain = save_model(tmp_path / "m", hidden_size=64, intermediate_size=128, head_dim=16)
     quantised = learner_for(quantized(str(plain), tmp_path, "cpu"), python)

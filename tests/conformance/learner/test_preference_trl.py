@@ -28,7 +28,6 @@ CONFIG = PreferenceConfig(learning_rate=5e-3, beta=0.3, max_grad_norm=0.5)
 
 
 @in_soak  # `test_preference` has the paper's loss in float64, `test_grpo_trl` steps of TRL
-@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the environment is made once
 async def test_five_steps_are_those_of_trl(tiny: str, tmp_path: Path) -> None:

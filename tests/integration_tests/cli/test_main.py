@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -321,20 +320,10 @@ def test_an_adapter_is_exported_with_its_card(here: LiveServer, tmp_path: Path) 
 def test_merged_weights_load_as_any_model(
     here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = tmp_path / "log"
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        python, m, module, *args = command
-        assert (python, m) == (sys.executable, "-m")
-        program = forked_start.start(module, args, os.environ, REPO, log)
-        return subprocess.CompletedProcess(command, program.wait(), stderr=log.read_text())
-
-    monkeypatch.setattr(
-        "langchain_art.cli.export.subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE)
-    )
+    monkeypatch.setattr(subprocess, "run", forked_start.run)
     command = ["export", here.policy, str(tmp_path / "whole"), "--base", here.model]
-    text([*command, "--merge", "--float32"])
-    assert "merged in float32: less than 0.01% of what was trained is lost" in log.read_text()
+    shown = text([*command, "--merge", "--float32"])
+    assert "merged in float32: less than 0.01% of what was trained is lost" in shown
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= names
     assert "adapter_model.safetensors" not in names

@@ -46,7 +46,6 @@ def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path)
 
 # `test_our_server_keeps_what_is_promised` and `tests/conformance/topologies` show the kind of it.
 @in_soak
-@pytest.mark.soak
 def test_the_shapes_of_graphs(server: ForkedServer) -> None:
     cases = [pair for name in SHAPES for pair in chosen(name, ["ainvoke"])[:1]]
     found = Suite(server.base_url).run(cases)

@@ -14,7 +14,6 @@ from tests.support.soak import in_soak
 
 # `test_text_to_sql.py` has a fit of this kind in `make test`.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_all_three_nodes_are_trained_and_measured(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:

@@ -20,7 +20,6 @@ KINDS = {"success, newest", "success, oldest", "success, sender"}
 
 # `test_mcp_server.py` has a fit of this kind in `make test`.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
     def judged(setup: Setup) -> Any:

@@ -14,7 +14,6 @@ from tests.support.soak import in_soak
 
 # `test_codenames.py` has a fit of this kind in `make test`.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_a_short_fit_and_the_evaluation_of_its_version(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:

@@ -15,7 +15,6 @@ from tests.support.soak import in_soak
 
 # `test_tic_tac_toe.py` has a fit of this kind in `make test`.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_games_are_played_rewarded_and_trained_on(tmp_path: Path) -> None:
     with server_of(DEMO, tmp_path) as server:

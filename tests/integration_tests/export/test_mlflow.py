@@ -35,7 +35,6 @@ class Unsent:
 
 # `test_traces.py` shows the kind of it: the same spans by OTLP, in the stand-in for Langfuse.
 @in_soak
-@pytest.mark.soak
 @pytest.mark.slow
 def test_mlflow_has_the_run_with_its_calls_and_tools(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

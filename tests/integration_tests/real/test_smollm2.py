@@ -109,7 +109,6 @@ def test_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
 # The pretrained model's step above, and the short fits of `tests/integration_tests/examples` on
 # small models, show the kind of this one and of the next two.
 @in_soak
-@pytest.mark.soak
 def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) -> None:
     small = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
     found = short_fit(FROZEN_LAKE, server.base_url, tmp_path, steps=1, **small)
@@ -123,7 +122,6 @@ def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) 
 
 
 @in_soak
-@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
     leaderboard()
@@ -138,7 +136,6 @@ def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Pat
 
 
 @in_soak
-@pytest.mark.soak
 def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path) -> None:
     """One question in four runs, and two held-out ones before and after."""
     small = replace(DOCUMENTATION, policies=(server.policy,))
@@ -153,7 +150,6 @@ def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path
 
 
 @in_soak
-@pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_smollm2_passes_the_canary(server: LiveServer) -> None:
     report = run_canary(server.base_url)
@@ -161,7 +157,6 @@ def test_smollm2_passes_the_canary(server: LiveServer) -> None:
 
 
 @in_soak
-@pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_gemma_learns_and_passes_the_canary(tmp_path: Path) -> None:
     for server in served(tmp_path, gemma3):

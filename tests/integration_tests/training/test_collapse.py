@@ -332,7 +332,6 @@ async def test_held_out_rewards_without_a_further_gain_end_a_fit(
 
 
 @in_soak  # what a fit does then is shown by all tests above
-@pytest.mark.soak
 @pytest.mark.slow
 def test_a_real_collapse_of_the_demo_is_undone(tmp_path: Path) -> None:
     """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""

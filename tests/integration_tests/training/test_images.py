@@ -138,7 +138,6 @@ def test_what_the_learner_cannot_train_is_refused() -> None:
 
 
 @in_soak
-@pytest.mark.soak
 def test_what_the_learner_cannot_train_is_refused_before_it_is_sampled(tmp_path: Path) -> None:
     model = save_vision_model(tmp_path / "model")
     settings = 'device = "cpu"\n[learner]\nranks = 2\nthreads = 1\n'
@@ -181,7 +180,6 @@ def test_a_step_on_a_later_call_alone_shows_its_image_to_the_new_version(
 
 
 @in_soak
-@pytest.mark.soak
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_an_agent_learns_by_what_it_sees(seed: int) -> None:
     before, after = learn(seed, steps=24)

@@ -77,7 +77,6 @@ def test_in_a_loop_of_the_program_only_the_interrupt_of_the_fit_has_no_traceback
 
 
 @in_soak  # the test above has such an interrupt, after one of the fit
-@pytest.mark.soak
 def test_another_interrupt_has_its_traceback(art_server: LiveServer, tmp_path: Path) -> None:
     call = "trainer.fit_sync(rollout, ['one'], steps=1)\nraise KeyboardInterrupt"
     argv = [sys.executable, "-c", FIT + call, art_server.base_url]

@@ -1,12 +1,7 @@
 """A GGUF file as a folder: the same numbers and tokens, or a refusal in words."""
 
-import contextlib
-import io
 import json
-import runpy
 import subprocess
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +15,7 @@ from langchain_art_server.backends.models.loading import load_model
 from langchain_art_server.config import Settings
 from langchain_art_server.gguf_base import unpacked
 from langchain_art_server.start_checks import PACKAGED, PackagedModel, check_model, with_base_folder
+from tests.support import forked_start
 from tests.support.gguf_files import cut, dequantized, save_gguf
 from tests.support.tiny_models import load_plain, save_model
 
@@ -29,26 +25,6 @@ TEXT = "In Paris on Monday,\n\n1. it's 2026  times  sunny: mañana 🙂<|im_end|
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("llama"), "llama")
-
-
-@pytest.fixture
-def without_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program that writes a file out is run here, where torch is imported already.
-
-    `test_the_server_loads_it_with_its_tokens_and_template` starts it.
-    """
-
-    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        said, why = io.StringIO(), ""
-        monkeypatch.setattr(sys, "argv", command[2:])
-        with contextlib.redirect_stdout(said), warnings.catch_warnings(action="ignore"):
-            try:
-                runpy.run_module(command[2], run_name="__main__")
-            except SystemExit as end:
-                why = f"a warning\n{end.code}\n"
-        return subprocess.CompletedProcess(command, bool(why), said.getvalue(), why)
-
-    monkeypatch.setattr(start_checks.subprocess, "run", run)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +142,10 @@ def test_a_file_that_was_cut_is_refused(llama: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value), size
 
 
-@pytest.mark.usefixtures("without_a_process")
-def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_what_is_no_such_file_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", forked_start.run)
     file = tmp_path / "a.gguf"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     settings = Settings(model=str(file), data_dir=tmp_path / "data", device="cpu")
