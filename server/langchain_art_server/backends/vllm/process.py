@@ -47,6 +47,9 @@ _FOR_BOTH = 'expected quantization = "nf4" in the settings, which is for both'
 #: Options by which vLLM quantises weights by itself.
 _QUANTIZES = {"--quantization", "-q", "--quantization-config"}
 _WAKE_SECONDS = 60.0  # seconds in which it is asked to wake before it is ended
+#: What vLLM's output has when its engine cannot start, and seconds until it has ended by itself:
+#: the engine's process can hang at its exit (vLLM 0.32), and the API server waits for it.
+_FAILED, _FAILED_SECONDS = b"EngineCore failed to start", 20.0
 #: Seconds between health checks, seconds until one fails, and failures in a row that end vLLM: in
 #: 28 s. A process of its group that was stopped is a failure too.
 _HEALTH_EVERY, _HEALTH_WITHIN, _HEALTH_FAILURES = 4.0, 10.0, 2
@@ -195,16 +198,16 @@ class VllmProcess:
     async def ready(self) -> None:
         """Wait until it answers. Raises ConfigError with its last output if it does not."""
         assert self.ended is not None
+        late = f"did not answer within {self._options.start_seconds:g} s"
         deadline = time.monotonic() + self._options.start_seconds
         while not self.ended.done() and time.monotonic() < deadline:
             if await self.client.healthy(_HEALTH_WITHIN):
                 return
+            if _FAILED in self._last_bytes() and deadline > time.monotonic() + _FAILED_SECONDS:
+                late = f"did not end within {_FAILED_SECONDS:g} s of its engine's failure"
+                deadline = time.monotonic() + _FAILED_SECONDS
             await asyncio.sleep(_POLL)
-        why = (
-            f"ended with status {self.ended.result()}"
-            if self.ended.done()
-            else f"did not answer within {self._options.start_seconds:g} s"
-        )
+        why = f"ended with status {self.ended.result()}" if self.ended.done() else late
         raise ConfigError(
             f"vLLM ({self._options.python}) {why}. Its output is in {self.log}; it said:\n"
             f"{self.last_output()}"
@@ -259,13 +262,16 @@ class VllmProcess:
 
     def last_output(self) -> str:
         """The exceptions in its output, or its last lines if there are none."""
+        log = self._last_bytes().decode(errors="replace") or "(nothing)"
+        return "\n".join(root_causes(log)[:_CAUSES] or log.splitlines()[-8:])
+
+    def _last_bytes(self) -> bytes:
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
-                log = file.read().decode(errors="replace")
+                return file.read()
         except OSError:
-            return "(nothing)"
-        return "\n".join(root_causes(log)[:_CAUSES] or log.splitlines()[-8:])
+            return b""
 
     async def _wait(self, guard: asyncio.subprocess.Process) -> int:
         status = await guard.wait()
