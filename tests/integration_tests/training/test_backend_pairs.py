@@ -34,7 +34,7 @@ from langchain_art_server.backends.base import ChatReply
 from tests.support.engines import engines, part_of
 from tests.support.environments import unsloth_python
 from tests.support.live_server import ForkedServer
-from tests.support.soak import in_soak, share
+from tests.support.soak import count, in_soak, share
 from tests.support.steps_of_a_fit import ok
 from tests.support.tiny_models import WEATHER, load_plain, teacher_logprobs, with_adapter
 from tests.support.vllm_engine import children, command, gone, vllm_table, wide_model
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 #: Mean distance per token of two engines' logprobs, in nats, and what shows another version.
 EXACT, OTHER = 1e-4, 1e-2
-RUNS = 4
+RUNS = count(2, 4)
 STEP = TrainConfig(learning_rate=1e-2)
 QUESTION: Any = {"role": "user", "content": 'When is "Falcon audit"?'}
 AGENT: Any = [{"role": "system", "content": SYSTEM_PROMPT}, QUESTION]
@@ -81,7 +81,11 @@ class Pair(ForkedServer):
             lines.append(f"[{name}]")
             table = tables.get(name, {}) | changes.get(name, {})
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        super().__init__(folder / "data", settings="\n".join([*lines, ""]), model=model)
+        # `test_learner_shards.py` starts ranks as programs, which import for ten seconds.
+        forked = not share() and names == ("embedded", "ranks") and not changes
+        module = "tests.support.forked_ranks" if forked else "langchain_art_server"
+        settings = "\n".join([*lines, ""])
+        super().__init__(folder / "data", settings=settings, model=model, module=module)
         self.model = model
 
     def learning(self) -> int:
@@ -162,7 +166,7 @@ def check_forced(message: ChatCompletionMessage) -> None:
 
 
 def runs_of(
-    pair: Pair, client: ArtClient, policy: str, runs: int = RUNS
+    pair: Pair, client: ArtClient, policy: str, runs: int
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Runs of the policy at once, rewarded; their ids, and what is recorded of their calls."""
     version = client.policy(policy).version
@@ -179,14 +183,12 @@ def runs_of(
     return ids, flat
 
 
-def trained(
-    pair: Pair, client: ArtClient, policy: str, runs: int = RUNS
-) -> tuple[TrainResult, list[dict[str, Any]]]:
+def trained(pair: Pair, client: ArtClient, policy: str) -> tuple[TrainResult, list[dict[str, Any]]]:
     """A step on new runs."""
-    ids, records = runs_of(pair, client, policy, runs)
+    ids, records = runs_of(pair, client, policy, RUNS)
     result = client.wait(client.train([ids], policy, STEP))
     metrics = result.metrics
-    assert metrics["calls_trained"] == 5 * runs
+    assert metrics["calls_trained"] == 5 * RUNS
     assert not result.excluded
     assert metrics["logprob_gap_mean"] <= EXACT
     assert metrics["probe_change"] > 0
@@ -224,11 +226,12 @@ def distance(plain: Any, records: list[dict[str, Any]]) -> float:
 def test_two_steps_in_a_row_are_served_exactly(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
-    """In ``make test`` ranks take one step; PEFT takes both."""
+    """In ``make test`` ranks take one step; PEFT takes both, and goes back to the first."""
     client.create_policy("agent")
     base = load_plain(pair.model)
     plain = {pair.base_name: base, "agent@0": base}
     twice = share() or pair.sampler == "vllm" or pair.learner == "peft"
+    alone: list[list[dict[str, Any]]] = []
     for step in (1, 2) if twice else (1,):
         result, records = trained(pair, client, "agent")
         assert result.version == step
@@ -238,6 +241,7 @@ def test_two_steps_in_a_row_are_served_exactly(
         assert distance(plain[f"agent@{step - 1}"], free) <= EXACT
         folder = client.download_adapter("agent", step, tmp_path / str(step))
         plain[f"agent@{step}"] = with_adapter(pair.model, folder)
+        alone += asked(pair, client, ["agent"]).values()
         said = asked(pair, client, ["agent", *plain])
         assert {record["model"] for record in said["agent"]} == {f"agent@{step}"}
         gaps = {name: distance(plain[name], said[name]) for name in plain}
@@ -249,38 +253,43 @@ def test_two_steps_in_a_row_are_served_exactly(
             *(pair.sampler, pair.learner, step, result.metrics["logprob_gap_mean"]),
             *(gaps[f"agent@{step}"], result.metrics["probe_change"], result.metrics["seconds"]),
         )
+    if twice:
+        a_former_version_serves_again_and_one_is_deleted(pair, client, tmp_path, *alone)
 
 
 def a_former_version_serves_again_and_one_is_deleted(
-    pair: Pair, client: ArtClient, tmp_path: Path
+    pair: Pair,
+    client: ArtClient,
+    tmp_path: Path,
+    before: list[dict[str, Any]],
+    between: list[dict[str, Any]],
 ) -> None:
-    client.create_policy("back")
-    trained(pair, client, "back", 2)
-    before = asked(pair, client, ["back"])["back"]
-    trained(pair, client, "back", 2)
-    between = asked(pair, client, ["back"])["back"]
     assert [one["logprobs"] for one in between] != [one["logprobs"] for one in before]
-    assert client.rollback("back", 1).version == 1
-    again = asked(pair, client, ["back"])["back"]
+    assert client.rollback("agent", 1).version == 1
+    again = asked(pair, client, ["agent"])["agent"]
     for one, other in zip(before, again, strict=True):
-        assert other["model"] == "back@1"
+        assert other["model"] == "agent@1"
         assert other["token_ids"] == one["token_ids"]
         assert other["logprobs"] == pytest.approx(one["logprobs"], abs=EXACT)
     with pytest.raises(InvalidRequest, match="roll back first"):
-        client.delete_checkpoint("back", 1)
-    client.delete_checkpoint("back", 2)
-    asks = {"model": "back@2", "messages": [QUESTION]}
+        client.delete_checkpoint("agent", 1)
+    client.delete_checkpoint("agent", 2)
+    asks = {"model": "agent@2", "messages": [QUESTION]}
     with pair.http() as http:
         gone_now = http.post("/v1/chat/completions", json=asks)
-    assert gone_now.status_code == 404 and "back@2" in gone_now.json()["error"]["message"]
+    assert gone_now.status_code == 404 and "agent@2" in gone_now.json()["error"]["message"]
     with pytest.raises(NotFound):
-        client.download_adapter("back", 2, tmp_path / "2")
-    assert [one.version for one in client.checkpoints("back")] == [0, 1]
+        client.download_adapter("agent", 2, tmp_path / "gone")
+    assert [one.version for one in client.checkpoints("agent")] == [0, 1]
 
 
-def the_learner_is_killed_in_a_step_which_is_begun_again(
+@pytest.mark.soak
+def test_the_learner_is_killed_in_a_step_which_is_begun_again(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
+    """Of the embedded pairs, ``make test`` kills PEFT's; test_learner_ranks.py kills ranks."""
+    if not share() and pair.sampler != "vllm" and pair.learner != "peft":
+        pytest.skip("in make soak")
     client.create_policy("killed")
     ids, _ = runs_of(pair, client, "killed", 2)
     restarts, victim = client.status().engine_restarts, pair.learning()
@@ -305,19 +314,6 @@ def the_learner_is_killed_in_a_step_which_is_begun_again(
     folder = client.download_adapter("killed", 1, tmp_path / "1")
     said = asked(pair, client, ["killed"])["killed"]
     assert distance(with_adapter(pair.model, folder), said) <= EXACT
-
-
-@pytest.mark.soak
-def test_the_rest_of_the_story(pair: Pair, client: ArtClient, tmp_path: Path) -> None:
-    """Of the embedded pairs, ``make test`` tells PEFT's; test_learner_ranks.py kills ranks."""
-    if not share() and pair.sampler != "vllm" and pair.learner != "peft":
-        pytest.skip("in make soak")
-    for part in (
-        a_former_version_serves_again_and_one_is_deleted,
-        the_learner_is_killed_in_a_step_which_is_begun_again,
-    ):
-        (folder := tmp_path / part.__name__).mkdir()
-        part(pair, client, folder)
 
 
 @pytest.mark.parametrize("names", list(pairs(start=False)))
