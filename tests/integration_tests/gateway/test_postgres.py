@@ -15,7 +15,6 @@ from tests.integration_tests.gateway.test_readiness import await_readiness
 from tests.support.hot_swap import train_once
 from tests.support.live_server import HastyServer
 from tests.support.postgres import Postgres
-from tests.support.stub_engines import StubServer
 
 
 def nobody_else_may_have(url: str) -> None:
@@ -25,23 +24,42 @@ def nobody_else_may_have(url: str) -> None:
 
 @pytest.mark.soak
 def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgres) -> None:
-    url = postgres.database()
-    server = HastyServer(tmp_path / "data", "--database-url", url).start()
-    with server.http() as http:
+    """Each tenant has a schema of its own in it."""
+    url, key = postgres.database(), new_api_key()
+    env = {"ART_API_KEY": key}
+    server = HastyServer(tmp_path / "data", "--database-url", url, env=env).start()
+    ask = {"model": server.policy, "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
+    keys: list[str] = []
+    with server.http() as http, ArtClient(server.base_url, api_key=key) as administrator:
         train_once(http, 0)
+        for count, tenant in enumerate(("ana-1", "bob"), 1):
+            keys.append(administrator.create_key("one", tenant=tenant).key)
+            with (
+                ArtClient(server.base_url, api_key=keys[-1]) as client,
+                server.http(keys[-1]) as own,
+            ):
+                client.create_policy(server.policy)
+                for _ in range(count):
+                    own.post("/v1/chat/completions", json=ask).raise_for_status()
+                status = client.status()
+            assert status.calls == count, tenant
+            assert 0 < status.stored_bytes < 3_000_000
     nobody_else_may_have(url)
 
     server.kill()
     server.start()
-    with ArtClient(server.base_url) as client:
+    with ArtClient(server.base_url, api_key=key) as client:
         assert client.policy(server.policy).version == 1
         status = client.status()
         assert status.calls == status.trajectories == 8
         assert status.jobs == {"succeeded": 1}
+    for count, one in enumerate(keys, 1):
+        with ArtClient(server.base_url, api_key=one) as client:
+            assert client.status().calls == count
+    nobody_else_may_have(url_of(url, "ana-1") or "")
     with server.http() as http:
         train_once(http, 1)
 
-    ask = {"model": server.policy, "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
     postgres.crash()
     with server.http() as http:
         for method, path, body in (
@@ -65,34 +83,6 @@ def test_a_server_and_its_database_may_each_die(tmp_path: Path, postgres: Postgr
     nobody_else_may_have(url)
     server.stop()
     Database(url).close()  # whoever comes next may have it
-
-
-def test_each_tenant_has_a_schema_of_its_own(tmp_path: Path, postgres: Postgres) -> None:
-    servers_key, url = new_api_key(), postgres.database()
-    env = {"ART_API_KEY": servers_key}
-    server = StubServer(tmp_path / "data", "--database-url", url, env=env).start()
-    ask = {"model": server.policy, "max_tokens": 2, "messages": [{"role": "user", "content": "?"}]}
-    keys: dict[str, str] = {}
-    with ArtClient(server.base_url, api_key=servers_key) as administrator:
-        for tenant in ("ana-1", "bob"):
-            keys[tenant] = administrator.create_key("one", tenant=tenant).key
-    for count, (tenant, key) in enumerate(keys.items(), 1):
-        with ArtClient(server.base_url, api_key=key) as client:
-            client.create_policy(server.policy)
-            server.api_key = key
-            with server.http() as http:
-                for _ in range(count):
-                    http.post("/v1/chat/completions", json=ask).raise_for_status()
-            status = client.status()
-            assert status.calls == count, tenant
-            assert 0 < status.stored_bytes < 3_000_000
-    server.kill()
-    server.start()
-    for count, key in enumerate(keys.values(), 1):
-        with ArtClient(server.base_url, api_key=key) as client:
-            assert client.status().calls == count
-    nobody_else_may_have(url_of(url, "ana-1") or "")
-    server.stop()
     engine = connect(url)
     schemas = set(sa.inspect(engine).get_schema_names())
     engine.dispose()
