@@ -15,17 +15,20 @@ from typing import Any
 import pytest
 
 from langchain_art import ArtClient, ConfigError, RolloutFailed, TrainConfig, Trainer
+from langchain_art.rollout import queued_runs
 from langchain_art.wire import QueuedRollout, ServerStatus
 from tests.support import trainers
 from tests.support.forked_start import ForkedProgram
 from tests.support.leased_agent import NAME, command, rollout, start
+from tests.support.soak import share
 from tests.support.stub_engines import StubServer
 from tests.support.trainers import said
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
-    with StubServer(tmp_path_factory.mktemp("leases") / "data", seconds=(0.0, 0.01)) as started:
+    data, small = tmp_path_factory.mktemp("leases") / "data", "max_body_bytes = 1_000_000\n"
+    with StubServer(data, seconds=(0.0, 0.01), settings=small) as started:
         yield started
 
 
@@ -88,29 +91,6 @@ def scenarios(count: int, **more: Any) -> list[dict[str, Any]]:
 def ids(server: StubServer, query: str) -> set[str]:
     with sqlite3.connect(server.data_dir / "art.sqlite3") as connection:
         return {row[0] for row in connection.execute(query)}
-
-
-def test_a_killed_workers_rollouts_are_run_by_another_and_trained_once(tmp_path: Path) -> None:
-    with (
-        StubServer(tmp_path / "data", seconds=(0.0, 0.01)) as server,
-        workers(server, 2) as (first, second),
-    ):
-
-        def kill() -> None:
-            until(server, lambda seen: held(seen, first) >= 2)
-            first.kill()
-
-        killing = threading.Thread(target=kill)
-        killing.start()
-        result = trainer(server, tmp_path / "fit").fit_sync(
-            rollout, scenarios(16, pause=0.2), steps=2, eval_scenarios=scenarios(2)
-        )
-        killing.join()
-        assert end(second)["discarded"] == 0
-        assert [step.failed for step in result.history] == [0, 0]
-        assert sum(step.retried for step in result.history) >= 1
-        assert result.before is not None and result.after is not None and result.after.n == 2
-        assert len(ids(server, "SELECT trajectory_id FROM trained")) == 2 * 2 * 4
 
 
 def test_a_run_that_cannot_be_stored_fails_alone(server: StubServer, tmp_path: Path) -> None:
@@ -207,8 +187,11 @@ def test_the_command_drains_at_sigterm_and_says_what_it_did(
 
 
 def test_a_fit_without_workers_says_what_to_type_and_waits(
-    server: StubServer, tmp_path: Path
+    server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not share():
+        monkeypatch.setattr(queued_runs, "_HOLD_ALONE", 0.3)
+        monkeypatch.setattr(queued_runs, "_ALONE", 0.2)
     waiting = trainer(server, tmp_path)
     fitting = threading.Thread(
         target=waiting.fit_sync, args=(rollout, scenarios(2)), kwargs={"steps": 1}
@@ -240,7 +223,32 @@ def test_scenarios_that_are_too_large_for_one_request_are_put_up_in_parts(
     server: StubServer,
 ) -> None:
     with batch(server, "large") as client:
-        document = "x" * 4_000_000
+        document = "x" * 120_000  # ten are more than the server takes at once
         tasks = [QueuedRollout(id=f"large-{n}", scenario={"d": document}) for n in range(10)]
         client.put_rollouts("large", NAME, tasks)
         assert client.rollouts("large").queued == len(tasks)
+
+
+# The last one: for a while, the server counts the worker that was killed.
+def test_a_killed_workers_rollouts_are_run_by_another_and_trained_once(
+    server: StubServer, tmp_path: Path
+) -> None:
+    trained = "SELECT trajectory_id FROM trained"
+    before = ids(server, trained)
+    with workers(server, 2) as (first, second):
+
+        def kill() -> None:
+            until(server, lambda seen: held(seen, first) >= 2)
+            first.kill()
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        result = trainer(server, tmp_path).fit_sync(
+            rollout, scenarios(16, pause=0.2), steps=2, eval_scenarios=scenarios(2)
+        )
+        killing.join()
+        assert end(second)["discarded"] == 0
+    assert [step.failed for step in result.history] == [0, 0]
+    assert sum(step.retried for step in result.history) >= 1
+    assert result.before is not None and result.after is not None and result.after.n == 2
+    assert len(ids(server, trained) - before) == 2 * 2 * 4
