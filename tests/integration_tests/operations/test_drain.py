@@ -184,9 +184,9 @@ def test_a_drain_waits_for_a_step_and_cuts_what_takes_too_long(tmp_path: Path) -
         assert http.get("/v1/policies/tiny").json()["version"] == 1
     job = cut_and_counted(server, process)
     server.fault("")
-    server.start()
+    process = started(server, 0.5)
     goes_on(server, job)
-    server.stop()
+    asks_a_sampler_that_is_cut(server, process)
 
 
 def alive_and_not_ready(server: FaultyServer, process: Any) -> dict[str, Any]:
@@ -281,10 +281,8 @@ def cut_and_counted(server: FaultyServer, process: Any) -> dict[str, Any]:
     return job
 
 
-def test_a_job_that_asks_a_sampler_that_is_cut_goes_on(tmp_path: Path) -> None:
-    """Before its step, and after it, a job asks the sampler for probes."""
-    server = ForkedServer(tmp_path / "data")
-    process = started(server, 0.5)
+def asks_a_sampler_that_is_cut(server: LiveServer, process: Any) -> None:
+    """Before its step, and after it, a job asks the sampler for probes; it goes on."""
     with server.http() as http:
         runs = two_runs(http)
         pause_sampler(server)
