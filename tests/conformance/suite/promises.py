@@ -107,7 +107,8 @@ class Suite:
         self, client: ArtClient, served: Served, proxy: ProxyWitness, lacks: dict[str, str]
     ) -> None:
         """Ask once, and note for which promises the server has not what they need."""
-        model = ChatART(model=served.policy, base_url=served.base_url)
+        # Another model may talk for as long as it is let.
+        model = ChatART(model=served.policy, base_url=served.base_url, max_tokens=64)
         try:
             with capture() as run:
                 reply = model.invoke(script(_READY))
