@@ -49,7 +49,7 @@ from langchain_art_server.storage.tables import (
 )
 from tests.support import call_records
 from tests.support.postgres import Postgres
-from tests.support.soak import count
+from tests.support.soak import count, share
 
 
 def record(call_id: str, **changes: Any) -> CallRecord:
@@ -167,6 +167,7 @@ async def refusal(read: Callable[[], Awaitable[Any]]) -> str:
 
 async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> None:
     readers = await filled(store)
+    kinds = set[str]()  # of columns that PostgreSQL was tried with
     for table in META.sorted_tables:
         # These name rows, and are not used else.
         if table in (SCHEMA, RUN_CALLS, RUN_MARKS, CALL_IMAGES):
@@ -193,9 +194,13 @@ async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> N
             asked |= {("trained_verdicts", "policy")}
             if column.name in keys or (table.name, column.name) in asked:
                 continue
+            kind = type(column.type).__name__.upper()
+            if kind in kinds and not share():
+                continue
+            if store.engine.dialect.name == "postgresql":
+                kinds.add(kind)
             with store.engine.begin() as connection:
                 before = connection.execute(sa.select(column)).scalar_one()
-                kind = type(column.type).__name__.upper()
                 other = not before if kind == "BOOLEAN" else OTHER[kind]
                 connection.execute(sa.update(table).values({column: other}))
             for read in readers[table.name]:
@@ -237,10 +242,9 @@ def rows_stay_whole(store: Store, table: sa.Table, data: st.DataObject) -> None:
             values |= st.none()
         if column.name != "seal" and column is not table.autoincrement_column:
             row[column.name] = data.draw(values)
-    with store.engine.begin() as connection:
+    with store.engine.connect() as connection:  # it is rolled back
         insert(connection, table, [row])
         intact(table, connection.execute(sa.select(table)).one())
-        connection.execute(sa.delete(table))
 
 
 async def test_so_many_versions_of_a_policy_are_pinned_and_no_more(store: Store) -> None:
