@@ -34,6 +34,7 @@ from tests.conformance.topologies.journal import served_by, witnessed
 from tests.conformance.topologies.other_process import durable
 from tests.conformance.topologies.rows import each_token_once
 from tests.support.live_server import REPO, RuleServer
+from tests.support.soak import count
 
 Seen: TypeAlias = "Callable[..., Performance]"
 
@@ -244,7 +245,7 @@ def test_concurrent_runs_stay_apart(rule_server: RuleServer, seen: Seen) -> None
         return run.trajectory()
 
     async def rollouts() -> list[Trajectory]:
-        return await asyncio.gather(*map(rollout, range(40)))
+        return await asyncio.gather(*map(rollout, range(count(12, 40))))
 
     for number, trajectory in enumerate(asyncio.run(rollouts())):
         expects = [Expect("plan", f"p {number}", step=1), Expect("act", f"a {number}", step=2)]
