@@ -81,11 +81,7 @@ class Pair(ForkedServer):
             lines.append(f"[{name}]")
             table = tables.get(name, {}) | changes.get(name, {})
             lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        # `test_learner_shards.py` starts ranks as programs, which import for ten seconds.
-        forked = not share() and names == ("embedded", "ranks") and not changes
-        module = "tests.support.forked_ranks" if forked else "langchain_art_server"
-        settings = "\n".join([*lines, ""])
-        super().__init__(folder / "data", settings=settings, model=model, module=module)
+        super().__init__(folder / "data", settings="\n".join([*lines, ""]), model=model)
         self.model = model
 
     def learning(self) -> int:
