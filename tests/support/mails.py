@@ -14,13 +14,13 @@ def mails_of(folder: Path, n_train: int, n_test: int) -> MailStore:
 
 async def check_exact_runs(server: LiveServer, folder: Path) -> None:
     """Runs of the agent are captured, recorded and trained token for token."""
-    mails = mails_of(folder, 4, 1)
+    mails = mails_of(folder, 2, 1)
     model = ChatART(model="tiny", base_url=server.base_url, max_tokens=48)
     async with AsyncArtClient(server.base_url) as client:
         await client.create_policy("exact")
         model = model.model_copy(update={"model_name": "exact"})
         done = await gather(
-            make_rollout(model, mails), mails.scenarios("train"), group_size=8, seed=0
+            make_rollout(model, mails), mails.scenarios("train"), group_size=4, seed=0
         )
         assert not done.failed
         runs = done.trajectories

@@ -21,7 +21,7 @@ AGENTS, WHEN = {"model", "tools/model"}, ("before", "after")
 @pytest.mark.soak("D1", 30, "steps of the deep agent's demo")
 @pytest.mark.timeout(count(300, 3600))
 def test_its_calls_learn_and_it_is_said_what(tmp_path: Path) -> None:
-    steps, sizes = count(1, 30), {"groups_per_step": 4, "group_size": 8}
+    steps, sizes = count(1, 30), {"groups_per_step": 2, "group_size": 8, "held_out": 2}
     if share() >= 1:
         sizes = {"groups_per_step": 16, "group_size": 8, "held_out": 200}
     with server_of(DEMO, tmp_path) as server:

@@ -23,7 +23,7 @@ def test_the_demo_goes_on_where_it_was_stopped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sizes = {"held_out": 2, "groups_per_step": 4, "group_size": 4}
+    sizes = {"held_out": 2, "groups_per_step": 2, "group_size": 2}
     small = replace(demo.DEMO, policies=("demo-resumed",), **sizes)
     main = train_command(small, "The demo, with little.", demo.options)
     options: dict[str, Any] = {"steps": 2, "out": tmp_path, "base_url": art_server.base_url}

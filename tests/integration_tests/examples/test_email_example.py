@@ -16,7 +16,7 @@ from tests.support.mails import check_exact_runs, mails_of
 from tests.support.soak import count, share
 from tests.support.trainers import trainer_of
 
-STEPS, CONTROL, GROUPS, HELD_OUT = 5, count(1, 2), count(4, 16), count(8, 120)
+STEPS, CONTROL, GROUPS, HELD_OUT = 5, count(1, 2), count(2, 16), count(2, 120)
 
 
 def test_training_and_held_out_questions_are_disjoint(tmp_path: Path) -> None:
