@@ -17,9 +17,10 @@ from langchain_art.export.spool import Spool
 from tests.support.graphs import ASK, Scripted, graph_of, node
 from tests.support.langfuse_server import LangfuseServer
 from tests.support.live_server import LiveServer
+from tests.support.soak import in_soak_alone
 from tests.support.trainers import said, trainer_of
 
-GROUPS, SIZE = 2, 2
+GROUPS, SIZE, STEPS = 2, 2, 2
 
 
 def trainer(art_server: LiveServer, folder: Path, exporter: Exporter) -> Trainer:
@@ -45,14 +46,14 @@ async def look_up(scenario: str) -> float:
     return 1.0
 
 
-#: Fault -> steps of the fit. `python -m benchmarks export` has 20 for each, and their seconds.
-FAULTS = {"hang": 5, "refused": 2, "500": 2, "429": 2, "401": 2, "slow": 2, "die": 2}
+#: In ``make test`` one without an answer, one without a server, and each kind of refusal.
+#: `python -m benchmarks export` has 20 steps for each, and their seconds.
+FAULTS = ["hang", "refused", "500", "401", *map(in_soak_alone, ("429", "slow", "die"))]
 
 
-@pytest.mark.parametrize(("fault", "steps"), FAULTS.items())
+@pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fit_hardly_waits_and_loses_nothing(
     fault: Any,
-    steps: int,
     art_server: LiveServer,
     langfuse: LangfuseServer,
     tmp_path: Path,
@@ -62,7 +63,7 @@ async def test_a_fit_hardly_waits_and_loses_nothing(
     langfuse.fault = fault
     exporter = Exporter()
     fit = trainer(art_server, tmp_path, exporter)
-    await fit.fit(rollout, ["a", "bb", "ccc"], steps=steps)
+    await fit.fit(rollout, ["a", "bb", "ccc"], steps=STEPS)
     assert exporter.waited < REQUEST  # for no request's end
     spool = Spool(tmp_path / "fit/spool")
     told = said(fit)
@@ -79,9 +80,9 @@ async def test_a_fit_hardly_waits_and_loses_nothing(
         time.sleep(0.1)
     assert result.exit_code == 0, result.output
     assert spool.count() == 0 and f"{left} runs sent" in result.output
-    assert len(langfuse.traces()) == steps * GROUPS * SIZE
+    assert len(langfuse.traces()) == STEPS * GROUPS * SIZE
     scored = Counter(score.name for score in langfuse.scores.values())
-    assert scored["reward"] == steps * GROUPS * SIZE
+    assert scored["reward"] == STEPS * GROUPS * SIZE
 
 
 async def test_a_large_evaluation_is_exported_with_all_that_was_recorded(

@@ -38,7 +38,7 @@ from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
 from tests.support.mails import mails_of
 from tests.support.soak import count, share
 
-DAYS, SCENARIOS, SIZE, HELD_OUT = count(2, 3), count(3, 16), 8, count(6, 200)
+DAYS, SCENARIOS, SIZE, HELD_OUT = count(2, 3), count(2, 16), count(4, 8), count(2, 200)
 
 
 @pytest.fixture(scope="module")
