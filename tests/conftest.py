@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 from tests.support import seeds
@@ -29,6 +31,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("side-by-side")
+
+# An application is made into a command once: it takes 80 ms, and tests run hundreds of commands.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # No test loads a model from the hub. Read when huggingface_hub is imported, also where servers are
 # forked from (`tests.support.forked_start`).

@@ -96,8 +96,9 @@ def test_serve_becomes_the_server_with_the_same_arguments(become: list[list[str]
 def test_the_servers_options_are_shown() -> None:
     """`langchain-art serve`, which the server's own parser answers in the same process."""
     command = [sys.executable, "-m", "langchain_art.cli.main", "serve", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "langchain-art serve" in shown and "\b" not in shown
+    done = forked_start.run(command)
+    shown = done.stdout
+    assert done.returncode == 0 and "langchain-art serve" in shown and "\b" not in shown
     for option in ("--policy", "--data-dir", "--lora-rank", "--database-url"):
         assert option in shown
     wrong = CliRunner().invoke(server_cli, ["base", "--prot", "9"])
