@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import typer.main
 
+from langchain_art import Trainer
 from langchain_art.cli.main import app
 from langchain_art.cli.new import find_example
 from langchain_art_server import __main__ as serve
@@ -57,6 +58,7 @@ def test_the_python_blocks_of_a_page_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
+    monkeypatch.setitem(Trainer.__init__.__kwdefaults__, "group_size", 4)  # half
     given = {"__name__": "page", "judge": RankingJudge()}  # in the place of a paid model
     assert run_page(page, given, lambda: capsys.readouterr().out) > 0
 

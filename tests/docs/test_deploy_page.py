@@ -75,11 +75,17 @@ class Place:
     def shell(self, command: str) -> str:
         """Output of a command of the page; ours runs in this process where no shell is needed."""
         command = command.strip().replace(NAMED, str(self.base)).replace("\\\n", " ")
-        if not re.search(r"^(?!langchain-art )|>", command, re.MULTILINE):
-            asked = [shlex.split(line)[1:] for line in command.splitlines()]
-            ended = [CliRunner().invoke(app, one, env={"COLUMNS": "200"}) for one in asked]
-            assert not any(one.exit_code for one in ended), ended
-            return "".join(one.stdout for one in ended)
+        if not re.search(r"^(?!langchain-art )|\|", command, re.MULTILINE):
+            said = ""
+            for line in command.splitlines():
+                asked, _, file = line.partition(" > ")
+                ended = CliRunner().invoke(app, shlex.split(asked)[1:], env={"COLUMNS": "200"})
+                assert ended.exit_code == 0, ended
+                if file:
+                    (self.folder / file).write_text(ended.stdout)
+                else:
+                    said += ended.stdout
+            return said
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
@@ -183,10 +189,10 @@ def test_versions_are_served_with_keys_and_beside_each_other(
 
     names: dict[str, Any] = {"liked": liked}
     run_python(python_of("two-versions"), names, capsys)
-    for user in range(20):
+    for user in range(6):
         names["answer"](f"user-{user}", f"Which audit is {user % 4}?")
     with ArtClient() as client:
-        served = {run.turns[0].model for run in client.trajectories(20) if run.turns}
+        served = {run.turns[0].model for run in client.trajectories(6) if run.turns}
     assert served == {"my-agent@1", "my-agent@2"}
     [analyze] = bash("two-versions")
     assert "my-agent@1 -> my-agent@2" in place.shell(analyze).replace("→", "->")

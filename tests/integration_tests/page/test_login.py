@@ -7,7 +7,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.support.browser import Watched
-from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.live_server import LiveServer
+from tests.support.stub_engines import StubServer
 
 KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 
@@ -15,7 +16,7 @@ KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     data = tmp_path_factory.mktemp("locked") / "data"
-    with ForkedServer(data, env={"ART_API_KEY": KEY}) as server:
+    with StubServer(data, env={"ART_API_KEY": KEY}) as server:
         yield server
 
 
