@@ -53,20 +53,22 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+def loaded_by(*statements: str) -> list[set[str]]:
+    """What is loaded after each of these statements of one program."""
+    show = "print(json.dumps(sorted(sys.modules)))"
+    code = "\n".join(["import json, sys", *(f"{one}\n{show}" for one in statements)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+    lines = map(json.loads, done.stdout.splitlines())
+    return [{name.partition(".")[0] for name in line} for line in lines]
 
 
-def test_importing_the_client_loads_nothing_heavy() -> None:
-    used = "from langchain_art import wire, errors, ChatART, capture, Trainer, ArtClient"
-    assert loaded_by(used).isdisjoint(HEAVY)
-
-
-def test_importing_the_package_loads_no_framework() -> None:
-    light = loaded_by("import langchain_art, langchain_art.wire")
-    assert light.isdisjoint({"langchain_core", "langgraph", "openai", "httpx"})
+def test_importing_the_package_loads_no_framework_and_the_client_nothing_heavy() -> None:
+    package, client = loaded_by(
+        "import langchain_art, langchain_art.wire",
+        "from langchain_art import wire, errors, ChatART, capture, Trainer, ArtClient",
+    )
+    assert package.isdisjoint({"langchain_core", "langgraph", "openai", "httpx"})
+    assert client.isdisjoint(HEAVY)
 
 
 def test_every_public_name_is_there() -> None:
@@ -83,7 +85,7 @@ def test_every_public_name_is_there() -> None:
 def test_neither_the_server_app_nor_the_learners_loop_loads_an_engine() -> None:
     """Unsloth patches torch's libraries, so it is imported before them."""
     server = "langchain_art_server"
-    loaded = loaded_by(f"import {server}.gateway.app, {server}.backends.peft.child")
+    [loaded] = loaded_by(f"import {server}.gateway.app, {server}.backends.peft.child")
     assert loaded.isdisjoint({"torch", "transformers", "peft", "langchain_core", "langgraph"})
 
 
