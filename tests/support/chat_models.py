@@ -6,7 +6,6 @@ import httpx
 from langchain_core.messages import AIMessage
 
 from langchain_art import ChatART
-from tests.support.live_server import TLS
 
 
 def model_of(server: Any, policy: str | None = None, **kwargs: Any) -> ChatART:
@@ -17,6 +16,6 @@ def model_of(server: Any, policy: str | None = None, **kwargs: Any) -> ChatART:
 def recorded(server: Any, message: AIMessage) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {server.api_key or 'EMPTY'}"}
     call_id = message.response_metadata["call_id"]
-    reply = httpx.get(f"{server.base_url}/calls/{call_id}", headers=headers, verify=TLS)
+    reply = httpx.get(f"{server.base_url}/calls/{call_id}", headers=headers)
     assert reply.status_code == 200, reply.text
     return reply.json()

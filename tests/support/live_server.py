@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -21,14 +22,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import httpx
+from httpx._transports import default as transports
 
 if TYPE_CHECKING:
     from tests.support.forked_start import ForkedProgram
 
 REPO = Path(__file__).parents[2]
 BASE_MODEL = REPO / "examples" / "email_search" / "base_model"
-#: For all clients of a process: to read the certificates takes 27 ms of CPU.
-TLS = httpx.create_ssl_context()
+
+
+@functools.cache
+def _tls(
+    _file: str | None,
+    _folder: str | None,
+    create: Callable[..., ssl.SSLContext] = transports.create_ssl_context,
+    **asked: Any,
+) -> ssl.SSLContext:
+    return create(**asked)
+
+
+# All of httpx's clients in a process share a context: to read the certificates takes 27 ms of CPU.
+transports.create_ssl_context = lambda **asked: _tls(
+    os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"), **asked
+)
 
 
 #: Below the ports of outgoing connections, one of which could take a server's while it loads.
@@ -87,7 +103,7 @@ def await_answer(
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if holds(httpx.get(url, verify=TLS)):
+            if holds(httpx.get(url)):
                 return
         except httpx.TransportError:
             pass
@@ -178,7 +194,7 @@ class LiveServer:
         """A client with a key, by default the server's own."""
         key = key or self.api_key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.Client(base_url=self.root, headers=headers, timeout=300, verify=TLS)
+        return httpx.Client(base_url=self.root, headers=headers, timeout=300)
 
 
 class ForkedServer(LiveServer):

@@ -16,7 +16,7 @@ import httpx
 from langchain_art.errors import Damaged
 from langchain_art_server.backends.models.adapter_files import check_files
 from tests.support.engines import engines, part_of
-from tests.support.live_server import TLS, LiveServer
+from tests.support.live_server import LiveServer
 
 #: Seconds after which a request that is not answered has failed.
 PATIENCE = 120.0
@@ -55,7 +55,7 @@ class Patient(Persistent):
         self.server, self.http = server, server.http()
         if root is not None:
             alone = httpx.Limits(max_keepalive_connections=0)
-            self.http = httpx.Client(limits=alone, timeout=20, verify=TLS)
+            self.http = httpx.Client(limits=alone, timeout=20)
         self._root = root or server.root
         self.answered = self.resent = 0
 
@@ -88,7 +88,6 @@ class Witness(threading.Thread):
                 answer = httpx.post(
                     f"{self.server.base_url}/trajectories",
                     json={"id": one, "reward": 0.5},
-                    verify=TLS,
                 )
             except httpx.TransportError:
                 time.sleep(0.05)

@@ -21,7 +21,6 @@ from langchain_art.chat_models import http_pools
 from langchain_art.chat_models.http_pools import httpx
 from langchain_art.errors import EngineUnavailable
 from langchain_art.rollout.runner import is_server_away
-from tests.support.live_server import TLS
 from tests.support.raw_server import COMPLETION, RawServer, answer, refusal
 
 Ask = Callable[[ChatART], AIMessage]
@@ -47,8 +46,8 @@ def model_of(server: RawServer, **kwargs: Any) -> ChatART:
 def through_the_sdk(server: RawServer, **kwargs: Any) -> ChatART:
     """A model whose calls all go through the SDK, because its HTTP clients are the user's."""
     clients = {
-        "http_client": httpx.Client(verify=TLS),
-        "http_async_client": httpx.AsyncClient(verify=TLS),
+        "http_client": httpx.Client(),
+        "http_async_client": httpx.AsyncClient(),
     }
     return model_of(server, **clients, **kwargs)
 

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
+from httpx._transports import default as transports
 
 from langchain_art.client.local_server import LocalServer
 from langchain_art.client.sync_client import ArtClient
@@ -79,13 +81,13 @@ def test_a_server_that_cannot_start_says_why(
 ) -> None:
     """Asking whether it is ready takes no new TLS context each time, which is 20 ms of CPU."""
     contexts: list[ssl.SSLContext] = []
-    create = ssl.create_default_context
+    create = httpx.create_ssl_context
 
-    def counted(*args: Any, **kwargs: Any) -> ssl.SSLContext:
-        contexts.append(create(*args, **kwargs))
+    def counted(**asked: Any) -> ssl.SSLContext:
+        contexts.append(create(**asked))
         return contexts[-1]
 
-    monkeypatch.setattr(ssl, "create_default_context", counted)
+    monkeypatch.setattr(transports, "create_ssl_context", counted)
     model = tmp_path / ("a" * 80) / "no-model"
     with (
         pytest.raises(ServerUnreachable, match="did not start") as refused,

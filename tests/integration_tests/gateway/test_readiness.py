@@ -16,14 +16,14 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
 from tests.support.hot_swap import train_once
-from tests.support.live_server import TLS, ForkedServer, HastyServer, LiveServer, await_answer
+from tests.support.live_server import ForkedServer, HastyServer, LiveServer, await_answer
 from tests.support.soak import share
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
 
 
 def readiness(server: LiveServer) -> httpx.Response:
-    return httpx.get(f"{server.root}/readyz", timeout=60, verify=TLS)
+    return httpx.get(f"{server.root}/readyz", timeout=60)
 
 
 def await_readiness(server: LiveServer, holds: Callable[[httpx.Response], bool]) -> httpx.Response:

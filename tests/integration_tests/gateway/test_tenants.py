@@ -31,7 +31,7 @@ from langchain_art_server.storage.schema import connect
 from langchain_art_server.storage.seals import update
 from langchain_art_server.storage.tables import API_KEYS
 from tests.support.hot_swap import train_once
-from tests.support.live_server import TLS, ForkedServer
+from tests.support.live_server import ForkedServer
 from tests.support.soak import share
 
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS")
@@ -48,8 +48,8 @@ class Shared:
     made: dict[str, NewApiKey] = field(default_factory=dict[str, NewApiKey])
     job: str = ""
     call: str = ""
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(verify=TLS, timeout=60))
-    _transport: httpx.HTTPTransport = field(default_factory=lambda: httpx.HTTPTransport(verify=TLS))
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
+    _transport: httpx.HTTPTransport = field(default_factory=lambda: httpx.HTTPTransport())
     _peers: itertools.count[int] = field(default_factory=lambda: itertools.count(16))
 
     def ask(
@@ -65,7 +65,7 @@ class Shared:
         peer = next(self._peers)
         if peer % 8 == 0:
             self._transport.close()
-            self._transport = httpx.HTTPTransport(verify=TLS, local_address=f"127.0.0.{peer // 8}")
+            self._transport = httpx.HTTPTransport(local_address=f"127.0.0.{peer // 8}")
         headers = {"Authorization": f"Bearer {self.keys.get(key, key)}", "Host": "art"}
         request = httpx.Request(method, f"{self.server.root}{path}", headers=headers)
         answer = self._transport.handle_request(request)
@@ -289,7 +289,7 @@ def test_lists_and_bodies_reach_nothing_of_another_tenant(shared: Shared) -> Non
 def test_the_page_shows_what_the_tenant_of_its_login_has(shared: Shared) -> None:
     @contextmanager
     def logged_in(key: str) -> Iterator[httpx.Client]:
-        with httpx.Client(base_url=shared.server.root, verify=TLS) as browser:
+        with httpx.Client(base_url=shared.server.root) as browser:
             answer = browser.post("/page/login", json={"key": shared.keys[key]})
             assert answer.status_code == 200, answer.text
             yield browser

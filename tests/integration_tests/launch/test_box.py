@@ -13,7 +13,7 @@ import yaml
 
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.config import VllmSettings, load_settings
-from tests.support.live_server import REPO, TLS, await_answer, free_port, small_model
+from tests.support.live_server import REPO, await_answer, free_port, small_model
 
 PORT = 8000
 TASK: dict[str, Any] = yaml.safe_load((REPO / "server/deploy/skypilot.yaml").read_text())
@@ -52,7 +52,7 @@ def test_it_serves_with_the_key_and_ends_when_nobody_calls(tmp_path: Path) -> No
         )
     try:
         await_answer(f"http://127.0.0.1:{port}/readyz", process, tmp_path / "log", 120)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", verify=TLS) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
             assert http.get("/v1/policies").status_code == 401
             bearer = {"Authorization": f"Bearer {key}"}
             policies = http.get("/v1/policies", headers=bearer).json()["data"]

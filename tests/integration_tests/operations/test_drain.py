@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.support.engines import engines, part_of
-from tests.support.live_server import TLS, FaultyServer, ForkedServer, LiveServer
+from tests.support.live_server import FaultyServer, ForkedServer, LiveServer
 from tests.support.soak import count
 from tests.support.steps_of_a_fit import new_id, ok, rewarded
 
@@ -84,7 +84,7 @@ class Callers:
 
     async def run(self, number: int) -> None:
         body = SAY | {"max_tokens": 12, "seed": number, "stream": number % 2 == 0}
-        async with httpx.AsyncClient(base_url=self.server.root, verify=TLS, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=self.server.root, timeout=60) as http:
             while True:
                 try:
                     async with http.stream("POST", CHAT, json=body) as answer:
@@ -213,7 +213,7 @@ def alive_and_not_ready(server: FaultyServer, process: Any) -> dict[str, Any]:
         refused = http.post("/v1/messages", json=SAY)
         assert refused.status_code == 503 and refused.json()["type"] == "error"
         assert refused.json()["error"]["type"] == "overloaded_error"
-        with httpx.Client(base_url=server.root, verify=TLS) as new:  # on a new connection, too
+        with httpx.Client(base_url=server.root) as new:  # on a new connection, too
             assert new.get("/v1/models").status_code == 503
         waiter.join(15)
         assert [one["state"] for one in polled] == ["running"], "a poll is no reason to wait"
