@@ -15,7 +15,7 @@ def train_once(http: httpx.Client, step: int, policy: str = "tiny") -> None:
     """A step of the policy from version `step` to the next."""
     ids: list[str] = []
     for seed in range(8):
-        asked = {"model": policy, "seed": seed, "max_tokens": 16}
+        asked = {"model": policy, "seed": seed, "max_tokens": 4}
         ids.append(rewarded(http, f"swap-{policy}-{step}-{seed}", float(seed % 2), **asked))
     config = {"learning_rate": 3e-2}  # so large a step that mixed weights would show
     job = trained(http, [ids], policy, f"swap-{policy}-{step}", config=config)
