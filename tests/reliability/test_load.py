@@ -21,13 +21,13 @@ import pytest
 
 from tests.support.engines import engines, resident
 from tests.support.live_server import REPO, ForkedServer, LiveServer
-from tests.support.soak import count, share
+from tests.support.soak import count, in_soak, share
 from tests.support.stub_engines import StubServer
 
 CLIENTS, SECONDS = count(100, 1000), count(2, 600)
 SLOW = count(60, 1000)
-OVERLOADED = count(2, 300)
-HOSTILE, CONNECTIONS = count(3, 600), count(300, 1100)  # of each address
+OVERLOADED = count(1, 300)
+HOSTILE, CONNECTIONS = count(2, 600), count(100, 1100)  # of each address
 ROLLOUTS, RUNNERS = count(200, 50_000), count(64, 2048)
 SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
 CHAT = {"path": "/v1/chat/completions", "body": SAY}
@@ -102,6 +102,7 @@ def told(seen: dict[str, Any], times: str) -> str:
     return f"{answers}; {times} median {found['median']:.0f} ms, p99 {found['p99']:.0f} ms"
 
 
+@in_soak  # `test_overload_is_refused_and_ends` has more clients
 @pytest.mark.soak("L1", CLIENTS, f"clients for {SECONDS} s, {CLIENTS // 2} requests a second")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1200))
@@ -136,6 +137,7 @@ def slowly(server: StubServer, number: int) -> socket.socket:
     return one
 
 
+@in_soak  # `test_four_hostile_addresses_keep_nothing_from_a_fifth` has slow clients of each kind
 @pytest.mark.soak("L2", SLOW, "slow clients beside 100 honest ones")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 600))
@@ -253,6 +255,7 @@ def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
     )
 
 
+@in_soak  # many senders, and a kill: `tests/reliability/test_exactly_once.py`
 @pytest.mark.soak("L5", ROLLOUTS, f"rollouts stored by {RUNNERS:,} runners")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 1200))
