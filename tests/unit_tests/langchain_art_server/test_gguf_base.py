@@ -11,12 +11,13 @@ import torch
 from langchain_art import packages
 from langchain_art.errors import ConfigError
 from langchain_art_server import gguf_base, start_checks
-from langchain_art_server.backends.models.loading import load_model
+from langchain_art_server.backends.models.loading import load_model, load_outline
 from langchain_art_server.config import Settings
 from langchain_art_server.gguf_base import unpacked
 from langchain_art_server.start_checks import PACKAGED, PackagedModel, check_model, with_base_folder
 from tests.support import forked_start
 from tests.support.gguf_files import cut, dequantized, save_gguf
+from tests.support.soak import in_soak_alone
 from tests.support.tiny_models import load_plain, save_model
 
 TEXT = "In Paris on Monday,\n\n1. it's 2026  times  sunny: mañana 🙂<|im_end|>\n"
@@ -31,10 +32,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "changes"),
     [
         ("llama", {}),
-        ("llama", {"tie_word_embeddings": True}),
+        in_soak_alone("llama", {"tie_word_embeddings": True}),
         ("qwen2", {}),
-        ("qwen3", {}),
-        ("gemma2", {"tie_word_embeddings": True}),
+        in_soak_alone("qwen3", {}),
+        in_soak_alone("gemma2", {"tie_word_embeddings": True}),
         ("gemma3", {"num_hidden_layers": 6, "layer_types": None}),
     ],
 )
@@ -49,7 +50,10 @@ def test_a_family_is_the_same_model_again(
     assert again.config.tie_word_embeddings == plain.config.tie_word_embeddings
 
 
-def test_the_server_loads_it_with_its_tokens_and_template(llama: Path, tmp_path: Path) -> None:
+def test_the_server_loads_it_with_its_tokens_and_template(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", forked_start.run)
     file = save_gguf(llama, tmp_path / "small.Q8_0.gguf", "Q8_0")
     check_model(str(file))
     said: list[str] = []
@@ -90,13 +94,16 @@ def test_it_is_made_once_and_anew_for_another_file_or_dtype(llama: Path, tmp_pat
     assert not list((tmp_path / "bases").glob("making-*"))
 
 
-@pytest.mark.parametrize("name", sorted(gguf_base._SPLITS))
+@pytest.mark.parametrize(
+    "name",
+    [n if n in ("default", "llama-bpe", "smollm") else in_soak_alone(n) for n in gguf_base._SPLITS],
+)
 def test_text_is_cut_as_the_merges_were_learned(name: str, llama: Path, tmp_path: Path) -> None:
     """SmolLM2's tokenizer has single digits, and the line break before one with its like."""
     file = save_gguf(llama, tmp_path / "a.gguf", **{"tokenizer.ggml.pre": name})
     folder = unpacked(str(file), tmp_path, "cpu")
     raw = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer = load_model(Settings(model=str(folder), device="cpu")).tokenizer
+    tokenizer = load_outline(Settings(model=str(folder), device="cpu")).tokenizer
     cuts = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("\n\n2026 it's")
     wanted = {
         "smollm": ["ĊĊ", "2", "0", "2", "6", "Ġit", "'s"],
