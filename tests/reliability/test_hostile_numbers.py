@@ -260,8 +260,7 @@ def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveSer
                     parent.append(0.5)
             door.send(method, path, body)
         assert door.trained > 5, "some of them are numbers like any other"
-        answer = http.post("/v1/chat/completions", json={"model": door.policy, "messages": SAY})
-        assert answer.status_code == 200
+        assert door.say(f"{door.policy}-last", 0)
         assert http.get("/status").json()["engine_restarts"] == restarts
         print(f"{door.refused} refused; {door.trained} jobs")  # noqa: T201 - for the report
 
