@@ -1,8 +1,10 @@
 """A fit that was killed and goes on ends with the bits of one that was not."""
 
-import multiprocessing
+import json
+import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,14 @@ import pytest
 
 from langchain_art.training.fit_state import read_records
 from langchain_art.training.records import StepRecord
-from tests.support.live_server import ForkedServer
-from tests.support.repeatable_fit import digests, mortal_fit
+from tests.support import forked_start
+from tests.support.live_server import REPO, ForkedServer
+from tests.support.repeatable_fit import digests
 from tests.support.soak import count
 
 #: Fits that are killed, and how often each.
 FITS, DEATHS = count(1, 20), count(1, 2)
+IMPORTS = ("langchain_art.chat_models", "langchain_art.training.trainer")
 
 
 def run(
@@ -30,9 +34,7 @@ def run(
         number of events.
     """
     folder.mkdir()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.repeatable_fit", "langchain_art_server"])
-    out, events = folder / "fit", folder / "events"
+    out, events, log = folder / "fit", folder / "events", folder / "log"
     events.touch()
     for death in range(DEATHS if draw else 0, -1, -1):
         served = server.process
@@ -41,18 +43,18 @@ def run(
         if draw is not None:
             first, last = sorted(draw.sample(range(1, most + 1), 2))
             kills = {seen + first: served.pid} | ({seen + last: 0} if death else {})
-        client = context.Process(
-            target=mortal_fit, args=(server.base_url, folder.name, out, events, kills)
+        args = [server.base_url, folder.name, str(out), str(events), json.dumps([*kills.items()])]
+        client = forked_start.start(
+            "tests.support.repeatable_fit", args, os.environ, REPO, log, IMPORTS
         )
-        client.start()
-        while client.is_alive():
-            client.join(0.05)
+        while client.poll() is None:
+            time.sleep(0.05)
             if served.poll() is not None and server.process is served:
                 server.start()
         if draw is not None and server.process is served:  # the fit was killed just after it
             served.wait(60)
             server.start()
-        assert client.exitcode == (-signal.SIGKILL if death else 0)
+        assert client.poll() == (-signal.SIGKILL if death else 0), log.read_text()
     found: list[Any] = digests(server.data_dir, folder.name)
     for one in read_records(out / "history.jsonl"):
         if isinstance(one, StepRecord):

@@ -2,8 +2,10 @@
 
 import asyncio
 import io
+import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -46,7 +48,7 @@ def fit(base_url: str, policy: str, out: Path, **options: Any) -> FitResult:
     """The fit of this folder, or what is left of it."""
     trainer = Trainer(
         ChatART(model=policy, base_url=base_url),
-        group_size=3,
+        group_size=2,
         groups_per_step=2,
         seed=5,
         config=TrainConfig(learning_rate=1e-2, optimizer_steps=2),
@@ -98,3 +100,7 @@ def mortal_fit(base_url: str, policy: str, out: Path, events: Path, kills: dict[
         setattr(History, name, between(getattr(History, name)))
     os.environ["ART_BASE_URL"] = base_url
     fit(base_url, policy, out)
+
+
+if __name__ == "__main__":
+    mortal_fit(*sys.argv[1:3], *map(Path, sys.argv[3:5]), dict(json.loads(sys.argv[5])))
