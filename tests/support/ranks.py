@@ -41,13 +41,15 @@ def ranked(
     *,
     shard: bool = False,
     dtype: str | None = None,
-    forked: bool = not share(),
 ) -> PeftLearner:
-    """A learner of several ranks, all of which are `forked`, or as a server starts them."""
+    """A learner of several ranks, all of them forked; in ``make soak`` as a server starts them.
+
+    `test_backend_pairs` has a server with them in ``make test``.
+    """
     chosen = PeftSettings(threads=1, ranks=ranks, shard=shard)
     learner = PeftLearner(Settings(model=model, device="cpu", dtype=dtype, learner=chosen))
     learner._program.target = "tests.support.worker_child:serve_learner"
-    if forked:
+    if not share():
         learner._program._env[FORKED] = "1"
     return learner
 

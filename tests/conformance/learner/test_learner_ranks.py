@@ -49,13 +49,13 @@ from tests.support.ranks import (
     ranked,
     started,
 )
-from tests.support.soak import count
+from tests.support.soak import count, in_soak, in_soak_alone
 
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 #: So many updates that a step of `many` has not ended when its first progress is heard.
-LONG = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=16, **LENIENT)
+LONG = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, optimizer_steps=6, **LENIENT)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,7 @@ async def test_two_ranks_equal_one_after_some_steps(
     await check_steps(two, tiny, tmp_path)
 
 
+@in_soak  # `test_shards_sample_their_rows_in_as_many_passes` has ranks with samples of their own
 @pytest.mark.slow
 @in_its_loop
 async def test_each_rank_measures_the_divergence_on_its_own_sample(
@@ -106,10 +107,10 @@ async def test_the_pairs_of_a_preference_step_may_be_on_different_ranks(
 ) -> None:
     core, restarts = LearnerCore(tiny), two.restarts
     start = alone = together = fresh(core, tmp_path)
-    config = PreferenceConfig(learning_rate=5e-3, beta=0.3, tokens_per_microbatch=64)
-    for step in range(1, 6):
+    config = PreferenceConfig(learning_rate=1e-2, beta=0.3, tokens_per_microbatch=64)
+    for step in range(1, 1 + (last := count(2, 5))):
         # The last step's pair has a side on each rank; in the others sides have several rows.
-        pairs = make_pairs(5 if step < 5 else 1, seed=step, turns=3 if step < 5 else 1)
+        pairs = make_pairs(5 if step < last else 1, seed=step, turns=3 if step < last else 1)
         out = folder(tmp_path, f"alone{step}")
         expected = await prefer(OfCore(core), alone, out, step, pairs, config)
         alone, out = out, folder(tmp_path, f"together{step}")
@@ -214,36 +215,28 @@ async def test_ranks_are_in_step_after_one_that_was_cancelled_at_its_end(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, in_soak_alone(0)])  # `test_worker` kills engines alone
 @in_its_loop
 async def test_a_rank_that_is_killed_takes_the_step_with_it_which_is_begun_again_and_leaves_no_rows(
-    two: PeftLearner, temporary: Path, tmp_path: Path
+    rank: int, two: PeftLearner, temporary: Path, tmp_path: Path
 ) -> None:
     start, rows, restarts = folder(tmp_path, "start"), make_rows(40), two.restarts
     await two.init_adapter(start, LORA)
-    whole = folder(tmp_path, "whole")
+    whole, out, seen = folder(tmp_path, "whole"), folder(tmp_path, "out"), list[int]()
     await two.step(LearnerStep(start, whole, 1, rows, LONG), ignore)
-    for rank in (1, 0):
-        out, seen = folder(tmp_path, f"out{rank}"), list[int]()
 
-        async def kill_once(
-            _fraction: float,
-            _message: str,
-            rank: int = rank,
-            out: Path = out,
-            seen: list[int] = seen,
-        ) -> None:
-            if not seen:
-                seen.append(len([*temporary.glob("art-ranks-*/**/rows.npz")]))
-                (out / FILES[1]).write_bytes(b"half a file")
-                [other] = others(two.pid)
-                os.kill(other if rank else two.pid or 0, signal.SIGKILL)
+    async def kill_once(_fraction: float, _message: str) -> None:
+        if not seen:
+            seen.append(len([*temporary.glob("art-ranks-*/**/rows.npz")]))
+            (out / FILES[1]).write_bytes(b"half a file")
+            [other] = others(two.pid)
+            os.kill(other if rank else two.pid or 0, signal.SIGKILL)
 
-        await two.step(LearnerStep(start, out, 1, rows, LONG), kill_once)
-        restarts += 1
-        assert two.restarts == restarts and seen == [1]
-        assert contents(out) == contents(whole)
-        assert left(temporary) == ["meeting"], "of the ranks that were started then"
-        assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
+    await two.step(LearnerStep(start, out, 1, rows, LONG), kill_once)
+    assert two.restarts == restarts + 1 and seen == [1]
+    assert contents(out) == contents(whole)
+    assert left(temporary) == ["meeting"], "of the ranks that were started then"
+    assert len(others(two.pid)) == 1  # and the fixture sees that it ends with the learner
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ in_its_loop = pytest.mark.asyncio(loop_scope="module")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shards(tiny: str) -> AsyncIterator[PeftLearner]:
     """A learner of two ranks with half of the base each."""
-    async for learner in started(ranked(tiny, shard=True, forked=False)):
+    async for learner in started(ranked(tiny, shard=True)):
         yield learner
 
 
