@@ -13,6 +13,7 @@ import transformers
 
 from langchain_art.gpu_memory import LOGIT_BYTES, MemoryNeeds, Shape
 from langchain_art_server.algorithms.loss.token_losses import CHUNK_ELEMENTS
+from tests.support import forked_start
 from tests.support.live_server import REPO
 from tests.support.soak import in_soak_alone
 
@@ -21,47 +22,6 @@ NEAR = (0.8, 1.25)
 #: glibc gives each tensor from 128 KiB on pages of its own, and takes them back at once.
 EXACT_HEAP = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 RANK = 8
-STEP = """
-import json, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from langchain_art.wire import LoraConfig, TrainConfig
-from langchain_art_server.algorithms.sequences.training_rows import Row
-from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.learner_core import LearnerCore
-
-folder, dtype, length, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-
-def memory(name):  # not getrusage: its peak is the parent's where that had more at the fork
-    lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines[name].split()[0]) * 1024
-
-before = memory("VmRSS")
-core = LearnerCore(str(folder / "model"), "cpu", dtype)
-(folder / "v0").mkdir()
-(folder / "v1").mkdir()
-core.init_adapter(folder / "v0", LoraConfig(rank=8, alpha=16.0))
-rows = []
-for k in range(count):
-    ids = [(7919 * (k + 1) + 31 * t) % 4000 for t in range(length)]
-    mask = [0] + [1] * (length - 1)
-    rows.append(Row(ids, mask, [-8.0 * m for m in mask], [(-1.0) ** k * m for m in mask]))
-config = TrainConfig(
-    learning_rate=2e-5,
-    loss={"kind": "clip", "importance_sampling": None},
-    guard=None,
-    max_logprob_gap=None,
-    max_kl=None,
-    tokens_per_microbatch=length * count,
-)
-alive = core.batch(rows, config).packing.alive
-core.step(LearnerStep(folder / "v0", folder / "v1", 1, rows, config), lambda f, m: None)
-peak = memory("VmHWM")
-checkpointed = core.packer.checkpoints
-print(json.dumps({"bytes": peak - before, "alive": alive, "checkpointed": checkpointed,
-                  "token": core.packer._measured(), "parameters": core.info["parameters"]}))
-"""
 
 
 def small(**changes: Any) -> transformers.Qwen3Config:
@@ -94,9 +54,11 @@ def test_a_steps_peak_is_predicted(
     torch.manual_seed(0)
     config = small(**changes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    argv = [sys.executable, "-c", STEP, str(tmp_path), dtype, str(length), str(count)]
-    env = os.environ | (EXACT_HEAP if exact else {})
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=REPO, env=env)
+    argv = [sys.executable, "-m", "tests.support.measured_step", str(tmp_path), dtype]
+    argv += [str(length), str(count)]
+    env = os.environ | (EXACT_HEAP if exact else {})  # which is read when a program starts
+    run: Any = subprocess.run if exact else forked_start.run
+    done = run(argv, capture_output=True, text=True, cwd=REPO, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["alive"] == count * (length - 1) and not found["checkpointed"]
