@@ -106,9 +106,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-#: float16 has what bfloat16 has, parameters in float32, and a loss scale.
+#: float16 has what float32 and bfloat16 have, parameters in float32, and a loss scale.
 of_kinds = pytest.mark.parametrize(
-    "kind", ["float32", "float16", "8 bits", in_soak_alone("bfloat16")]
+    "kind", ["float16", "8 bits", *map(in_soak_alone, ("float32", "bfloat16"))]
 )
 
 

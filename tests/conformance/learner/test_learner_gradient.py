@@ -183,7 +183,7 @@ def forests(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
-@pytest.fixture(scope="module", params=["qwen3", "mistral"])
+@pytest.fixture(scope="module", params=[in_soak_alone("qwen3"), "mistral"])
 def double(
     request: pytest.FixtureRequest,
     models: dict[str, Path],
@@ -239,7 +239,10 @@ def test_any_forest_gives_the_gradient_of_its_rows(
 
 @pytest.mark.parametrize(
     "name",
-    [in_soak_alone(name) if name in ("llama", "mistral") else name for name in CONFIGS],
+    [
+        in_soak_alone(name) if name in ("llama", "mistral", "qwen3", "granite") else name
+        for name in CONFIGS
+    ],
 )
 def test_micro_batches_and_company_change_nothing(
     name: str, models: dict[str, Path], tmp_path: Path
