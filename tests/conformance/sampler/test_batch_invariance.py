@@ -25,7 +25,7 @@ from tests.support.tiny_models import (
 )
 
 _TEXT = "the weather in Paris is sunny and the mail of Ann was sent on Monday at ten to the team"
-_KINDS = ("qwen3", "llama", "gemma3", "qwen3_5", "qwen2", "mistral")
+_KINDS = ("qwen3", "gemma3", "qwen3_5", "llama", "qwen2", "mistral")
 
 
 def _calls(number: int) -> list[dict[str, Any]]:
@@ -67,14 +67,14 @@ def _bits(replies: list[ChatReply]) -> list[tuple[list[int], list[float]]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", _KINDS[: count(4, 6)])
+@pytest.mark.parametrize("kind", _KINDS[: count(3, 6)])
 def test_calls_do_not_depend_on_their_batch(kind: str, tmp_path: Path) -> None:
     layers = count(2, 3)
     types = KINDS[kind][1].get("layer_types", [None] * layers)[:layers]
     kinds = {} if None in types else {"layer_types": types}
     model = save_model(tmp_path / "model", kind, num_hidden_layers=layers, **kinds)
-    calls = _calls(count(32, 200) if kind == "qwen3" else count(12, 32))
-    _check(model, calls, *(8, 32)[0 if kind == "qwen3" else -count(1, 2) :])
+    calls = _calls(count(16, 200) if kind == "qwen3" else count(8, 32))
+    _check(model, calls, *(8, 32)[: 2 if kind == "qwen3" else count(1, 2)])
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_large_layers_do_not_depend_on_their_batch(
     for call in calls[::3]:
         call["text"] *= 3
     sampler = {"threads": threads, "kv_cache_bytes": 64 << 20}
-    _check(model, calls, 5, 12, sampler=sampler)
+    _check(model, calls, *(5, 12)[: count(1, 2)], sampler=sampler)
 
 
 def test_a_reply_is_the_same_after_its_prefix_was_forgotten(tmp_path: Path) -> None:

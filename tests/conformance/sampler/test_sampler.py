@@ -180,8 +180,8 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_token_again(model: Path
 def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path) -> None:
     sampler = LocalSampler(model, max_model_len=256)
     cache = sampler.host.scheduler._runner.cache
-    cache.max_cells = 700  # slots x positions
-    requests = [ask("mail " * i, seed=i, max_tokens=200) for i in range(12)]
+    cache.max_cells = 400  # slots x positions
+    requests = [ask("mail " * i, seed=i, max_tokens=120) for i in range(10)]
     replies = sampler.chat(*requests)
     assert sum(len(r.token_ids) + len(r.prompt_token_ids) for r in replies) > 1000
     assert sampler.host.scheduler.preempted > 0
@@ -192,7 +192,7 @@ def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path)
 
 def test_few_calls_share_a_pass_over_prompts_with_those_that_come_next(model: Path) -> None:
     sampler = LocalSampler(model)
-    calls = [sampler.send(ask(f"mail {i}", seed=i, max_tokens=300)) for i in range(40)]
+    calls = [sampler.send(ask(f"mail {i}", seed=i, max_tokens=60)) for i in range(40)]
     sampler.turn()
     sampler.turn()
     running = sampler.host.scheduler.counts[0]
