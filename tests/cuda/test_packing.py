@@ -40,12 +40,17 @@ from tests.support.learner_cases import (
 )
 
 LAYERS = 12
+#: For what does not depend on the shares of layers in a model's memory.
+few_layers = pytest.mark.parametrize("model", [4], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(3)
-    shape = SHAPE | {"num_hidden_layers": LAYERS, "max_position_embeddings": 1024}
+    shape = SHAPE | {
+        "num_hidden_layers": getattr(request, "param", LAYERS),
+        "max_position_embeddings": 1024,
+    }
     config = transformers.Qwen3Config(**shape, tie_word_embeddings=True)
     folder = tmp_path_factory.mktemp("model")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -54,7 +59,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def core(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LearnerCore:
-    """A learner of twelve layers, whose packer takes its device for a GPU."""
+    """A learner of some layers, whose packer takes its device for a GPU."""
     core = LearnerCore(model)
     core._hold(fresh(core, tmp_path))
     monkeypatch.setattr(packer.Packer, "_device", torch.device("cuda"))
@@ -116,6 +121,7 @@ def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
         assert sum(packing.parts) == packing.tokens
 
 
+@few_layers
 def test_the_padding_of_attention_to_blocks_is_not_taken_for_activations(
     core: LearnerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +168,7 @@ class ShortOfMemory:
         monkeypatch.setattr(ForestRows, "sweep", limited)
 
 
+@few_layers
 def test_a_step_that_runs_out_of_memory_is_made_again_with_smaller_parts(
     core: LearnerCore,
     tmp_path: Path,
@@ -188,6 +195,7 @@ def test_a_step_that_runs_out_of_memory_is_made_again_with_smaller_parts(
     assert contents(tmp_path / "out") == contents(tmp_path / "again")
 
 
+@few_layers
 def test_a_row_too_long_for_the_memory_is_an_error_after_few_tries(
     core: LearnerCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +229,7 @@ def test_a_rank_tells_the_others_that_its_memory_ran_out() -> None:
     assert told == [[0, "no room", True]]
 
 
+@few_layers
 def test_a_step_whose_process_died_begins_again_with_half_of_the_memory(
     core: LearnerCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
