@@ -19,6 +19,7 @@ from langchain_art.errors import ArtError, ConfigError, EngineUnavailable, Promp
 from langchain_art_server.backends.ipc import heartbeat
 from langchain_art_server.backends.ipc import worker as worker_module
 from langchain_art_server.backends.ipc.channel import Channel, EngineCall, pack
+from langchain_art_server.backends.ipc.child_process import EngineProgram
 from langchain_art_server.backends.ipc.fork_server import can_fork
 from langchain_art_server.backends.ipc.worker import (
     EngineSocket,
@@ -228,7 +229,10 @@ async def test_a_call_that_always_kills_the_child_is_given_up(worker: Worker) ->
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux and a CPU build of torch")
-async def test_engines_outlive_what_they_were_forked_from() -> None:
+async def test_engines_outlive_what_they_were_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        EngineProgram, "_forks", None
+    )  # not what other tests' servers are forked by
     worker = Worker(TARGET, {}, env=ENV, imports=IMPORTS)
     await worker.start()
     try:
