@@ -220,7 +220,7 @@ HEAD = """\
 Written by `test_families.py` with `UPDATE_DOCS=1`; edit that. A small random
 model of each family (3 layers, hidden size 32, float32, CPU) is sampled from, made to call tools,
 trained for 3 steps and swapped after each, with the embedded sampler and the PEFT learner.
-`make test` runs six of the rows for two steps, one of each kind, and `make soak` all.
+`make test` runs four of the rows for two steps, one of each kind, and `make soak` all.
 
 The architecture is the family's; weights, tokenizer and chat template are the tests' own, so this
 says nothing of a template or a tool format: [another page](templates.md) does. *Gap* is
