@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from langchain_art import ArtClient
 from langchain_art.cli import main
+from langchain_art.client.local_server import LocalServer
 from langchain_art.diagnostics.canary import (
     ADVICE,
     LEAST_STEPS,
@@ -26,6 +27,7 @@ from langchain_art.diagnostics.canary import (
 from langchain_art.errors import ConfigError, ServerUnreachable
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art.wire.policies import FLOAT16_PRECISION, FULL_PRECISION, HALF_PRECISION
+from tests.support import forked_start
 from tests.support.live_server import REPO, FaultyServer, ForkedServer, small_model
 from tests.support.soak import count, in_soak, share
 from tests.support.stub_engines import StubServer
@@ -80,10 +82,14 @@ def test_a_healthy_server_passes_and_is_left_as_it_was(server: FaultyServer) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=FLOAT16)])
 def test_a_server_in_half_precision_passes_as_well(dtype: str, tmp_path: Path) -> None:
-    """As on a GPU: LoRA is computed in 16 bits and learned in float32."""
+    """As on a GPU: LoRA is computed in 16 bits and learned in float32.
+
+    In ``make test`` four small steps, of which all holds but perhaps that it learns.
+    """
+    how: dict[str, int] = {"group_size": 8} if share() else {"group_size": 4, "steps": 4}
     with ForkedServer(tmp_path / "data", "--dtype", dtype) as server:
-        report = run_canary(server.base_url, group_size=8)
-    assert failed(report) == {}, report
+        report = run_canary(server.base_url, **how)
+    assert failed(report).keys() <= (set() if share() else {"learns"}), report
     assert report.dtype == dtype
 
 
@@ -104,9 +110,8 @@ def test_a_broken_server_fails_and_the_check_says_why(
     server: FaultyServer, fault: str, check: str, words: str
 ) -> None:
     server.fault(fault)
-    rate = 1e-2 if check == "learns" else 3e-2  # too high a one may end in short replies by chance
-    size = 8 if check == "drawn as reported" else 4
-    found = failed(run_canary(server.base_url, steps=4, group_size=size, learning_rate=rate))
+    # At too high a rate it may end in short replies by chance.
+    found = failed(run_canary(server.base_url, steps=4, group_size=4, learning_rate=1e-2))
     said = [found[name] for name in check.split("|") if name in found]
     assert said and words in said[0], found
     if "|" not in check and check != "trains":
@@ -122,7 +127,10 @@ def test_a_call_that_is_refused_is_a_failed_check(tmp_path: Path) -> None:
     assert len(report.checks) == 1
 
 
-def test_the_command_prints_what_is_wrong(server: FaultyServer) -> None:
+def test_the_command_prints_what_is_wrong(
+    server: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langchain_art.diagnostics.canary.PROMPTS", ["Say hello."])
     command = ["canary", "--base-url", server.base_url, "--steps", "4"]
     server.fault("shifted")
     bad = CliRunner().invoke(main.app, command, env={"COLUMNS": "200"})
@@ -142,6 +150,7 @@ def test_the_command_starts_a_server_of_its_own_with_the_key_that_is_set(
     command = ["canary", "--model", str(small_model()), "--json"]
     if not share():
         command += ["--steps", "4"]
+        monkeypatch.setattr(LocalServer, "_spawn", forked_start.spawn)
         monkeypatch.setattr("langchain_art.diagnostics.canary.PROMPTS", ["Say hello."])
     done = CliRunner().invoke(main.app, command, env=env)
     report = json.loads(done.stdout)
