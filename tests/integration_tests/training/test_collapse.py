@@ -119,11 +119,11 @@ async def test_after_a_rollback_a_rate_that_steps_had_raised_is_lowered_and_stay
 ) -> None:
     wide = TrainConfig(max_kl=10.0)  # all steps are short
     falling = Falling(art_server, tmp_path, names(), options={"config": wide})
-    found = await falling.fit(5)
+    found = await falling.fit(4)
     [done] = found.rollbacks
     first, _, *later = [step.metrics.get("learning_rate") for step in found.history]
     assert first is not None and done.step == 2
-    assert later == pytest.approx([1.5 * first * SLOWER] * 3)
+    assert later == pytest.approx([1.5 * first * SLOWER] * 2)
 
 
 async def test_a_rollback_lowers_each_policys_rate(art_server: LiveServer, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ async def test_a_rollback_lowers_each_policys_rate(art_server: LiveServer, tmp_p
         frozen: None,
     }
     falling = Falling(art_server, tmp_path, (first, second, frozen), options={"config": config})
-    found = await falling.fit(4)
+    found = await falling.fit(3)
     (done,) = found.rollbacks
     assert done.learning_rate == pytest.approx({first: RATE / 3, second: RATE / 9})
     assert done.versions.keys() == {first, second}
@@ -178,7 +178,7 @@ async def test_runs_that_are_ahead_of_a_rollback_are_not_trained(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
     falling = Falling(art_server, tmp_path, names(), options={"max_steps_ahead": 2})
-    found = await falling.fit(6)
+    found = await falling.fit(5)
     assert len(found.rollbacks) == 1 and not found.stopped
     back = found.rollbacks[0]
     assert back.to_step == 0 and "groups.rolled_back" not in found.excluded
@@ -205,20 +205,20 @@ def test_a_client_that_is_killed_within_a_rollback(
 
         AsyncArtClient.rollback = last_words  # type: ignore[method-assign]
         try:
-            asyncio.run(Falling(art_server, tmp_path, both).fit(4))
+            asyncio.run(Falling(art_server, tmp_path, both).fit(3))
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     falling = Falling(art_server, tmp_path, both)
     assert falling.serving() == [[1, 1], [0, 1], [0, 0]][killed_at]
     assert len(falling.lines("rollback")) == 1 and len(falling.lines("step")) == 2
-    found = asyncio.run(falling.fit(4))
-    assert len(found.rollbacks) == 1 and len(found.history) == 4
+    found = asyncio.run(falling.fit(3))
+    assert len(found.rollbacks) == 1 and len(found.history) == 3
     assert falling.said.count("is rolled back to @0") == 2 - killed_at
     with ArtClient(art_server.base_url, art_server.api_key) as client:
         for policy in both:
             made = {one.version: one.parent for one in client.checkpoints(policy)}
-            assert made[2] == 0 and found.versions[policy] == 3
+            assert made[2] == 0 and found.versions[policy] == 2
 
 
 async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resumes(
@@ -231,8 +231,8 @@ async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resu
             raise RuntimeError("the end")
 
     with pytest.raises(RuntimeError, match="the end"):
-        await Falling(art_server, tmp_path, policy).fit(4, on_step=killed)
-    found = await Falling(art_server, tmp_path, policy).fit(4)
+        await Falling(art_server, tmp_path, policy).fit(2, on_step=killed)
+    found = await Falling(art_server, tmp_path, policy).fit(2)
     assert [one.step for one in found.rollbacks] == [2]
 
 
