@@ -253,7 +253,7 @@ def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
 HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(16)]
 
 
-@pytest.mark.parametrize("mode", ["rollback", "warn"])
+@pytest.mark.parametrize("mode", ["rollback", in_soak_alone("warn")])
 async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
     art_server: LiveServer, tmp_path: Path, mode: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from langchain_art import AsyncArtClient, ChatART, TrainConfig, Trainer, capture
+from langchain_art.training.records import FitResult
 from langchain_art.training.report import summary_table
 from tests.support import trainers
 from tests.support.chat_models import model_of
@@ -44,11 +45,17 @@ def trainer_of(
     return trainer, Rollouts(model_of(server, policy, max_tokens=4))
 
 
-def test_zero_variance_groups_are_replaced_and_counted(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer, rollouts = trainer_of(art_server, tmp_path)
-    result = trainer.fit_sync(rollouts, SCENARIOS, steps=2)
+@pytest.fixture(scope="module")
+def whole(
+    art_server: LiveServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FitResult, list[str]]:
+    """A fit that nothing stops, and the scenarios of its runs."""
+    trainer, rollouts = trainer_of(art_server, tmp_path_factory.mktemp("calm"))
+    return trainer.fit_sync(rollouts, SCENARIOS, steps=2), rollouts.seen
+
+
+def test_zero_variance_groups_are_replaced_and_counted(whole: tuple[FitResult, list[str]]) -> None:
+    result, seen = whole
     useful = {s["id"] for s in SCENARIOS if s["useful"]}
     for record in result.history:
         assert record.groups == 4 + record.resampled
@@ -56,7 +63,7 @@ def test_zero_variance_groups_are_replaced_and_counted(
         assert record.groups - flat == 4
         assert record.metrics["runs_trained"] == 8
         assert record.resampled > 0
-    times = Counter(rollouts.seen)
+    times = Counter(seen)
     assert set(times.values()) == {2}  # one epoch, without replacement, over both steps
     assert sum(r.groups for r in result.history) == len(times)
     assert len(useful & set(times)) == 8
@@ -142,11 +149,13 @@ def test_rewards_of_single_calls_keep_a_group(art_server: LiveServer, tmp_path: 
 
 
 async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: tuple[FitResult, list[str]],
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calm, rollouts = trainer_of(art_server, tmp_path / "calm")
-    whole = await calm.fit(rollouts, SCENARIOS, steps=2)
-    stormy, others = trainer_of(art_server, tmp_path / "stormy")
+    result, seen = whole
+    stormy, others = trainer_of(art_server, tmp_path)
     train, orders = AsyncArtClient.train, 0
 
     async def dying(self: AsyncArtClient, *args: Any, **more: Any) -> Any:
@@ -160,8 +169,8 @@ async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
     with pytest.raises(KeyboardInterrupt):
         await stormy.fit(others, SCENARIOS, steps=2)
     resumed = await stormy.fit(others, SCENARIOS, steps=2)
-    assert others.seen == rollouts.seen  # nothing twice, nothing else, in the same order
-    for one, other in zip(whole.history, resumed.history, strict=True):
+    assert others.seen == seen  # nothing twice, nothing else, in the same order
+    for one, other in zip(result.history, resumed.history, strict=True):
         for field in ("groups", "resampled", "drawn", "excluded"):
             assert getattr(one, field) == getattr(other, field), field
 

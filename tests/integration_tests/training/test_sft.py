@@ -24,6 +24,7 @@ from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, InvalidRequest, JobFailed, ServerUnreachable
 from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
 from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.soak import in_soak
 from tests.support.steps_of_a_fit import new_id, ok
 from tests.support.trainers import trainer_of
 
@@ -202,6 +203,7 @@ def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
     assert result.excluded == {"calls.too_long": 1, "runs.without_trainable_calls": 1}
 
 
+@in_soak  # `test_kills.py` shows it of steps by rewards and by preferences
 @pytest.mark.slow
 def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
     """Two policies learn from the same runs, one after the other, and one is disturbed."""
