@@ -12,7 +12,9 @@ APART = {"openenv": None, "verifiers": None, "harbor": "3.12"}
 
 
 def python_of(name: str) -> Path:
-    return environment(f"environment-{name}", ["-e", f"{REPO}[{name}]"], APART[name])
+    # Harbor brings litellm: what a judge by name needs besides is small.
+    extras = "harbor,ruler" if name == "harbor" else name
+    return environment(f"environment-{name}", ["-e", f"{REPO}[{extras}]"], APART[name])
 
 
 def told(name: str, folder: Path, *argv: str, code: str = "") -> str:

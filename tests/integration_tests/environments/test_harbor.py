@@ -15,6 +15,7 @@ from langchain_art import ArtClient
 from tests.support.environment_fit import SHAPE
 from tests.support.environment_libraries import python_of, told
 from tests.support.environments import interpreter
+from tests.support.judges.judge_server import JudgeServer, check_by_name
 from tests.support.live_server import REPO, LiveServer
 from tests.support.pages import blocks
 from tests.support.soak import count, in_soak
@@ -95,10 +96,14 @@ for scenario in wrong.train:
     except Exception as error:
         beside[scenario["id"]] = f"{type(error).__name__} {error}"
 """
-#: Run after the agent's code: none of its tasks are held out.
-NO_MORE = """
-import dataclasses
-env, beside = dataclasses.replace(env, held_out=()), None
+#: Run after the agent's code. Each of its runs is a process that imports LangChain: in `make test`
+#: it is evaluated with one (`test_remote_graph` has fits whose calls come from elsewhere). Before
+#: it, a judge is asked by a name through litellm, which Harbor has imported.
+FEWER = f"""
+from tests.support.judges.litellm_judge import judged
+as_it_is, beside = train, asyncio.run(judged("JUDGE"))
+def train(env, steps):
+    return as_it_is(env, {count(0, 10)})
 """
 
 
@@ -122,9 +127,8 @@ def test_fits_learn_from_the_verifiers_reward(server: LiveServer, tmp_path: Path
     write_tasks(tmp_path)
     write_failing(tmp_path)
     policies = graph, agent = new_id("graph"), new_id("agent")
-    # Each of the agent's runs is a process that imports LangChain, and samples without a seed.
     steps, size, groups = count(1, 10), count(2, 4), count(1, 2)
-    codes = f"{SHARED}\n{GRAPH}\n{FAILING}", f"{AGENT}\n{NO_MORE}"
+    codes = f"{SHARED}\n{GRAPH}\n{FAILING}", f"{AGENT}\n{FEWER}"
     local = '"project_path": "agent", "skip_install": True'
     codes = [
         code.replace('"type": "docker"', f'"import_path": "{RUNTIME}"').replace(
@@ -134,8 +138,10 @@ def test_fits_learn_from_the_verifiers_reward(server: LiveServer, tmp_path: Path
     ]
     argv = ("-m", "tests.support.environment_fit", server.base_url)
     argv += (str(steps), str(size), str(groups))
-    codes = json.dumps(dict(zip(policies, codes, strict=True)))
-    fits = json.loads(told("harbor", tmp_path, *argv, code=codes))
+    with JudgeServer() as judge:
+        codes = json.dumps(dict(zip(policies, codes, strict=True))).replace("JUDGE", judge.base_url)
+        fits = json.loads(told("harbor", tmp_path, *argv, code=codes))
+    check_by_name(fits[agent]["beside"], judge)
     said = fits[graph]["beside"]
     assert said.keys() == {"moon", "sky", "sea"}
     assert said["moon"].partition(chr(10))[0] == "KeyError 'mine'"
@@ -144,17 +150,17 @@ def test_fits_learn_from_the_verifiers_reward(server: LiveServer, tmp_path: Path
     with ArtClient(server.base_url) as client:
         ids = client.trajectories(2000)
         all_runs = [run for run in map(client.trajectory, (one.id for one in ids)) if run.turns]
-    for policy, held_out, node in ((graph, 2, "work"), (agent, 0, None)):
+    for policy, done, node in ((graph, steps, "work"), (agent, count(0, 10), None)):
         found = fits[policy]
-        assert found["parts"] == [6, held_out]
-        assert len(found["steps"]) == steps
+        assert found["parts"] == [6, 2]
+        assert [step["version"] for step in found["steps"]] == list(range(1, done + 1))
         for step in found["steps"]:
             flat = step["excluded"].get("groups.zero_variance", 0)
             assert step["calls_trained"] == size * (step["groups"] - flat) > 0
             assert step["groups"] >= groups
-        assert found["steps"][-1]["version"] == steps
         runs = [run for run in all_runs if (run.turns[0].model or "").startswith(f"{policy}@")]
-        assert len(runs) == size * sum(step["groups"] for step in found["steps"]) + held_out
+        evaluated = 2 if done else 1  # before and after
+        assert len(runs) == size * sum(step["groups"] for step in found["steps"]) + evaluated
         for run in runs:
             [turn] = run.turns
             right = str(run.scenario).count("e")

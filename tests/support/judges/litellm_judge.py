@@ -1,4 +1,4 @@
-"""A judge by name, in an environment with the extra ``ruler``: prints what it made of a group.
+"""A judge by name, in an environment with the extra ``ruler``: tells what it made of a group.
 
 ``python litellm_judge.py BASE_URL``
 """
@@ -6,6 +6,7 @@
 import asyncio
 import json
 import sys
+from typing import Any
 
 from langchain_art import RulerEvaluator, Trajectory, TrajectoryGroup, Turn, ruler_score_group
 from langchain_art.errors import ConfigError
@@ -15,9 +16,9 @@ def run(name: str, text: str) -> Trajectory:
     return Trajectory(id=name, turns=(Turn(reply={"role": "assistant", "content": text}),))
 
 
-async def main() -> None:
+async def judged(base_url: str) -> dict[str, Any]:
     group = TrajectoryGroup(id="g", trajectories=(run("a", "BAD"), run("b", "GOOD")))
-    params = {"api_base": sys.argv[1], "api_key": "none", "temperature": 1.0}
+    params = {"api_base": base_url, "api_key": "none", "temperature": 1.0}
     judged = await ruler_score_group(group, "openai/o3", params)
     evaluator = RulerEvaluator("openai/o3", litellm_params=params)
     await evaluator.ainvoke(group)
@@ -29,7 +30,7 @@ async def main() -> None:
     except ConfigError as error:
         refused = str(error)
     spent = evaluator.spent
-    told = {
+    return {
         "rewards": [one.reward for one in judged.trajectories] if judged else None,
         "structured": evaluator.judge.structured,
         "tokens": [spent.input_tokens, spent.output_tokens],
@@ -37,8 +38,7 @@ async def main() -> None:
         "unpriced": [spent.unpriced, unpriced.spent.unpriced],
         "refused": refused,
     }
-    print(json.dumps(told))  # noqa: T201 - what its parent reads
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    print(json.dumps(asyncio.run(judged(sys.argv[1]))))  # noqa: T201 - what its parent reads
