@@ -10,6 +10,11 @@ import reasoning_gym
 import textarena
 
 from langchain_art import ArtClient, Trajectory
+from tests.integration_tests.environments.test_training_traces import (
+    OPENENV,
+    check_import,
+    exported,
+)
 from tests.support.environment_fit import fits
 from tests.support.environment_libraries import APART, told
 from tests.support.live_server import REPO, LiveServer, free_port
@@ -43,17 +48,18 @@ def score(name: str, run: Trajectory) -> float:
     return float(replies[0] == str(word.count("e")))
 
 
-#: Run in the process of a library's fit, before it: refused actions and tasks, a graph that fails.
+#: Run in the process of a library's fit, before it: refused actions and tasks, a graph that fails;
+#: training traces.
 BESIDE = {
-    "openenv": """
+    "openenv": f"""
 import asyncio
 from langchain_core.messages import AIMessage
-leaves = StateGraph(MessagesState).add_node("say", lambda _: {"messages": [AIMessage("left")]})
+leaves = StateGraph(MessagesState).add_node("say", lambda _: {{"messages": [AIMessage("left")]}})
 leaves = leaves.add_edge(START, "say").compile()
-left = from_openenv("http://127.0.0.1:8765", leaves, resets=[{"seed": 0}], held_out=0)
+left = from_openenv("http://127.0.0.1:8765", leaves, resets=[{{"seed": 0}}], held_out=0)
 run = asyncio.run(left.rollout(left.train[0]))
 beside = [run.reward, run.scores]
-""",
+{OPENENV}""",
     "verifiers": """
 import asyncio
 class Greet(vf.Task[vf.TaskData]): ...
@@ -85,7 +91,7 @@ beside = [error_of(one) for one in tasks]
 
 def check_beside(name: str, found: Any) -> None:
     if name == "openenv":  # an action that it refuses ends the run
-        assert found == [0.0, {"refused_action": 1.0}]
+        assert found[:2] == [0.0, {"refused_action": 1.0}]
     else:
         endless, stopped, failed = found
         assert endless == (
@@ -99,10 +105,16 @@ def check_beside(name: str, found: Any) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", list(CODE))
 def test_a_fit_learns_from_the_environments_reward(
-    name: str, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("ART_BASE_URL", server.base_url)
     code = f"{SHARED}\n{CODE[name]}{BESIDE.get(name, '')}"
-    policy, sizes = new_id(name), (STEPS, SIZE, GROUPS)
+    policy, sizes, traces = new_id(name), (STEPS, SIZE, GROUPS), tmp_path / "runs.jsonl"
+    exported_run = exported(server, traces) if name == "openenv" else ""
     if name == "openenv":
         port = free_port()
         serve = f"from tests.support.openenv_server import serve\nserve({port})\n"
@@ -111,6 +123,8 @@ def test_a_fit_learns_from_the_environments_reward(
         argv = ("-m", "tests.support.environment_fit", server.base_url, *map(str, sizes))
         [found] = json.loads(told(name, tmp_path, *argv, code=json.dumps({policy: code}))).values()
         check_beside(name, found["beside"])
+        if name == "openenv":
+            check_import(exported_run, traces, found["beside"][2], capsys)
     else:
         monkeypatch.chdir(tmp_path)
         [found] = fits({policy: code}, server.base_url, *sizes).values()

@@ -1,7 +1,11 @@
-"""OpenEnv's own reader takes an exported run, and what OpenEnv captured is imported."""
+"""Runs are exported as OpenEnv's training traces, and what OpenEnv captured is imported.
+
+OpenEnv itself reads and writes them in the process of its fit: `test_fits`.
+"""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,20 +16,19 @@ from langchain_art.traces.from_jsonl import read_file
 from langchain_art.traces.training_traces import training_trace
 from langchain_art.wire import Trajectory, Turn
 from tests.support.chat_models import model_of
-from tests.support.environment_libraries import told
 from tests.support.graphs import ASK, graph_of, node
 from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id
 
-#: Reads each line of a file with OpenEnv's model; then prints a trace of OpenEnv's own capture.
+#: Reads each line of a file with OpenEnv's model; then adds a trace of OpenEnv's own capture.
 OPENENV = """
-import json, sys
+import json
 from openenv.core.harness.capture.contract import to_training_trace
 from openenv.core.harness.capture.export import export_session
 from openenv.core.harness.capture.graph import TurnNode
 from openenv.core.harness.capture.sessions import Session
 from openenv.core.harness.training import TrainingTrace
-for line in open(sys.argv[1]):
+for line in open("runs.jsonl"):
     assert TrainingTrace.model_validate_json(line).model_dump() == json.loads(line)
 session = Session("s-1")
 asked, said = {"role": "user", "content": "When?"}, {"role": "assistant", "content": "In May."}
@@ -35,7 +38,8 @@ for number, messages in enumerate([[asked], [asked, said, asked]]):
         prompt_ids=[1, 2, 3, 4, 5, 6][: 2 + 4 * number], sampled_ids=[3, 4],
         sampled_logprobs=[-0.5, -0.25], response_message=said, finish_reason="stop",
     ))
-print(to_training_trace(session.graph, export_session(session)).model_dump_json())
+captured = to_training_trace(session.graph, export_session(session))
+beside = [*beside, captured.model_dump(mode="json")]
 """
 
 
@@ -52,18 +56,12 @@ def played(server: LiveServer, policy: str) -> str:
     return run.id
 
 
-@pytest.mark.slow
-def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
-    art_server: LiveServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("ART_BASE_URL", art_server.base_url)
-    policy, file = new_id("traces"), tmp_path / "runs.jsonl"
-    with ArtClient(art_server.base_url) as client:
+def exported(server: LiveServer, file: Path) -> str:
+    """The id of a run in a file, which has the exact tokens that the server recorded."""
+    policy = new_id("traces")
+    with ArtClient(server.base_url) as client:
         client.create_policy(policy)
-        run = played(art_server, policy)
+        run = played(server, policy)
         app(["traces", "export", run, "--out", str(file)], standalone_mode=False)
         [trace] = [json.loads(line) for line in file.read_text().splitlines()]
         for turn in trace["turns"]:
@@ -83,11 +81,15 @@ def test_exact_tokens_go_to_openenv_and_its_captures_come_back(
     assert [one["extends"] for one in about] == [None, *ids[:2]]
     whose = {(one["run"], one["scenario"], one["run_reward"]) for one in about}
     assert whose == {(run, "mails", 0.75)}
+    return run
 
-    foreign = json.loads(told("openenv", tmp_path, "-c", OPENENV, str(file)))
+
+def check_import(run: str, file: Path, foreign: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the file of `exported` with OpenEnv's own trace."""
+    [trace] = [json.loads(line) for line in file.read_text().splitlines()]
     both = [trace | {"score": 1.0}, foreign | {"score": 1.0, "scenario": "may"}]
     file.write_text("".join(json.dumps(one) + "\n" for one in both))
-    folder = tmp_path / "imported"
+    folder = file.with_name("imported")
     app(["traces", "import", str(file), "--out", str(folder), "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out.partition("training traces")[2].strip())
     assert [found[kind] for kind in ("exact", "foreign", "unreadable")] == [1, 1, 0]
