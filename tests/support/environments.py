@@ -1,10 +1,13 @@
 """Environments of their own, for what cannot stand beside the rest; kept while they stay as is."""
 
+import contextlib
 import hashlib
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,9 +35,36 @@ def environment(name: str, wanted: list[str], version: str | None = None) -> Pat
             argv = [sys.executable, "-m", "pip", "--python", python, "install", "--no-compile"]
         # Most of what is installed is never imported: it is not compiled beforehand.
         _run([*argv, "--quiet", *wanted], home)
+        share_bytecode(home)
 
     kept = wanted if version is None else [f"python{version}", *wanted]
     return _kept(name, kept, make) / "bin/python"
+
+
+def share_bytecode(home: Path) -> None:
+    """Give an environment what is compiled here of the same files: uv links both from its cache.
+
+    To compile what a library imports takes as long as to import it once compiled.
+    """
+    here = Path(sysconfig.get_path("purelib"))
+    there = home / here.relative_to(sys.prefix)
+    ours = (one for package in there.glob("*/") for one in os.walk(here / package.name))
+    for folder, inside, files in ours:
+        other = there / Path(folder).relative_to(here)
+        if "__pycache__" not in inside or not other.exists():
+            continue
+        compiled = os.listdir(f"{folder}/__pycache__")
+        (other / "__pycache__").mkdir(exist_ok=True)
+        same = {one[:-3] for one in files if _same(f"{folder}/{one}", f"{other}/{one}")}
+        for one in compiled:
+            if one.endswith(".pyc") and one.partition(".")[0] in same:
+                os.link(f"{folder}/__pycache__/{one}", f"{other}/__pycache__/{one}")
+
+
+def _same(one: str, other: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return one.endswith(".py") and os.path.samefile(one, other)
+    return False
 
 
 def interpreter(version: str) -> Path:

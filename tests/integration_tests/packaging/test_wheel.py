@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.environments import UV, uv_environment
+from tests.support.environments import UV, share_bytecode, uv_environment
 from tests.support.live_server import REPO
 
 
@@ -37,14 +37,14 @@ def test_the_client_alone(tmp_path: Path) -> None:
     run(UV, "venv", "--python", sys.executable, tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     run(UV, "pip", "install", "--python", python, wheel)
+    share_bytecode(tmp_path / "venv")
     listed = json.loads(run(UV, "pip", "list", "--python", python, "--format=json"))
     installed = {package["name"] for package in listed}
     assert {"langchain-art", "langgraph"} <= installed
     assert installed.isdisjoint({"torch", "transformers", "peft", "litellm", "langfuse", "fastapi"})
-    run(python, "-c", "from langchain_art import ChatART, Trainer, capture; ChatART(model='m')")
-    assert "serve" in run(tmp_path / "venv" / "bin" / "langchain-art", "--help")
-    command = tmp_path / "venv" / "bin" / "langchain-art"
-    run(command, "new", tmp_path / "my-agent", "--from", "tic-tac-toe")
+    use = "from langchain_art import ChatART, Trainer, capture; ChatART(model='m'); "
+    new = f"app(['new', '{tmp_path / 'my-agent'}', '--from', 'tic-tac-toe'])"
+    run(python, "-c", f"{use}from langchain_art.cli.main import app; {new}")
     assert (tmp_path / "my-agent" / "my_agent" / "build_base_model.py").is_file()
     assert (tmp_path / "my-agent" / "tests" / "test_fit.py").is_file()
     refused = subprocess.run(
