@@ -37,8 +37,12 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def inspected(part: Path) -> list[dict[str, Any]]:
-    """The records of an offline run, by W&B's own reader."""
-    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(part)]
+    """The records of an offline run, by W&B's own reader: what `wandb leet inspect` starts."""
+    from wandb.util import get_core_path
+
+    [file] = part.glob("run-*.wandb")
+    command = [get_core_path(), "leet", "inspect", "--no-observability", "--json"]
+    command += ["--run-file", str(file), str(part.parent)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
