@@ -134,13 +134,14 @@ def unsloth_python() -> Path:
 
 
 def trl_python() -> Path:
-    """A Python with TRL on a CPU: Unsloth's pins, without it and with an older TRL.
+    """A Python with TRL on a CPU: an older one beside the packages of Unsloth's environment.
 
-    The `DPOTrainer` of later releases (1.15 is one) needs Triton, which has no CPU.
+    The trainers of later releases (1.15 is one) need Triton, which has no CPU.
     """
-    pins = [one for one in _pins("requirements/unsloth-cpu.txt") if not one.startswith("unsloth")]
-    others = [one for one in pins if not one.startswith("trl==")]
-    return environment("trl", ["--no-deps", *others, "trl==1.12.0"])
+    python, other = environment("trl", ["--no-deps", "trl==1.12.0"]), unsloth_python()
+    [own, others] = [next(one.parents[1].glob("lib/*/site-packages")) for one in (python, other)]
+    (own / "unsloth.pth").write_text(f"{others}\n")  # looked through after its own
+    return python
 
 
 def skypilot_python() -> Path:
