@@ -52,23 +52,22 @@ def joined(cluster: LocalCluster) -> Iterator[None]:
     ray.shutdown()
 
 
-class Refusing:
-    """An actor."""
-
-    def refuse(self, what: str) -> None:
-        raise ConfigError(f"got {what}")
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
 @pytest.mark.usefixtures("joined")
 def test_a_call_of_an_actor_has_a_deadline_and_its_error_and_no_room_is_said_in_time() -> None:
+    class Refusing:
+        """An actor. It is sent: to import this module would take its process a second."""
+
+        def refuse(self, what: str) -> None:
+            raise ConfigError(f"got {what}")
+
+        def sleep(self, seconds: float) -> None:
+            time.sleep(seconds)
+
     for needs, missing in (({"CPU": 3, "GPU": 1}, "CPU, GPU"), ({"CPU": 0, "spot": 1}, "spot")):
         placed = PlacedActors("Replica 3", Refusing, needs)
         wanted = f"Replica 3 waits for room .* Missing: {missing}.$"
         with pytest.raises(ActorsUnavailable, match=wanted) as no:
-            placed.wait(1)
+            placed.wait(0.5)
         if "GPU" in needs:
             assert "needs CPU 3 and GPU 1 on one node" in str(no.value)
             assert "3 nodes with CPU 4 (4 free), GPU 0 (0 free), and at most CPU 2" in str(no.value)
@@ -88,6 +87,7 @@ async def test_a_worker_without_room_is_said_and_the_fit_may_end_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(worker_pool, "_STOP_SECONDS", 0.1)  # it is nowhere, and has no lease
+    monkeypatch.setattr(worker_pool, "_LOOK_SECONDS", 0.2)
     said: list[str] = []
     chosen = RayWorkers(1, needs={"spot": 1})
     async with worker_pool.worker_pool(
