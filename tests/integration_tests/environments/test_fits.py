@@ -24,7 +24,8 @@ from tests.support.steps_of_a_fit import new_id
 
 PAGE = blocks(REPO / "docs/environments.md")
 SHARED, *OWN = [one.code for one in PAGE if one.language == "python"]
-CODE = dict(zip(("reasoning-gym", "textarena", "openenv", "verifiers"), OWN[:-2], strict=True))
+NAMES = ["reasoning-gym", "textarena", "openenv", "verifiers"]
+CODE = dict(zip(NAMES, OWN[:-2], strict=True))
 STEPS, SIZE, GROUPS = count(1, 10), count(4, 8), count(2, 4)
 
 
@@ -103,7 +104,7 @@ def check_beside(name: str, found: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.soak
-@pytest.mark.parametrize("name", list(CODE))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_fit_learns_from_the_environments_reward(
     name: str,
     server: LiveServer,
