@@ -253,6 +253,7 @@ def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
 HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(16)]
 
 
+# What is only said: `test_it_may_stop_or_only_be_said`, of a fall in training.
 @pytest.mark.parametrize("mode", ["rollback", in_soak_alone("warn")])
 async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
     art_server: LiveServer, tmp_path: Path, mode: str
