@@ -33,6 +33,7 @@ _IMPORTS = (
     "langchain_art_server.backends.vllm.sampler",
     *TransformersSampler.imports,
     *PeftLearner.imports,
+    "tests.support.first_model",
 )
 
 
