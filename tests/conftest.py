@@ -74,7 +74,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is skipped until ``make soak`` is selected there, by its own mark if it has a row."""
+    """Mark what is skipped until ``make soak`` as the soak's, but what has a row there."""
     if in_soak.mark in item.iter_markers("skipif") and not item.get_closest_marker("soak"):
         item.add_marker(pytest.mark.soak)
 

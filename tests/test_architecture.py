@@ -54,7 +54,7 @@ def imported(path: Path) -> set[str]:
 
 
 def loaded_by(*statements: str) -> list[set[str]]:
-    """What is loaded after each of these statements of one program."""
+    """The packages that are loaded after each of these statements of one program."""
     show = "print(json.dumps(sorted(sys.modules)))"
     code = "\n".join(["import json, sys", *(f"{one}\n{show}" for one in statements)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

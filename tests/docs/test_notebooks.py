@@ -31,7 +31,7 @@ BOOKS = sorted((REPO / "docs" / "notebooks").glob("*.ipynb"))
 NOT_RUN = "free_gpu"
 #: Ways of a machine, which no output shows.
 _PLACES = re.compile(r"/(?:work|tmp|root|home|usr|opt|var)/|ipykernel_\d|127\.0\.0\.1")
-#: What ``make test`` makes of each fit but that of `NOT_RUN`: its second step has a new version.
+#: Sizes of each fit in ``make test`` but that of `NOT_RUN`: its second step has a new version.
 FEWER = {"steps": 1, "group_size": 4}
 NUMBERS = re.compile(r"\b(steps|group_size)=(\d+)")
 

@@ -1,6 +1,6 @@
-"""Takes a learner's step and says what memory that took: FOLDER with a model, DTYPE, LENGTH, COUNT.
+"""Takes a learner's step of COUNT rows of one LENGTH, and says what memory that took.
 
-Of so many rows of one length each.
+``python -m tests.support.measured_step FOLDER DTYPE LENGTH COUNT``; the folder has the model.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.support.learner_cases import quiet
 
 
 def memory(name: str) -> int:
-    """Less what is mapped of files: libraries, whose pages a forked process has not touched yet.
+    """Bytes but those mapped of files: libraries, whose pages a forked process has not touched.
 
     Not getrusage: its peak is the parent's where that had more at the fork.
     """

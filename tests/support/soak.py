@@ -14,7 +14,7 @@ def share() -> float:
     return float(os.environ.get(VARIABLE, 0))
 
 
-#: Of tests that others show the kind of in ``make test``; it implies the mark `soak`.
+#: Marks tests that others show the kind of in ``make test``; it implies the mark `soak`.
 in_soak = pytest.mark.skipif(not share(), reason="in make soak")
 
 

@@ -88,7 +88,6 @@ def test_a_client_with_hundreds_of_long_calls_makes_another_wait_little(
     assert tokens_of(alone) == tokens_of(replies), "and got what they would have got alone"
 
 
-@pytest.mark.soak
 def test_full_memory_makes_a_client_with_little_wait_little(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 1, "head_dim": 32, "num_key_value_heads": 4}
     model = save_model(tmp_path / "model", **sizes)
@@ -100,8 +99,7 @@ def test_full_memory_makes_a_client_with_little_wait_little(tmp_path: Path) -> N
     quiet = max(innocent(sampler, clock))
     scheduler._eos = set()  # all replies are as long as they may be
     asked = [
-        ask(f"{n} the team", client=f"a{n % 8}", seed=n, max_tokens=300 - n)
-        for n in range(count(8, 16))
+        ask(f"{n} the team", client=f"a{n % 8}", seed=n, max_tokens=300 - n) for n in range(16)
     ]
     hostile = [sampler.send(one) for one in asked]
     for _ in range(100):
@@ -113,11 +111,8 @@ def test_full_memory_makes_a_client_with_little_wait_little(tmp_path: Path) -> N
         sent_back.append(scheduler.preempted - before)
         for _ in range(10):
             sampler.turn()
-    assert len(waits) > count(20, 50) and max(waits) <= 4 * quiet, (
-        quiet,
-        [round(w, 3) for w in waits],
-    )
-    assert sum(sent_back) > count(5, 10), "memory was short"
+    assert len(waits) > 50 and max(waits) <= 4 * quiet, (quiet, [round(w, 3) for w in waits])
+    assert sum(sent_back) > 10, "memory was short"
     assert max(sent_back) <= 4, "a row that gives way does not come and go"
     check_logprobs(load_plain(model), [sampler.reply(call) for call in hostile][::6])
 

@@ -101,7 +101,7 @@ def chat_alone(path: str, said: Any) -> Any:
 def states(
     server: ForkedServer, spoil: Callable[[str, Any], Any], **of: Any
 ) -> dict[str, PromiseCheck]:
-    """Of a server that spoils answers so, and has no audits, without which nothing is trained."""
+    """Promises by a server that spoils answers so, and has no audits: nothing is trained."""
 
     def spoil_all(path: str, said: Any) -> Any:
         if "/audit" in path:

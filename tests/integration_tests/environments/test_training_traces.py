@@ -85,7 +85,7 @@ def exported(server: LiveServer, file: Path) -> str:
 
 
 def check_import(run: str, file: Path, foreign: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the file of `exported` with OpenEnv's own trace."""
+    """Import the file of `exported` with OpenEnv's own trace in it."""
     [trace] = [json.loads(line) for line in file.read_text().splitlines()]
     both = [trace | {"score": 1.0}, foreign | {"score": 1.0, "scenario": "may"}]
     file.write_text("".join(json.dumps(one) + "\n" for one in both))

@@ -283,7 +283,7 @@ def a_former_version_serves_again_and_one_is_deleted(
 def test_the_learner_is_killed_in_a_step_which_is_begun_again(
     pair: Pair, client: ArtClient, tmp_path: Path
 ) -> None:
-    """Of the embedded pairs, ``make test`` kills PEFT's; test_learner_ranks.py kills ranks."""
+    """``make test`` kills PEFT's of the embedded pairs; test_learner_ranks.py kills ranks."""
     if not share() and pair.sampler != "vllm" and pair.learner != "peft":
         pytest.skip("in make soak")
     client.create_policy("killed")

@@ -36,7 +36,7 @@ class JudgeServer(JsonServer):
 
 
 def check_by_name(told: dict[str, Any], server: JudgeServer) -> None:
-    """What `tests.support.judges.litellm_judge` tells."""
+    """Check what `tests.support.judges.litellm_judge` tells."""
     assert told["rewards"] == [0.1, 0.9]
     assert (told["structured"], told["tokens"]) == (True, [2000, 200])
     assert 0.001 < told["cost"] < 0.1  # litellm's price of o3, for 2,200 tokens

@@ -47,7 +47,7 @@ _FOR_BOTH = 'expected quantization = "nf4" in the settings, which is for both'
 #: Options by which vLLM quantises weights by itself.
 _QUANTIZES = {"--quantization", "-q", "--quantization-config"}
 _WAKE_SECONDS = 60.0  # seconds in which it is asked to wake before it is ended
-#: What vLLM's output has when its engine cannot start, and seconds until it has ended by itself:
+#: Words of vLLM's output when its engine cannot start, and seconds in which it has to end then:
 #: the engine's process can hang at its exit (vLLM 0.32), and the API server waits for it.
 _FAILED, _FAILED_SECONDS = b"EngineCore failed to start", 20.0
 #: Seconds between health checks, seconds until one fails, and failures in a row that end vLLM: in
