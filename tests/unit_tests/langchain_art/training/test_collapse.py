@@ -51,30 +51,23 @@ def records(
 @pytest.mark.parametrize(
     ("rewards", "words"),
     [
-        ([(0.32, 0.47), (0.36, 0.48), (0.0, 0.0)], "fell from 0.360 to 0.000, the same for all"),
+        ([(0.3, 0.4), (0.36, 0.48), (0.0, 0.0)], "fell from 0.360 to 0.000, the same for all"),
         ([(0.36, 0.48), (0.70, 0.46), (0.02, 0.14)], "step 3: rewards fell from 0.700 to 0.020. "),
         ([(0.36, 0.48), (0.0, 0.0)], "to the version that the fit began with"),
         ([(0.3, 0.4), (0.36, 0.48), (0.0, 0.0)], "Roll back to p@1 "),
         ([(0.3, 0.4), (0.36, 0.48), (0.36, 0.48), (0.0, 0.0)], "Roll back to p@2 "),
-        ([(0.36, 0.48), (0.30, 0.46), (0.25, 0.43)], ""),  # chance
         ([(0.1, 0.3), (0.9, 0.3), (0.2, 0.3)], ""),  # not below all before
         ([(0.02, 0.14), (0.0, 0.0)], ""),  # seldom right: chance
         ([(1.0, 0.0), (1.0, 0.0), (0.98, 0.14)], ""),  # too small a fall
         ([(0.5, 0.5), (None, None)], ""),
-        ([(None, None), (0.0, 0.0)], ""),
         ([(1.0, 0.0)], ""),
-        ([], ""),
     ],
 )
 def test_a_fall_of_the_rewards(rewards: list[Step], words: str) -> None:
     found = new_signs(records(rewards))
     assert len(found) == bool(words)
     assert words in "".join(f"{one.words} {one.advice}" for one in found)
-
-
-def test_two_groups_are_too_few_to_tell_a_fall_from_chance() -> None:
-    assert new_signs(records([(0.5, 0.5), (0.0, 0.0)], groups=2)) == []
-    assert new_signs(records([(0.5, 0.5), (0.0, 0.0)], groups=16))
+    assert new_signs(records(rewards[-2:], groups=2)) == [], "too few to tell a fall from chance"
 
 
 def test_runs_ahead_keep_as_many_steps_less() -> None:
@@ -95,17 +88,13 @@ def test_two_flat_steps_are_told_once() -> None:
         assert sign.words.startswith("step 3: all groups of 2 steps") and words in sign.words
         assert sign.keep is None and "too hard or all too easy" in sign.advice
         assert new_signs(made) == []
-
-
-def test_flat_steps_with_rewards_of_several_sizes_are_a_policy_that_explores_nothing() -> None:
-    rewards: list[Step] = [(0.1, 0.3), (0.5, 0.5), (0.25, 0.4)]
-    [sign] = new_signs(records(rewards, flat=[3, 16, 16]))
+    uneven: list[Step] = [(0.1, 0.3), (0.5, 0.5), (0.25, 0.4)]  # rewards of several sizes
+    [sign] = new_signs(records(uneven, flat=[3, 16, 16]))
     assert sign.kind == "flat" and "hardly explores" in sign.advice
     assert "too hard" not in sign.advice
 
 
 def test_flat_steps_are_a_collapse_where_the_rewards_were_better() -> None:
-    """At 0.5 for all runs it is not below all before, as the first step was at 0.3."""
     rewards: list[Step] = [(0.3, 0.4), *[(0.9, 0.3)] * 5, (0.5, 0.0), (0.5, 0.0)]
     [sign] = new_signs(records(rewards, flat=[0] * 6 + [16] * 2))
     assert (sign.kind, sign.keep) == ("flat", 5) and "worse than in step 6" in sign.words
@@ -114,26 +103,22 @@ def test_flat_steps_are_a_collapse_where_the_rewards_were_better() -> None:
     assert done.keep is None
 
 
-def test_an_entropy_that_is_gone_is_a_collapse_where_rewards_fell() -> None:
-    entropy = [0.5, 0.2, 0.2, 0.2, 0.2, 0.2, 0.04]
-    better, fallen = (
-        list[Step]([(0.1, 0.3), *[(0.9, 0.3)] * 5, last]) for last in ((0.9, 0.3), (0.2, 0.4))
-    )
-    assert new_signs(records(better, entropy=entropy)) == []
-    [sign] = new_signs(records(fallen, entropy=entropy))
-    assert (sign.kind, sign.keep) == ("entropy", 5)
-    assert "0.04 nats a token, and was 0.5" in sign.words
-
-
-def test_replies_that_grow_until_most_are_cut_off() -> None:
+def test_replies_that_are_cut_off_and_an_entropy_that_is_gone_where_rewards_fell() -> None:
     rewards: list[Step] = [(0.4, 0.4)] * 3
     [sign] = new_signs(records(rewards, truncated=[0.1, 0.3, 0.6]))
     assert "60% of the replies are cut off" in sign.words and "10%" in sign.words
     assert sign.keep is None and "OverlongPenalty" in sign.advice
     assert new_signs(records(rewards, truncated=[0.4, 0.5, 0.6])) == []
-    fallen: list[Step] = [(0.1, 0.3), *[(0.9, 0.3)] * 5, (0.2, 0.4)]
+    better, fallen = (
+        list[Step]([(0.1, 0.3), *[(0.9, 0.3)] * 5, last]) for last in ((0.9, 0.3), (0.2, 0.4))
+    )
     [sign] = new_signs(records(fallen, truncated=[*[0.1] * 6, 0.6]))
     assert (sign.kind, sign.keep) == ("truncated", 5)
+    entropy = [0.5, 0.2, 0.2, 0.2, 0.2, 0.2, 0.04]
+    assert new_signs(records(better, entropy=entropy)) == []
+    [sign] = new_signs(records(fallen, entropy=entropy))
+    assert (sign.kind, sign.keep) == ("entropy", 5)
+    assert "0.04 nats a token, and was 0.5" in sign.words
 
 
 # --- false alarms -------------------------------------------------------------------------------
@@ -155,20 +140,23 @@ def healthy(
             # Beta with the mean of the level and a + b = 2: half of the variance is the scenario's.
             rate = draw.betavariate(2 * level[shape], 2 - 2 * level[shape])
             by_group.append([float(draw.random() < rate) for _ in range(size)])
-        runs = [reward for group in by_group for reward in group]
-        made.append(
-            step_record(
-                step,
-                metrics={"entropy": 0.5 / step, "truncated_share": draw.uniform(0, 0.6)},
-                excluded={"groups.zero_variance": sum(len(set(one)) == 1 for one in by_group)},
-                reward_mean=statistics.fmean(runs),
-                reward_std=statistics.stdev(runs),
-                reward_ci95=mean_of_scenarios(by_group).ci95,
-                groups=groups,
-                runs=len(runs),
-            )
-        )
+        metrics = {"entropy": 0.5 / step, "truncated_share": draw.uniform(0, 0.6)}
+        excluded = {"groups.zero_variance": sum(len(set(one)) == 1 for one in by_group)}
+        made.append(of_runs(step, by_group, metrics=metrics, excluded=excluded))
     return made
+
+
+def of_runs(step: int, by_group: list[list[float]], **fields: Any) -> StepRecord:
+    runs = [reward for group in by_group for reward in group]
+    return step_record(
+        step,
+        reward_mean=statistics.fmean(runs),
+        reward_std=statistics.stdev(runs),
+        reward_ci95=mean_of_scenarios(by_group).ci95,
+        groups=len(by_group),
+        runs=len(runs),
+        **fields,
+    )
 
 
 HEALTHY = count(1, 200)
@@ -188,36 +176,16 @@ def test_a_healthy_noisy_fit_raises_no_alarm(shape: str, groups: int, size: int)
     assert not false, f"{seed=}: false alarms in {60 * HEALTHY} steps: {false}"
 
 
-def drawn(draw: random.Random, step: int, rate: float, groups: int) -> StepRecord:
-    """A step of groups of eight runs, each of which is right at this rate."""
-    runs = [[float(draw.random() < rate) for _ in range(8)] for _ in range(groups)]
-    return step_record(
-        step,
-        reward_mean=(mean := mean_of_scenarios(runs)).mean,
-        reward_std=statistics.stdev(reward for group in runs for reward in group),
-        reward_ci95=mean.ci95,
-        groups=groups,
-        runs=8 * groups,
-    )
-
-
-@pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])
-def test_a_collapse_is_seen_in_its_step(before: float, after: float) -> None:
-    draw = random.Random(11)
-    for _ in range(50):
-        rates = enumerate((before, before, before, after), 1)
-        history = [drawn(draw, step, rate, 16) for step, rate in rates]
-        assert [sign.keep for sign in new_signs(history)] == [2], "seed 11"
-
-
-@pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.7, 0.05), (0.9, 0.1)])
+@pytest.mark.parametrize(("before", "after"), [(0.36, 0.0), (0.9, 0.1)])
 def test_steps_of_four_groups_show_a_collapse_together(before: float, after: float) -> None:
     """Within four steps, which have as many groups as one step of sixteen; hardly any is missed."""
     draw, found = random.Random(12), list[tuple[int, int | None]]()
     for _ in range(50):
         history: list[StepRecord] = []
         for step in range(1, 13):
-            history.append(drawn(draw, step, before if step <= 8 else after, 4))
+            rate = before if step <= 8 else after
+            runs = [[float(draw.random() < rate) for _ in range(8)] for _ in range(4)]
+            history.append(of_runs(step, runs))
             signs = [one for one in new_signs(history) if one.keep is not None]
             if signs:
                 found.append((step, signs[0].keep))
@@ -364,15 +332,14 @@ def test_within_a_fit_more_is_asked_for_than_at_its_end() -> None:
         [evaluation(0, solved(20)), evaluation(2, solved(40))],
         [evaluation(0, solved(60), 1), evaluation(2, solved(0), 1)],  # the same version
         [evaluation(0, [1.0] * 6), evaluation(2, [0.0] * 6)],  # 2^-6
+        [  # no scenarios in common
+            evaluation(0, solved(60)),
+            evaluation(2, solved(0)).model_copy(update={"scenarios": {"other": 0.0}}),
+        ],
     ],
 )
 def test_what_may_be_chance_is_no_fall(evals: list[EvalResult]) -> None:
     assert held_out_sign(evals, steps(2), at_end=True) is None
-
-
-def test_evaluations_without_scenarios_in_common_are_not_compared() -> None:
-    last = evaluation(2, solved(0)).model_copy(update={"scenarios": {"other": 0.0}})
-    assert held_out_sign([evaluation(0, solved(60)), last], steps(2), at_end=True) is None
 
 
 @pytest.mark.parametrize("samples", [1, 4])
@@ -419,10 +386,8 @@ def with_mean(step: int, mean: float | None, ci95: float | None = 0.06) -> EvalR
         ([0.3, 0.5, 0.52, 0.53], 2, True),
         ([0.3, 0.5, 0.52, 0.53], 3, False),
         ([0.3, 0.5, 0.55, 0.6], 2, False),  # small gains add up: 0.6 is above 0.5 + 0.085
-        ([0.3, 0.32, 0.29], 2, True),
         ([0.3, 0.32], 2, False),
         ([0.3, 0.9, 0.1, 0.1], 2, True),
-        ([0.3], 1, False),
         ([], 1, False),
     ],
 )
@@ -431,8 +396,5 @@ def test_when_a_fit_has_gained_enough(means: list[float], patience: int, stops: 
     assert (found is not None) is stops
     if found:
         assert f"stop_early={patience}" in found
-
-
-def test_an_evaluation_without_an_interval_is_no_gain_and_no_loss() -> None:
     evals = [with_mean(0, 0.3), with_mean(1, None, None), with_mean(2, 0.31, None)]
-    assert no_gain(evals, 1) is None
+    assert no_gain(evals, 1) is None, "without an interval it is no gain and no loss"

@@ -24,11 +24,14 @@ def test_fits_are_read_from_their_folders(tmp_path: Path) -> None:
     found = latest_of(tmp_path, "p")
     assert found is not None and found.at == max(fit.at for fit in fits.values())
     assert latest_of(tmp_path, "q") is None
-
-
-def test_a_fit_without_a_step_has_the_version_that_it_began_with(tmp_path: Path) -> None:
-    History(tmp_path / "a", identity()).save(began_with={"p": 3})
-    assert [fit.use for fit in read_fits(tmp_path)] == ["p@3"]
+    [whole] = chosen_fits(tmp_path / "in", [f"{tmp_path}/slow"])
+    assert whole.name == f"{tmp_path}/slow"
+    with pytest.raises(ConfigError, match=r"got the fit 'b', expected one of those below .*: "):
+        chosen_fits(tmp_path, ["b"])
+    History(tmp_path / "begun", identity()).save(began_with={"p": 3})
+    with pytest.raises(ConfigError, match=r"0 steps, p@3\)"):
+        History(tmp_path / "begun", identity(seed=1))
+    assert chosen_fits(tmp_path, ["begun"])[0].use == "p@3"
 
 
 def test_what_a_fresh_fit_moved_aside_is_found_by_its_name_alone(tmp_path: Path) -> None:
@@ -37,11 +40,6 @@ def test_what_a_fresh_fit_moved_aside_is_found_by_its_name_alone(tmp_path: Path)
     assert [fit.name for fit in read_fits(tmp_path)] == ["a"]
     [moved] = chosen_fits(tmp_path, [f"a/earlier/{old.state.fit_id}"])
     assert moved.done == 1
-
-
-def test_a_fresh_fit_takes_over_what_the_former_pinned(tmp_path: Path) -> None:
-    write_fit(tmp_path, [0.1]).save(pinned={"p@1", "p@7"})
-    assert History(tmp_path, identity(), fresh=True).state.pinned == {"p@1", "p@7"}
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -55,16 +53,6 @@ def test_lines_whose_fit_was_deleted_are_of_no_fit(tmp_path: Path, fresh: bool) 
     assert (begun.done, begun.resumed, begun.versions) == (0, False, {})
     [kept] = (tmp_path / "earlier").rglob(HISTORY)
     assert len(kept.read_text().splitlines()) == 2
-
-
-def test_a_fit_may_be_named_by_its_whole_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_fit(tmp_path / "out" / "a", [0.1])
-    write_fit(tmp_path / "b", [0.1])
-    monkeypatch.chdir(tmp_path)
-    found = chosen_fits(Path("out"), ["a", f"{tmp_path}/b"])
-    assert [fit.name for fit in found] == ["a", f"{tmp_path}/b"]
 
 
 def test_a_fit_runs_once_at_a_time(tmp_path: Path) -> None:
@@ -109,11 +97,5 @@ def test_a_fit_that_cannot_be_read_leaves_the_others(
     assert found is not None and found.name == "a"
     with pytest.raises(ConfigError, match="line 1 is not a record of a fit"):
         chosen_fits(tmp_path, ["torn"])
-
-
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no fit below"):
-        chosen_fits(tmp_path, [])
-    write_fit(tmp_path / "a", [0.1])
-    with pytest.raises(ConfigError, match=r"got the fit 'b', expected one of those below .*: a"):
-        chosen_fits(tmp_path, ["b"])
+        chosen_fits(tmp_path / "none", [])

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from langchain_core.runnables import RunnableLambda
 
@@ -19,7 +18,6 @@ from langchain_art.evaluators import (
     RulerEvaluator,
     Score,
     SumEvaluator,
-    VoteEvaluator,
     WeightedCriteriaEvaluator,
     own_rewards,
 )
@@ -57,19 +55,13 @@ class Tools:
     ("other", "words"),
     [
         (
-            told(configs={"p": TrainConfig(learning_rate=1e-4)}),
-            "config.learning_rate None -> 0.0001",
-        ),
-        (
             told(configs={"p": TrainConfig(schedule=LRSchedule(warmup_steps=5))}),
             "config.schedule.warmup_steps 0 -> 5",
         ),
         (told(group_size=4), "group_size 8 -> 4"),
-        (told(scenarios=["a"]), "scenarios (2 -> 1)"),
         (told(scenarios=["a", "c"]), "the content of scenarios"),
         (told(evals=["a"]), "eval_scenarios (0 -> 1)"),
         (told(policies=("q",), configs={"q": TrainConfig()}), "policy p -> q"),
-        (told(function=lambda _: 2.0), "the rollout's source"),
         (told(evaluator=judge), "the evaluator's source"),
     ],
 )
@@ -80,17 +72,8 @@ def test_what_differs_is_named(other: FitIdentity, words: str) -> None:
 def test_what_changes_no_result_may_differ() -> None:
     assert told().differences(told(concurrency=2, max_failed=1.0)) == []
     assert FitIdentity.model_validate_json(told().model_dump_json()) == told()
-
-
-def test_integers_of_numpy_are_the_same_fit() -> None:
-    counts = {"group_size": np.int64(8), "max_steps_ahead": np.uint8(0), "seed": np.int64(0)}
-    found = told(**counts, dynamic_sampling_rounds=np.int32(0))
-    assert FitIdentity.model_validate_json(found.model_dump_json()).differences(told()) == []
-
-
-def test_a_fit_of_a_release_with_forks_goes_on_if_it_branched_nothing() -> None:
     old = told()
-    old.settings["forks"] = None
+    old.settings["forks"] = None  # of an older release
     assert old.differences(told()) == []
     old.settings["forks"] = {"at": ["choose"]}
     assert old.differences(told()) == ["forks.at ['choose'] -> None"]
@@ -100,11 +83,8 @@ def test_a_fit_of_a_release_with_forks_goes_on_if_it_branched_nothing() -> None:
     ("made", "one", "other"),
     [
         (lambda weight: SumEvaluator([(judge, weight), (own_rewards, 0.5)]), 1.0, 0.5),
-        (lambda quorum: VoteEvaluator([judge, own_rewards], quorum=quorum), 2, 1),
         (lambda kind: WeightedCriteriaEvaluator(accuracy=kind), "exact", "string"),
-        (lambda name: WeightedCriteriaEvaluator(expected=name), "answer", "solution"),
         (lambda steps: WeightedCriteriaEvaluator(optimal_steps=steps), None, 3),
-        (lambda steps: WeightedCriteriaEvaluator(optimal_steps=steps), 9, 3),
         (lambda name: WeightedCriteriaEvaluator(required_actions=[name]), "read", "search"),
         (
             lambda function: from_langsmith(function, "same"),
@@ -171,13 +151,16 @@ def test_scenarios_that_are_no_json_count_by_their_id() -> None:
         def __init__(self, id: str) -> None:
             self.id, self.random = id, random.Random()
 
-    assert told([Odd("a")]) == told([Odd("a")])
-    assert told([Odd("a")]) != told([Odd("b")])
+    assert told([Odd("a")]) == told([Odd("a")]) != told([Odd("b")])
 
 
 def test_what_cannot_be_compared_is_known() -> None:
     assert told().unread == []
     assert told(function=len).unread == ["rollout"]
+    for text in ("def made(s): return 1.0", "made = lambda s: 1.0"):
+        names: dict[str, Any] = {}
+        exec(text, names)
+        assert source_of(names["made"], "rollout") == {"rollout": ""}
 
 
 def test_the_folder_follows_from_the_name() -> None:
@@ -203,11 +186,10 @@ def test_a_policy_with_a_config_of_its_own_is_told_apart_and_so_is_a_frozen_one(
     assert of(q=TrainConfig()).differences(both) == ["p does not learn -> learns"]
 
 
-@pytest.mark.parametrize("policy", ["guard", "credit", "schedule", "loss"])
-def test_a_policy_may_be_named_as_a_setting(policy: str) -> None:
-    both = told(policies=(policy,), configs={policy: TrainConfig()})
-    assert both.with_rates({policy: 1e-4}).config["learning_rate"] == 1e-4
-    other = told(policies=(policy,), configs={policy: TrainConfig(learning_rate=1e-4)})
+def test_a_policy_may_be_named_as_a_setting() -> None:
+    both = told(policies=("loss",), configs={"loss": TrainConfig()})
+    assert both.with_rates({"loss": 1e-4}).config["learning_rate"] == 1e-4
+    other = told(policies=("loss",), configs={"loss": TrainConfig(learning_rate=1e-4)})
     assert both.differences(other) == ["config.learning_rate None -> 0.0001"]
 
 
@@ -321,7 +303,6 @@ def differing(program: Callable[..., Any], name: str, *changes: tuple[str, str])
     ("name", "change", "seen"),
     [
         ("rollout", ("score(PROMPT", "2 * score(PROMPT"), {"rollout"}),
-        ("rollout", ("WEIGHT * len", "WEIGHT - len"), {"score"}),
         ("rollout", ("briefly", "at length"), {"PROMPT"}),
         ("rollout", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
         ("rollout", ("x + 1", "x + 2"), {"helper"}),
@@ -329,8 +310,6 @@ def differing(program: Callable[..., Any], name: str, *changes: tuple[str, str])
         ("rollout", ("# a comment", "# another"), set()),
         ("rollout", ("calls = 0", "calls = 7"), set()),
         ("in_graph", ('{"x": score', '{"y": score'), {"node"}),
-        ("in_graph", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
-        ("graph", ('score("y")', 'score("z")'), {"node n"}),
         ("weighted(1)", ("bonus + score", "bonus - score"), {"rollout"}),
         ("decorated", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
         ("Agent().roll", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
@@ -339,7 +318,6 @@ def differing(program: Callable[..., Any], name: str, *changes: tuple[str, str])
         ("with_agent", ("Be brief.", "Be long."), {"system_message"}),
         ("with_agent", ("str(helper(1))", "str(helper(2))"), {"look"}),
         ("with_agent", ("helper(2) else", "helper(3) else"), {"Cap"}),
-        ("with_agent", ("x + 1", "x + 2"), {"helper"}),
         ("steps", ("WEIGHT = 0.5", "WEIGHT = 0.7"), {"WEIGHT"}),
         ("graph.ainvoke", ('score("y")', 'score("z")'), {"node n"}),
         ("at_the_margin()", ("at once", "at length"), {"rollout"}),
@@ -378,13 +356,6 @@ def test_lambdas_count_by_their_lines() -> None:
     assert part.keys() == {"rollout"} and part["rollout"]
 
 
-@pytest.mark.parametrize("text", ["def made(s): return 1.0", "made = lambda s: 1.0"])
-def test_without_source_text_a_function_is_known_as_such(text: str) -> None:
-    names: dict[str, Any] = {}
-    exec(text, names)
-    assert source_of(names["made"], "rollout") == {"rollout": ""}
-
-
 def test_a_file_that_is_changed_while_the_program_runs_has_some_source(
     program: Callable[..., Any],
 ) -> None:
@@ -392,7 +363,3 @@ def test_a_file_that_is_changed_while_the_program_runs_has_some_source(
     Path(module.__file__).write_text("X = [\n" * 50)
     linecache.checkcache()
     assert source_of(module.at_home, "rollout")
-
-
-def test_what_is_no_own_code_is_known_as_such() -> None:
-    assert source_of(len, "rollout") == {"rollout": ""}

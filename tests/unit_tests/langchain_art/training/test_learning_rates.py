@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.training.learning_rates import FACTOR, LEAST, MOST, next_rate
+from langchain_art.training.learning_rates import FACTOR, next_rate
 from langchain_art.training.records import StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
 from langchain_art.wire.policies import LARGEST_DEFAULT_RATE
@@ -71,16 +71,9 @@ def test_it_is_what_a_plain_computation_with_fractions_gives(seed: int) -> None:
         rate = max(Fraction(FIRST) / 16, min(rate, 64 * Fraction(FIRST)))
 
 
-def test_it_stays_within_its_bounds() -> None:
-    assert fit(0.0001, FIRST, 30)[0][-1] == pytest.approx(MOST * FIRST)
-    assert fit(1e12, FIRST, 30)[0][-1] == pytest.approx(LEAST * FIRST)
+def test_it_stays_within_its_bounds_and_as_it_is_without_one() -> None:
     assert fit(0.0001, 2.4e-3, 30)[0][-1] == LARGEST_DEFAULT_RATE
-
-
-def test_a_rate_that_is_named_stays_and_so_does_one_without_a_bound() -> None:
-    named: list[dict[str, Any]] = [{"learning_rate": FIRST}, {"max_kl": None}]
-    for options in named:
-        assert set(fit(1.0, FIRST, 5, **options)[0]) == {FIRST}
+    assert set(fit(1.0, FIRST, 5, max_kl=None)[0]) == {FIRST}
 
 
 def test_a_schedule_is_not_made_up_for() -> None:

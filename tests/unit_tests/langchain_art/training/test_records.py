@@ -10,13 +10,17 @@ from langchain_art.training.fit_settings import check_trainable, unmatched_froze
 from langchain_art.training.progress import Display, MeanReward
 from langchain_art.training.records import EvalResult, FitResult, StepRecord, summarize, total_nodes
 from langchain_art.training.report import (
+    Curve,
+    all_alike,
     excluded_counts,
     node_table,
     nothing_trained,
     overflowed,
     summary_table,
+    text_plot,
 )
 from langchain_art.wire import NodeReport, TrainResult, Trajectory, Turn
+from tests.support import fits
 
 
 def node(tokens: int, abs_: float = 0.5, mean: float = 0.0, **excluded: int) -> NodeReport:
@@ -84,6 +88,13 @@ def test_one_policy_is_spoken_of_plainly() -> None:
     assert (found.policy, found.version, found.adapter) == ("agent", 2, "agent@2")
     assert found.excluded == {"calls.frozen": 4, "groups.unjudged": 6}
     assert found.nodes["writer"].tokens == 32
+    assert 'ChatART(model="agent@2")' in screen(summary_table(found), width=100)
+    best = EvalResult(mean=0.9, ci95=0.1, n=4, versions=("agent@1",), step=1)
+    text = screen(summary_table(found.model_copy(update={"best": best})), width=100)
+    assert 'ChatART(model="agent@1")  the best; the newest is "agent@2"' in text
+    first, later = displayed(record, first=True), displayed(record, first=False)
+    assert "mean |A|" in first and "frozen 2" in first and "mean |A|" not in later
+    assert "trained: writer 16 tokens, |A| 0.50" in later
 
 
 def test_several_policies_are_told_apart() -> None:
@@ -93,7 +104,12 @@ def test_several_policies_are_told_apart() -> None:
     assert record.excluded == {"w/calls.other_policy": 2, "c/calls.other_policy": 2}
     assert list(record.nodes) == ["w/writer", "c/critic"], "each node once, with who learns there"
     assert excluded_counts(record) == "", "what the other policy trains is not excluded"
+    record = record.model_copy(update={"tokens": {"completion": 40}})
     found = FitResult(fit_id="f", versions=record.versions, history=(record,))
+    text = screen(summary_table(found), node_table(found.nodes, "by node"))
+    for words in ("w and c: 1 step ", "0 read, 40 sampled, 24 trained", '"w@3"', '"c@2"'):
+        assert words in text
+    assert max(map(len, displayed(record, first=True).splitlines())) <= 80
     assert found.adapters == ("w@3", "c@2")
     for name in ("policy", "version", "adapter"):
         with pytest.raises(ConfigError, match="w and c"):
@@ -112,17 +128,6 @@ def test_nodes_add_up_weighted_by_their_tokens() -> None:
     assert found["a"].advantage_mean == pytest.approx(0.05)
     assert found["a"].excluded == {"frozen": 3, "lost": 1}
     assert (found["b"].tokens, found["b"].advantage_abs) == (0, 0.0)
-
-
-def test_the_first_step_shows_a_table_and_later_ones_a_line() -> None:
-    first, later = displayed(step(ONE), first=True), displayed(step(ONE), first=False)
-    assert "mean |A|" in first
-    assert "frozen 2" in first
-    assert "mean |A|" not in later
-    assert "trained: writer 16 tokens, |A| 0.50" in later
-    assert "NOTHING" not in first + later
-    for text in (first, later, displayed(step(WRITER, CRITIC), first=True)):
-        assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_training_on_nothing_cannot_be_overlooked() -> None:
@@ -146,30 +151,6 @@ def test_updates_that_overflowed_float16_are_said() -> None:
     [line] = [line for line in text.splitlines() if "float16" in line]
     assert "c: 2 updates overflowed" in line and "skipped" in line and "now 16384" in line
     assert overflowed(result("c", metrics=metrics | {"overflows": 0.0})) == []
-
-
-def test_the_summary_counts_tokens_and_names_every_adapter() -> None:
-    record = step(WRITER, CRITIC, tokens={"completion": 40})
-    found = FitResult(fit_id="f", versions=record.versions, history=(record,))
-    text = screen(summary_table(found), node_table(found.nodes, "by node"))
-    for words in (
-        "w and c: 1 step ",
-        "0 read, 40 sampled, 24 trained",
-        '"w@3"',
-        '"c@2"',
-        "c/critic",
-    ):
-        assert words in text
-
-
-def test_the_summary_says_to_use_the_best_version() -> None:
-    best = EvalResult(mean=0.9, ci95=0.1, n=4, versions=("agent@1",), step=1)
-    found = FitResult(fit_id="f", versions={"agent": 2}, history=(step(ONE), step(ONE)), best=best)
-    text = screen(summary_table(found), width=100)
-    assert 'ChatART(model="agent@1")  the best; the newest is "agent@2"' in text
-    alone = FitResult(fit_id="f", versions={"agent": 2}, history=(step(ONE),))
-    text = screen(summary_table(alone), width=100)
-    assert 'ChatART(model="agent@2")' in text and "NOTHING" not in text
 
 
 # --- rewards of nodes, and what a fit took -----------------------------------------------
@@ -239,28 +220,51 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["writer", "team", "agent", "agent@3", "loud", "critic", "gpt-9"])
-def test_every_name_of_a_call_may_be_chosen(name: str) -> None:
-    assert unmatched_frozen_names({name: True}, RUNS) == []
-    assert unmatched_frozen_names({name: False}, RUNS) == []
-
-
 def test_a_name_that_is_none_is_said() -> None:
-    with pytest.raises(ConfigError, match=r"'wirter'.*'writer'"):
-        unmatched_frozen_names({"wirter": True, "critic": False}, RUNS)
-    assert unmatched_frozen_names({"writer": True, "critik": False, "x": False}, RUNS) == [
-        "critik",
-        "x",
-    ]
+    names = ("writer", "team", "agent", "agent@3", "loud", "critic", "gpt-9")
+    assert unmatched_frozen_names(dict.fromkeys(names, True), RUNS) == []
+    assert unmatched_frozen_names(dict.fromkeys([*names, "critik"], False), RUNS) == ["critik"]
     with pytest.raises(ConfigError, match="no model call was recorded"):
         unmatched_frozen_names({"writer": True}, [Trajectory(id="t")])
     many = [Trajectory(id="t", turns=tuple(Turn(node=f"n{i:02}") for i in range(60)))]
     with pytest.raises(ConfigError, match="and 20 more"):
         unmatched_frozen_names({"x": True}, many)
 
+    for trainable in ("writer", ["writer"], {"writer": 1}, {1: True}):
+        with pytest.raises(ConfigError, match="expected names of nodes"):
+            check_trainable(trainable)  # pyright: ignore[reportArgumentType]
 
-@pytest.mark.parametrize("trainable", ["writer", ["writer"], {"writer": 1}, {1: True}, {"a": None}])
-def test_what_chooses_nothing_is_refused(trainable: Any) -> None:
-    with pytest.raises(ConfigError, match="expected names of nodes"):
-        check_trainable(trainable)
-    assert check_trainable(None) == {}
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def test_a_curve_in_text() -> None:
+    steps = [fits.record(n, n, n / 10) for n in range(1, 11)]
+    evals = [fits.evaluation(mean, at) for mean, at in ((0.0, 0), (0.9, 5), (1.0, 10))]
+    lines = text_plot([Curve("lr-1", steps, evals)], 60).splitlines()
+    assert lines[0].startswith("    1.000 ┤") and lines[0].endswith("A"), "the last, on top"
+    assert lines[14].startswith("    0.000 ┤A")
+    assert lines[16].startswith("           0") and lines[16].endswith("step 10")
+    assert lines[17] == (
+        "lr-1: A held out 0.000 → 1.000, best 1.000 (p@10); a training 0.100 → 1.000"
+    )
+    assert max(map(len, lines[:17])) <= 60
+    assert sum(line.count("a") for line in lines[:15]) == 9, "one lies below the last A"
+    assert "0.500" in text_plot([Curve("", [fits.record(1, 1)], ())], 40)
+    empty = [Curve("x", [], ()), Curve("y", [fits.record(1, 1, None)], ())]
+    assert text_plot(empty, 40) == "No rewards yet."
+
+
+@pytest.mark.parametrize(
+    ("rewards", "words"),
+    [
+        ([0.0] * 8, "No run of 8 was rewarded"),
+        ([1.0] * 8, "Every run of 8 has the full reward"),
+        ([-1.0] * 8, "All 8 runs have the reward -1"),
+        ([0.0] * 7 + [0.1], None),
+        ([0.0] * 7, None),
+    ],
+)
+def test_runs_that_are_all_worth_the_same(rewards: list[float], words: str | None) -> None:
+    warning = all_alike(rewards, len(rewards))
+    assert warning is None if words is None else words in (warning or "")
