@@ -5,16 +5,12 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from examples.codenames import compare
-from examples.codenames.agent import SPYMASTER_PROMPT
-from examples.codenames.environment import boards
-from examples.codenames.train import DEMO, make_rollout
-from examples.codenames.words import KIND_OF
-from tests.support.examples import HostedModel, evaluation, server_of, steps_of
+from examples.codenames.train import DEMO
+from tests.support.examples import evaluation, server_of, steps_of
 
 
 @pytest.mark.slow
@@ -49,22 +45,3 @@ def test_each_role_is_trained_on_its_own_calls_and_one_adapter_is_compared_with_
         assert nodes[role]["calls"] > 0 and not nodes[other]["calls"], nodes
     assert re.search(r"spymaster@1 \+ guesser@0: [01]\.\d+ ± 0\.\d+ \(n=2\)", evaluated)
     assert "good_clues: " in evaluated and "assassin_met: " in evaluated
-
-
-def player(body: dict[str, Any]) -> dict[str, Any]:
-    """A hosted model that knows of which kind each word is, and plays both roles."""
-    asked, shown = (message["content"] for message in body["messages"])
-    first, *_, last = (line.split(": ")[1].split() for line in shown.splitlines())
-    if asked == SPYMASTER_PROMPT:
-        return {"content": f"Clue: {KIND_OF[first[0]]} {len(first)}"}
-    return {"content": f"guess: {', '.join(word for word in first if KIND_OF[word] == last[0])}"}
-
-
-async def test_the_program_runs_on_hosted_models() -> None:
-    with HostedModel(player) as hosted:
-        rollout = make_rollout(hosted.chat, hosted.chat)
-        runs = [await rollout(board) for board in boards("test", 3, 0)]
-    assert [run.reward for run in runs] == [1.0, 1.0, 1.0]
-    names = ("legal_clues", "good_clues", "right_counts", "guesses_follow_clue")
-    for run in runs:
-        assert run.scores == dict.fromkeys(names, 1.0) | {"assassin_met": 0.0}

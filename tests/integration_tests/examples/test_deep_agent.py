@@ -1,17 +1,12 @@
 """The deep agent: a fit in which it is said what its calls learned; a hosted model in its place."""
 
-import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from examples.deep_agent.agent import FILE, SEARCHER_PROMPT, build_agent
-from examples.deep_agent.environment import haystacks
 from examples.deep_agent.train import DEMO, told
-from langchain_art.environments import from_reasoning_gym
-from tests.support.examples import HostedModel, calling, server_of, short_fit, steps_of
+from tests.support.examples import server_of, short_fit, steps_of
 from tests.support.soak import count, share
 
 AGENTS, WHEN = {"model", "tools/model"}, ("before", "after")
@@ -48,23 +43,3 @@ def test_its_calls_learn_and_it_is_said_what(tmp_path: Path) -> None:
         assert after["mean"] - after["ci95"] > before["mean"] + before["ci95"]
     figures = [f"{found[when]['mean']:.3f} ± {found[when]['ci95']:.3f}" for when in WHEN]
     print(" → ".join(figures))  # noqa: T201
-
-
-async def test_it_runs_unchanged_on_a_hosted_model() -> None:
-    def reply(body: dict[str, Any]) -> dict[str, Any]:
-        system, asked, *results = [str(message["content"]) for message in body["messages"]]
-        searches = system == SEARCHER_PROMPT
-        if results and searches:
-            return {"content": re.findall(r"\S.*\.$", results[-1], re.MULTILINE)[0]}
-        if results:
-            return {"content": f"<answer>{results[-1].split()[1]}</answer>"}
-        if searches:
-            return calling("grep", pattern=asked.removeprefix("Who"), output_mode="content")
-        return calling("task", description=asked.partition("?")[0], subagent_type="searcher")
-
-    with HostedModel(reply) as hosted:
-        env = from_reasoning_gym(haystacks(0, 4), build_agent(hosted.chat), held_out=0)
-        run = await env.rollout(env.train[0])
-    assert run.reward == 1.0
-    assert len(hosted.requests) == 4
-    assert FILE in run.turns[2].messages[-1]["content"]
