@@ -10,7 +10,6 @@ import typer
 
 from examples.email_search import train as demo
 from examples.support.command import train_command
-from examples.support.demo import folder_of
 from langchain_art import ArtClient
 from langchain_art.training import fit_state
 from langchain_art.training.records import StepRecord
@@ -58,9 +57,3 @@ def test_the_demo_goes_on_where_it_was_stopped(
         main(**options, seed=1)
     said = capsys.readouterr().out
     assert "seed 0 -> 1" in said.replace("\n", " ") and "--fresh erases" in said
-
-
-def test_each_kind_of_demo_has_a_folder() -> None:
-    assert folder_of(demo.DEMO, 0) == Path("out/demo")
-    assert folder_of(demo.DEMO, 1, "control") == Path("out/demo-seed1-control")
-    assert folder_of(replace(demo.DEMO, folder=""), 2) == Path("out/demo-email-search-seed2")

@@ -58,6 +58,9 @@ def test_the_mcp_agent_is_trained_on_the_judge_alone(tmp_path: Path) -> None:
             runs = client.trajectories(1000)
     judged = {str(run.scenario).split("-")[0]: "judged" in run.metadata for run in runs}
     assert judged == {"train": True, "test": False}
+    tasks = json.loads((tmp_path / "out" / "tasks.json").read_text())
+    about = {split: {task["about"] for task in tasks[split]} for split in ("train", "test")}
+    assert about["train"] and about["test"] and not about["train"] & about["test"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import ToolCall
 
-from examples.function_calling.leaderboard import Grade, Question, called, grade, solved
+from examples.function_calling.leaderboard import Grade, Question, grade
 
 WEATHER: dict[str, Any] = {
     "name": "weather.get",
@@ -65,11 +65,3 @@ def test_a_call_of_the_right_function_is_worth_its_right_arguments(
 )
 def test_another_call_and_none_and_two_are_worth_nothing(made: list[ToolCall]) -> None:
     assert grade(QUESTION, made, equal) == Grade(0.0, False)
-
-
-def test_the_solution_of_a_question_is_right_and_says_no_more_than_it_has_to() -> None:
-    asked, reply, result = solved(QUESTION)
-    assert asked.text == QUESTION.request and result.text == "done"
-    [call] = getattr(reply, "tool_calls")  # noqa: B009
-    assert (call["name"], call["args"]) == (called(WEATHER), RIGHT)
-    assert grade(QUESTION, [call], equal) == Grade(1.0, True)

@@ -7,11 +7,10 @@ import pytest
 from mcp.shared.memory import create_connected_server_and_client_session
 
 from examples.mcp_server.build_base_model import call
-from examples.mcp_server.dataset import MEASURES, MONTHS, answer_of, build
-from examples.mcp_server.scripted_models import LISTED, READ_PAGE, ScriptedJudge, ScriptedWriter
+from examples.mcp_server.dataset import MEASURES, answer_of, build
+from examples.mcp_server.scripted_models import LISTED, READ_PAGE, ScriptedJudge
 from examples.mcp_server.server import build_server
 from examples.mcp_server.session import describe
-from examples.mcp_server.tasks import write_tasks
 from examples.support.scripted_judge import Block
 
 PAGE = ("result", "Arvik hill, May\nrain 12, sun 34, wind 56")
@@ -42,34 +41,14 @@ async def test_the_tools_say_what_the_data_set_holds(tmp_path: Path) -> None:
     assert "Resource climate://overview" in offered and "- normals: Read" in offered
 
 
-def test_no_record_is_on_both_sides() -> None:
-    months = ", ".join(MONTHS)
-    stations = ", ".join(f"{city} hill" for city in "ABCDEFGHIJKLMNOPQRST")
-    offered = f"stations: {stations}\nmonths: {months}\nmeasures: rain, sun, wind"
-    tasks = write_tasks(ScriptedWriter(), offered, 100, 40, seed=1)
-    assert [len(tasks["train"]), len(tasks["test"])] == [100, 40]
-    assert not {t.about for t in tasks["train"]} & {t.about for t in tasks["test"]}
-    texts = [task.text for split in tasks.values() for task in split]
-    assert len(set(texts)) == len(texts)
-    other = write_tasks(ScriptedWriter(), offered, 100, 40, seed=2)
-    assert other != tasks
-    sides = {t.about: t.split for s in (tasks, other) for ts in s.values() for t in ts}
-    for series in (tasks, other):  # a record's side depends on nothing but its name
-        assert all(sides[t.about] == t.split for ts in series.values() for t in ts)
-
-
 @pytest.mark.parametrize(
     ("blocks", "score"),
     [
-        ([PAGE, ("assistant", "sun 34")], 1.0),
         ([PAGE, ("assistant", "sun 34.")], 1.0),
         ([PAGE, ("assistant", "rain 12")], READ_PAGE),
-        ([PAGE, ("call", "normals {}")], READ_PAGE),
         ([("assistant", "sun 34")], 1.0),  # another run of the group bears it out
         ([("result", "Arvik hill\nArvik park"), ("assistant", "sun 1")], LISTED),
         ([("result", "Arvik hill, June\nrain 1, sun 2, wind 3"), ("assistant", "sun 2")], 0.0),
-        ([("result", "Arvik hills"), ("assistant", "")], 0.0),
-        ([], 0.0),
     ],
 )
 def test_the_scripted_judge_follows_its_rule(blocks: list[Block], score: float) -> None:

@@ -62,18 +62,6 @@ def test_minimax_agrees_with_brute_force() -> None:
     assert game.value(game.EMPTY) == 0
 
 
-def test_the_perfect_player_never_loses() -> None:
-    for mark in ("X", "O"):
-        boards = [game.EMPTY]
-        for board in boards:  # grows: every reply to each of its best moves
-            if game.is_over(board):
-                assert game.winner(board) in (mark, None), board
-                continue
-            mine = game.to_move(board) == mark
-            moves = game.best_moves(board) if mine else game.free(board)
-            boards += [game.play(board, square) for square in moves]
-
-
 @given(st.sampled_from([board for board in BOARDS if not game.is_over(board)]))
 def test_the_text_says_what_is_free_and_what_ends_the_game(board: str) -> None:
     *rows, last = game.describe(board).split("\n")
