@@ -1,7 +1,6 @@
 import math
 import statistics
 from itertools import chain
-from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from langchain_art.credit.batch_plan import overlong_penalty
 from langchain_art.credit.credit_assignment import ADVANTAGES, has_zero_variance, pool_advantages
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import SimpleAdvantage, Standardized
 
 REWARDS = st.lists(st.floats(-100, 100), max_size=12)
 KINDS = st.sampled_from(sorted(ADVANTAGES))
@@ -44,24 +42,6 @@ def test_against_the_statistics_module(rewards_G: list[float], kind: str) -> Non
     assert math.fsum(got_G) == pytest.approx(0.0, abs=1e-9 * max(1.0, max(map(abs, got_G))))
 
 
-@given(st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=5), min_size=2, max_size=5), KINDS)
-def test_every_run_counts_once_in_a_pool_however_many_values_it_has(
-    values_GU: list[list[float]], kind: str
-) -> None:
-    values_GU = [[abs(v) for v in row_U] for row_U in values_GU]
-    got_GU = pool_advantages(values_GU, kind)
-    if got_GU is None:
-        flat = list(chain(*values_GU))
-        assert max(flat) - min(flat) <= 1e-6
-        return
-    assert [len(row_U) for row_U in got_GU] == [len(row_U) for row_U in values_GU]
-    assert math.fsum(statistics.fmean(row_U) for row_U in got_GU) == pytest.approx(0, abs=1e-6)
-    twice_GU = pool_advantages([row_U * 2 for row_U in values_GU], kind)
-    assert twice_GU is not None
-    for once_U, doubled_U in zip(got_GU, twice_GU, strict=True):
-        assert doubled_U == pytest.approx(once_U * 2, rel=1e-9, abs=1e-9)
-
-
 def test_a_pool_with_several_values_for_a_run() -> None:
     # The runs' means are 2 and 0, the pool's is 1; over the four values it would be 1.5.
     assert pool_advantages([[1, 2, 3], [0]]) == [[0, 1, 2], [-1]]
@@ -75,14 +55,12 @@ def test_a_pool_with_several_values_for_a_run() -> None:
     assert pool_advantages([[1, 2, 3], [0]], "maxrl") == [[0, 1, 2], [-1]]
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_none_are_refused(bad: float) -> None:
-    for rewards_G in ([bad], [1.0, bad], [bad, bad]):
+def test_numbers_that_are_none_and_overflow_are_refused_and_large_rewards_are_not() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
         with pytest.raises(InvalidRequest, match="finite"):
-            group_advantages(rewards_G)
-
-
-def test_overflow_is_refused_and_large_rewards_are_not() -> None:
+            group_advantages([1.0, bad])
+    with pytest.raises(InvalidRequest, match=r"-0\.5.*maxrl"):
+        group_advantages([1.0, -0.5], "maxrl")
     with pytest.raises(InvalidRequest, match="scale the rewards down"):
         group_advantages([1.7e308, -1.7e308, -1.7e308])
     assert group_advantages([1e200, -1e200], "standardized") == pytest.approx(
@@ -90,27 +68,12 @@ def test_overflow_is_refused_and_large_rewards_are_not() -> None:
     )
 
 
-def test_maxrl_refuses_rewards_below_zero() -> None:
-    with pytest.raises(InvalidRequest, match=r"-0\.5.*maxrl"):
-        group_advantages([1.0, -0.5], "maxrl")
-
-
-def test_every_kind_of_the_wire_is_there_and_no_other() -> None:
-    kinds = (SimpleAdvantage, Standardized)
-    offered = [kind for one in kinds for kind in get_args(one.model_fields["kind"].annotation)]
-    of_groups = set(offered) - {"batch_standardized"}  # which needs the other groups too
-    assert ADVANTAGES.keys() == of_groups
-
-
 @pytest.mark.parametrize(
     ("values", "tolerance", "zero"),
     [
         ([], 1e-6, True),
-        ([0.5], 1e-6, True),
         ([0.5, 0.5 + 0.9e-6], 1e-6, True),
         ([0.5, 0.5 + 1.1e-6], 1e-6, False),
-        ([0.5, 0.5, 0.6], 1e-6, False),
-        ([0.5, 0.6], 0.2, True),
     ],
 )
 def test_the_tolerance_is_an_edge(values: list[float], tolerance: float, zero: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.credit.batch_plan import call_weights, exclusion, plan, stale, unscored
+from langchain_art.credit.batch_plan import call_weights, plan, stale, unscored
 from langchain_art.credit.candidates import CallDecision, CandidateCall, CandidateRun
 from langchain_art.wire import ClippedRatio, ConstantAggregation, OverlongPenalty, TrainConfig
 
@@ -217,61 +217,26 @@ def test_weights_sum_to_one_advantages_to_nothing_and_dropped_adds_up(seed: int,
     assert words <= set(made.excluded)
 
 
-def run_of(*calls: CandidateCall, **fields) -> CandidateRun:
-    return CandidateRun(calls or (THREE,), **fields)
-
-
-@pytest.mark.parametrize(
-    ("candidate", "scores", "expected"),
-    [
-        (run_of(reward=0.0), (), None),
-        (run_of(reward=None), (), "runs.unscored"),
-        (run_of(reward=None, failed=True), (), "runs.failed"),
-        (run_of(reward=-1.0, failed=True), (), None),  # its user scored it all the same
-        (run_of(CandidateCall(1, reward=0.0)), (), None),
-        (run_of(reward=1.0), ("a",), "runs.unscored"),
-        (run_of(scores={"a": 1.0}), ("a", "b"), "runs.unscored"),
-        (run_of(scores={"a": 1.0, "b": 0.0}), ("a", "b"), None),
-        (run_of(failed=True), ("a",), "runs.failed"),
-    ],
-)
-def test_unscored(candidate: CandidateRun, scores: tuple[str, ...], expected: str | None) -> None:
-    assert unscored(candidate, scores) == expected
+def test_what_has_no_score_is_told_from_what_failed() -> None:
+    for candidate, scores, expected in (
+        (run(-1.0, failed=True), (), None),  # its user scored it all the same
+        (run(None, CandidateCall(1, reward=0.0)), (), None),
+        (run(1.0), ("a",), "runs.unscored"),
+        (run(None, scores={"a": 1.0}), ("a", "b"), "runs.unscored"),
+        (run(None, scores={"a": 1.0, "b": 0.0}), ("a", "b"), None),
+        (run(None, failed=True), ("a",), "runs.failed"),
+    ):
+        assert unscored(candidate, scores) == expected
 
 
 def test_stale_groups_go_as_one_and_only_for_what_learns() -> None:
-    old = run_of(CandidateCall(1, lag=3))
-    assert stale([run_of(), old], 2) == "groups.stale"
-    assert stale([run_of(), old], 3) is None
-    assert stale([run_of(), old], None) is None
-    assert stale([run_of(CandidateCall(1, lag=9, learns=False))], 0) is None
-    assert stale([run_of(), run_of(CandidateCall(1, lag=None))], None) == "groups.rolled_back"
-    assert stale([run_of(CandidateCall(1, lag=None, learns=False))], 0) is None
-    assert stale([], 0) is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "run_truncated", "without", "trained"),
-    [
-        ({}, False, None, None),
-        ({"truncated": True}, False, "calls.truncated", None),
-        ({}, True, "runs.truncated", None),
-        (
-            {"truncated": True, "excluded_because": "grammar"},
-            True,
-            "calls.grammar",
-            "calls.grammar",
-        ),
-        ({"learns": False}, True, "calls.frozen", "calls.frozen"),
-        ({"superseded": True}, True, "calls.superseded", "calls.superseded"),
-        ({"tokens": 0}, False, "calls.empty", "calls.empty"),
-    ],
-)
-def test_exclusion(fields, run_truncated: bool, without: str | None, trained: str | None) -> None:
-    call = CandidateCall(**{"tokens": 3} | fields)
-    of = run_of(call, truncated=run_truncated)
-    assert exclusion(of, call, mask_truncated=True) == without
-    assert exclusion(of, call, mask_truncated=False) == trained
+    old, gone = run(1, CandidateCall(1, lag=3)), CandidateCall(1, lag=None)
+    assert stale([run(1), old], 2) == "groups.stale"
+    assert stale([run(1), old], 3) is None
+    assert stale([run(1), old], None) is None
+    assert stale([run(1), run(1, gone)], None) == "groups.rolled_back"
+    for lag in (9, None):
+        assert stale([run(1, CandidateCall(1, lag=lag, learns=False))], 0) is None
 
 
 def test_a_constant_is_the_weight_of_each_token() -> None:

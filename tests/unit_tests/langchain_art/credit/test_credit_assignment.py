@@ -1,15 +1,29 @@
 import math
 import random
 import statistics
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.credit.candidates import CandidateCall, CandidateRun, returns
-from langchain_art.credit.credit_assignment import group_credit, score_credits
+from langchain_art.credit.candidates import CandidateCall, CandidateRun, returns, steps
+from langchain_art.credit.credit_assignment import ADVANTAGES, group_credit, score_credits
+from langchain_art.credit.schemes import SCHEMES
 from langchain_art.errors import InvalidRequest
-from langchain_art.wire import AnchorCredit, Standardized, TrainConfig
+from langchain_art.training.advantages import group_has_zero_variance
+from langchain_art.wire import (
+    AnchorCredit,
+    Credit,
+    SimpleAdvantage,
+    Standardized,
+    TrainConfig,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+from langchain_art.wire.choices import CreditKind, kinds
+from tests.support.live_server import REPO
 
 MEAN = TrainConfig(advantage="mean")
 
@@ -93,22 +107,6 @@ def test_nodes_are_compared_with_themselves_runs_being_the_units() -> None:
 
 
 # --- by call ------------------------------------------------------------------------------------
-
-
-def test_a_call_is_compared_with_the_rewarded_calls_of_its_node_and_none_is_not_zero() -> None:
-    runs = [
-        run(1, call(None, "planner"), call(0.0, "writer"), call(0.5, "planner")),
-        run(0, call(None, "planner"), call(None, "writer")),
-        run(None, call(None, "planner"), call(1.0, "writer"), call(0.5, "critic")),
-        run(None, call(0.0, "planner", **FROZEN), call(0.5, "writer")),
-    ]
-    credit = group_credit(runs, TrainConfig(advantage="mean", credit="call"))
-    # Runs 1 and 0: ±0.5. Writers 0, 1 and 0.5; the planner and the critic have one reward each.
-    assert credit.advantages == {
-        **{(0, 0): 0.5, (0, 1): 0.5 - 0.5, (0, 2): 0.5},
-        **{(1, 0): -0.5, (1, 1): -0.5, (2, 1): 0.5, (3, 1): 0.0},
-    }
-    assert credit.reasons == {(2, 0): "calls.unscored", (2, 2): "calls.single"}
 
 
 @given(st.integers(0, 2**32))
@@ -242,3 +240,37 @@ def test_gdpo_counts_single_runs_and_refuses_rewards_of_calls() -> None:
     mixed = CandidateRun((call(1.0),), None, {"right": 1, "short": 1})
     with pytest.raises(InvalidRequest, match="scores"):
         score_credits([[mixed, mixed]], GDPO)
+
+
+# --- a scheme is one module that the config names: client, server and docs follow it ------------
+
+
+def test_the_kinds_of_the_settings_are_those_of_the_type_and_of_the_docs() -> None:
+    assert kinds(get_args(Credit)[0]) == get_args(CreditKind) == tuple(SCHEMES)
+    rows = (REPO / "docs/credit.md").read_text().partition("## Which credit")[2]
+    table, _, formulas = rows.partition("## Which advantage")[0].partition("With `r_i`")
+    for kind in SCHEMES:
+        assert f"| `{kind}`" in table
+        assert f"- **`{kind}`**:" in formulas
+    offered = [SimpleAdvantage, Standardized]
+    advantages = {kind for one in offered for kind in get_args(one.model_fields["kind"].annotation)}
+    assert ADVANTAGES.keys() == advantages - {"batch_standardized"}  # which needs other groups too
+
+
+def test_the_client_asks_the_scheme_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of equal rewards teach something where a scheme compares them by something else."""
+    two = TrajectoryGroup(
+        id="g",
+        trajectories=tuple(
+            Trajectory(id=f"r{n}", reward=1.0, turns=(Turn(call_id=f"c{n}"),) * (n + 1))
+            for n in range(2)
+        ),
+    )
+    assert group_has_zero_variance(two, "p", TrainConfig(), {})
+    by_length = lambda runs, credit, compared: [  # noqa: E731
+        ({i: [(float(len(one.calls)), steps(runs, i))] for i, one in enumerate(runs)}, 1.0)
+    ]
+    monkeypatch.setitem(SCHEMES, "run", by_length)
+    assert not group_has_zero_variance(two, "p", TrainConfig(), {})
+    found = group_credit([run(1, call()), run(1, call(), call())], TrainConfig(advantage="mean"))
+    assert found.advantages == {(0, 0): -0.5, (1, 0): 0.5, (1, 1): 0.5}

@@ -29,7 +29,7 @@ from langchain_art.errors import (
 )
 from langchain_art.rollout.gather import gather, gather_from, gather_sync
 from langchain_art.rollout.runner import RolloutWorker, is_server_away
-from langchain_art.rollout.scenarios import draw, group_ids, portable
+from langchain_art.rollout.scenarios import group_ids, portable
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
 from langchain_art.wire import ID, Trajectory
@@ -79,16 +79,7 @@ class Callable_:
 
 @pytest.mark.parametrize(
     "rollout",
-    [
-        as_run,
-        as_trajectory,
-        as_number,
-        plain_run,
-        plain_number,
-        Callable_(),
-        partial(as_number),
-        lambda scenario: as_number(scenario),
-    ],
+    [as_run, as_trajectory, as_number, plain_run, plain_number, Callable_(), partial(as_number)],
 )
 async def test_every_kind_of_rollout_makes_groups(rollout: Any) -> None:
     worker = RolloutWorker(rollout)
@@ -209,7 +200,6 @@ NESTED: dict[str, tuple[str, float | None]] = {
     "none is rewarded": ("outer", None),
     "a call of the outer is rewarded": ("outer", None),
     "one after the other": ("second", None),
-    "two inner ones": ("outer", -1.0),
     "there is no inner one": ("alone", -1.0),
     "all are closed": ("alone", -1.0),
 }
@@ -220,7 +210,6 @@ NESTED: dict[str, tuple[str, float | None]] = {
 async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
     kind: str, plain: bool
 ) -> None:
-    """The id under which the server knows its calls; the reward only if the rollout set one."""
     ids: dict[str, str] = {}
 
     def opened(name: str) -> capture:
@@ -254,9 +243,6 @@ async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
                     inner.reward = 0.5
                 if kind == "the inner is open":
                     raise ValueError("tool broke")
-            if kind == "two inner ones":
-                with opened("inner"):
-                    pass
             raise ValueError("tool broke")
 
     async def asynchronous(scenario: Scenario) -> Run:
@@ -268,42 +254,6 @@ async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
     assert (found.id, found.scenario, found.reward) == (ids[name], name, reward)
     assert len(found.turns) == {"outer": 2, "inner": 1, "second": 0, "alone": 1}[name]
     assert (found.status, found.error) == ("failed", "ValueError: tool broke")
-
-
-async def test_a_graph_whose_node_opens_a_scope_and_raises_is_the_graphs_run() -> None:
-    class Graph:
-        async def ainvoke(self, state: Any, config: Any) -> Any:
-            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
-            with capture(scenario="inner"):
-                await FakeListChatModel(responses=["hi"]).ainvoke("hello")
-            raise ValueError("tool broke")
-
-    [found] = (await gather(Graph(), ["q"], group_size=1, max_failed=1.0)).trajectories
-    assert (found.scenario, len(found.turns)) == (scenario_id("q"), 2)
-
-
-async def test_too_many_failures_end_it_early_with_the_first() -> None:
-    runs = 0
-
-    async def rollout(_: Scenario) -> float:
-        nonlocal runs
-        runs += 1
-        raise KeyError("nothing works")
-
-    with pytest.raises(RolloutFailed, match="KeyError: 'nothing works'") as caught:
-        await gather(rollout, SCENARIOS * 50, group_size=2, concurrency=4, max_failed=0.1)
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert runs < 60
-
-
-@pytest.mark.parametrize("value", [None, "1.0", object()])
-async def test_forgetting_to_return_is_said_at_once(value: Any) -> None:
-    async def rollout(_: Scenario) -> Any:
-        return value
-
-    with pytest.raises(ConfigError, match="return run") as raised:
-        await gather(rollout, SCENARIOS)
-    assert raised.type is ConfigError, "what a user reads has a name that is documented"
 
 
 async def test_the_same_trajectory_twice_is_no_group() -> None:
@@ -346,24 +296,45 @@ async def test_cancelling_stops_the_runs() -> None:
     assert begun == cancelled == 3  # and what waited for its turn does not begin
 
 
-async def test_a_run_is_made_anew_when_the_server_was_away() -> None:
-    attempts, waited = 0, 0
+async def test_runs_are_made_anew_when_the_server_was_away_which_is_said_once_an_outage() -> None:
+    attempts, waited, said = 0, 0, list[str]()
 
     async def rollout(_: Scenario) -> float:
         nonlocal attempts
         attempts += 1
-        if attempts <= 2:
+        if attempts <= 4:
             raise ValueError("wrapped by the graph") from ServerUnreachable("gone")
         return 1.0
 
     async def ready() -> None:
         nonlocal waited
         waited += 1
+        await asyncio.sleep(0.1)
 
-    worker = RolloutWorker(rollout, ready=ready)
+    worker = RolloutWorker(rollout, ready=ready, say=said.append)
+    found = await gather_from(worker, [SCENARIOS[0]] * 4, group_size=1)
+    assert (found.rewards, found.failed, found.retried) == ([1.0] * 4, 0, 4)
+    assert (attempts, waited) == (8, 4)
+    assert said == [
+        "The server did not serve a call, so runs that failed by it are repeated; the first: "
+        "ValueError: wrapped by the graph (scenario 'a')"
+    ]
+
+
+async def test_retries_are_bounded_and_a_server_that_stays_away_ends_it() -> None:
+    async def rollout(_: Scenario) -> float:
+        raise EngineUnavailable("restarting")
+
+    async def ready() -> None: ...
+
+    async def away() -> None:
+        raise ServerUnreachable("still gone")
+
+    worker = RolloutWorker(rollout, retries=1, ready=ready, max_failed=1.0)
     found = await gather_from(worker, SCENARIOS[:1], group_size=1)
-    assert (found.rewards, found.failed, found.retried) == ([1.0], 0, 2)
-    assert (attempts, waited) == (3, 2)
+    assert (found.failed, found.retried) == (1, 1)
+    with pytest.raises(ServerUnreachable, match="still gone"):
+        await gather_from(RolloutWorker(rollout, ready=away), SCENARIOS, group_size=8)
 
 
 @pytest.mark.parametrize("kind", ["httpx", "implicit", "foreign model"])
@@ -390,50 +361,6 @@ async def test_a_tools_own_failure_is_kept_with_its_reward(kind: str) -> None:
     found = await gather(rollout, SCENARIOS, group_size=2)
     assert (runs, found.retried, found.failed) == (4, 0, 2)
     assert found.rewards == [0.25, 0.25, 0.75, 0.75]
-
-
-async def test_a_repeated_run_is_said_once_an_outage() -> None:
-    attempts, said = 0, list[str]()
-
-    async def rollout(_: Scenario) -> float:
-        nonlocal attempts
-        attempts += 1
-        if attempts <= 4:
-            raise ServerUnreachable("gone")
-        return 1.0
-
-    async def ready() -> None:
-        await asyncio.sleep(0.1)
-
-    worker = RolloutWorker(rollout, ready=ready, say=said.append)
-    await gather_from(worker, [SCENARIOS[0]] * 4, group_size=1)
-    assert worker.retried == 4
-    assert said == [
-        "The server did not serve a call, so runs that failed by it are repeated; the first: "
-        "ServerUnreachable: gone (scenario 'a')"
-    ]
-
-
-async def test_retries_are_bounded_and_then_it_is_a_failure() -> None:
-    async def rollout(_: Scenario) -> float:
-        raise EngineUnavailable("restarting")
-
-    async def ready() -> None: ...
-
-    worker = RolloutWorker(rollout, retries=1, ready=ready, max_failed=1.0)
-    found = await gather_from(worker, SCENARIOS[:1], group_size=1)
-    assert (found.failed, found.retried) == (1, 1)
-
-
-async def test_a_server_that_stays_away_ends_it() -> None:
-    async def rollout(_: Scenario) -> float:
-        raise ServerUnreachable("gone")
-
-    async def ready() -> None:
-        raise ServerUnreachable("still gone")
-
-    with pytest.raises(ServerUnreachable, match="still gone"):
-        await gather_from(RolloutWorker(rollout, ready=ready), SCENARIOS, group_size=8)
 
 
 OURS = "http://localhost:8000/v1"
@@ -463,7 +390,6 @@ def marked(error: Exception) -> Exception:
         (openai.APITimeoutError(request=REQUEST), True),
         (openai.APIConnectionError(request=httpx.Request("POST", "http://127.0.0.1:8000/x")), True),
         (openai_error(503), True),
-        (openai_error(500), True),
         (openai_error(429), True),
         (openai_error(404), False),
         (in_a_stream(EngineUnavailable("x")), True),
@@ -471,9 +397,7 @@ def marked(error: Exception) -> Exception:
         (in_a_stream(EngineUnavailable("x"), FOREIGN), False),
         (httpx.ReadTimeout("x", request=REQUEST), True),
         (openai.APIConnectionError(request=FOREIGN), False),
-        (openai.APITimeoutError(request=FOREIGN), False),
         (openai_error(503, FOREIGN), False),
-        (openai_error(429, FOREIGN), False),
         (httpx.ReadTimeout("x", request=FOREIGN), False),
         (httpx.ConnectError("x"), False),
         (marked(openai.APIConnectionError(request=FOREIGN)), True),
@@ -496,11 +420,8 @@ def test_who_is_away(error: Exception, away: bool) -> None:
     handled = RuntimeError("raised while it was handled")
     handled.__context__ = wrapped
     assert not is_server_away(handled, OURS)
-
-
-def test_causes_in_a_circle_end() -> None:
     first, second = ValueError(), ValueError()
-    first.__cause__, second.__cause__ = second, first
+    first.__cause__, second.__cause__ = second, first  # a circle
     assert not is_server_away(first, OURS)
 
 
@@ -515,7 +436,6 @@ def test_scenario_ids() -> None:
     one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
     assert scenario_id({"q": [(one,)]}) == scenario_id({"q": [(same,)]})
     assert scenario_id({"q": one}) != scenario_id({"q": {0, 9}})
-    assert scenario_id({"q": {(frozenset(one), 1)}}) == scenario_id({"q": {(frozenset(same), 1)}})
     assert scenario_id(Plain("q")) == scenario_id(Plain("q")) != scenario_id(Plain("r"))
     assert scenario_id(Plain("q")) == scenario_id({"question": "q"})
     assert scenario_id("q") != scenario_id("r")
@@ -556,9 +476,7 @@ class Around:
     "around",
     [
         lambda some: Sets(tools=some, handle=object()),
-        lambda some: {"q": Sets(tools=some)},
         lambda some: RootModel[Any]({"q": [some]}),
-        Around,
         lambda some: {"q": [Around({"a": some}), 7]},
         lambda some: {(1, 2): Sets(tools=some)},
     ],
@@ -578,9 +496,7 @@ def test_an_array_is_named_by_all_of_it(around: Callable[[Any], Any], value: Any
     assert scenario_id(around(array)) != scenario_id(around(other))
 
 
-@pytest.mark.parametrize(
-    "scenario", [{"id": "a"}, {"q": "When?"}, Scenario("a"), 7, ["a", {"q": 1}], {"id": 3}]
-)
+@pytest.mark.parametrize("scenario", [{"q": "When?"}, Scenario("a"), 7, ["a", {"q": 1}], {"id": 3}])
 async def test_capture_takes_a_scenario_as_a_trainer_does(scenario: Any) -> None:
     async def rollout(given: Any) -> Run:
         async with capture(scenario=given) as run:
@@ -589,8 +505,6 @@ async def test_capture_takes_a_scenario_as_a_trainer_does(scenario: Any) -> None
 
     [found] = (await gather(rollout, [scenario], group_size=1)).trajectories
     assert (found.status, found.scenario) == ("completed", scenario_id(scenario))
-    with capture(scenario="a name") as run:
-        assert run.scenario == "a name"
 
 
 def test_group_ids_are_ids_distinct_and_stable() -> None:
@@ -603,16 +517,6 @@ def test_group_ids_are_ids_distinct_and_stable() -> None:
     [of_a_base_model] = group_ids("eval:Qwen/Qwen2.5-0.5B-Instruct", ["a"])
     assert ID.fullmatch(of_a_base_model)
     assert of_a_base_model.startswith("eval:Qwen-Qwen2.5-0.5B-Instruct:a-")
-
-
-def test_batches_are_epochs_without_replacement() -> None:
-    scenarios = list(range(10))
-    seen = [draw(scenarios, position, seed=1) for position in range(20)]
-    assert sorted(seen[:10]) == scenarios
-    assert sorted(seen[10:20]) == scenarios
-    assert seen[:10] != seen[10:20]
-    assert [draw(scenarios, p, seed=2) for p in range(20)] != seen
-    assert {draw([1, 2], position, seed=0) for position in (4, 5)} == {1, 2}
 
 
 def test_errors_show_a_scenario_that_has_no_id_of_its_own() -> None:

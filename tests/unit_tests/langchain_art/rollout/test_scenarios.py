@@ -19,14 +19,13 @@ from langchain_art.rollout.scenarios import (
 from tests.support import leased_agent
 
 
-def test_any_sequence_is_taken_as_it_is() -> None:
-    for scenarios in ([], ["a"], ("a",), range(3), np.array(["a", "b"])):
+def test_batches_are_epochs_without_replacement_of_any_sequence() -> None:
+    for scenarios in ([*range(10)], range(10), np.arange(10)):
         check_scenarios(scenarios, "scenarios")
-    array: Any = np.array(["a", "b"])
-    assert sorted(draw(array, place, 0) for place in range(2)) == ["a", "b"]
-
-
-def test_a_text_is_no_sequence_of_scenarios() -> None:
+        seen = [draw(scenarios, position, seed=1) for position in range(20)]
+        assert sorted(seen[:10]) == sorted(seen[10:20]) == [*scenarios]
+        assert seen[:10] != seen[10:20]
+        assert [draw(scenarios, p, seed=2) for p in range(20)] != seen
     with pytest.raises(ConfigError, match=r"got str \('Who\?'\), expected a list of scenarios"):
         gather_sync(lambda _: 1.0, "Who?")
 
@@ -36,19 +35,14 @@ def test_a_function_of_a_module_has_the_name_that_finds_it() -> None:
     assert name == leased_agent.NAME
     assert load(name) is leased_agent.rollout
     assert rollout_name("my_agent:rollout") == "my_agent:rollout"
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+    assert rollout_name(Agent.of_all) == f"{__name__}:Agent.of_all"
+    for wrong, words in (
         ("nowhere:rollout", "cannot be loaded"),
         (f"{leased_agent.__name__}:nothing", "cannot be loaded"),
         ("my_agent", "expected MODULE:NAME"),
-    ],
-)
-def test_a_name_that_finds_nothing_is_refused(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load(name)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(wrong)
 
 
 @pytest.mark.parametrize("argv", [["train.py"], ["-m", "train"]])
@@ -73,10 +67,6 @@ class Agent:
         return 1.0
 
 
-def test_a_method_of_a_class_is_found() -> None:
-    assert rollout_name(Agent.of_all) == f"{__name__}:Agent.of_all"
-
-
 @pytest.mark.parametrize(
     "rollout", [lambda _: 1.0, partial(leased_agent.rollout), object(), Agent().rollout]
 )
@@ -84,8 +74,6 @@ def test_what_no_other_process_finds_is_refused(rollout: Any) -> None:
     with pytest.raises(ConfigError, match="expected a function of a module: workers import it"):
         rollout_name(rollout)
 
-
-def test_a_remote_graph_is_refused() -> None:
     class Remote:
         assistant_id = "agent"
 
@@ -95,14 +83,9 @@ def test_a_remote_graph_is_refused() -> None:
         rollout_name(Remote())
 
 
-@pytest.mark.parametrize("scenario", ["q", 1, 0.5, None, True, [1, "a"], {"a": {"b": [None]}}])
-def test_json_values_go_to_workers(scenario: Any) -> None:
-    check_portable([scenario], "train_scenarios")
-
-
-@pytest.mark.parametrize(
-    "scenario", [(1, 2), {1: "a"}, {"a": (1,)}, {"a"}, object(), float("nan"), b"a", Path("a")]
-)
-def test_other_values_are_refused_with_their_place(scenario: Any) -> None:
-    with pytest.raises(ConfigError, match=r"train_scenarios\[1\]: got .*, expected a JSON value"):
-        check_portable(["q", scenario], "train_scenarios")
+def test_json_values_go_to_workers_and_others_are_refused_with_their_place() -> None:
+    known = ["q", 1, 0.5, None, True, [1, "a"], {"a": {"b": [None]}}]
+    check_portable(known, "train_scenarios")
+    for other in ((1, 2), {1: "a"}, {"a": (1,)}, {"a"}, object(), float("nan"), b"a"):
+        with pytest.raises(ConfigError, match=r"train_scenarios\[7\]: got .*, expected a JSON va"):
+            check_portable([*known, other], "train_scenarios")
