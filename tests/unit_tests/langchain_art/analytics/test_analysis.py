@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from langchain_art.analytics import analyze, compare
-from langchain_art.analytics.analysis import version_of
+from langchain_art.analytics.analysis import error_patterns, normalised, version_of
 from langchain_art.analytics.report import analysis_plot, analysis_view
 from langchain_art.errors import ConfigError
 from langchain_art.statistics.costs import busy_seconds, in_order
@@ -59,13 +59,13 @@ def test_a_version_is_counted_by_hand() -> None:
     assert (first.prompt_tokens, first.completion_tokens) == (500, 50)
     assert first.calls_mean == 1.25
     assert second.success_rate == 1.0 and analyze(RUNS, success=0.6).versions[1].successes == 0
-
-
-def test_runs_without_a_scenario_are_of_their_own() -> None:
-    loose = [run(f"r{i}", float(i % 2), turn(), scenario=None) for i in range(4)]
-    (found,) = analyze(loose).versions
-    assert found.scenarios == 4
-    assert found.reward_ci95 == pytest.approx(Z95 * (1 / 3) ** 0.5 / 2)
+    found = [(one.action, one.count, one.share) for one in analyze(RUNS).actions]
+    assert found == [("(answer)", 4, pytest.approx(2 / 3)), ("search", 2, pytest.approx(1 / 3))]
+    # Runs without a scenario are of their own.
+    (alone,) = analyze(
+        [run(f"{i}", float(i % 2), turn(), scenario=None) for i in range(4)]
+    ).versions
+    assert (alone.scenarios, alone.reward_ci95) == (4, pytest.approx(Z95 * (1 / 3) ** 0.5 / 2))
 
 
 def test_nodes_have_latency_tokens_and_errors() -> None:
@@ -76,11 +76,6 @@ def test_nodes_have_latency_tokens_and_errors() -> None:
     latencies = [run(f"t{n}", 1.0, turn(latency=float(n))) for n in range(1, 102)]
     (node,) = analyze(latencies).nodes
     assert (node.latency_p50, node.latency_p95) == (51.0, 96.0)
-
-
-def test_actions_are_the_tools_of_the_replies_that_were_kept() -> None:
-    found = [(one.action, one.count, one.share) for one in analyze(RUNS).actions]
-    assert found == [("(answer)", 4, pytest.approx(2 / 3)), ("search", 2, pytest.approx(1 / 3))]
 
 
 def test_a_version_is_that_of_the_models_that_are_ours() -> None:
@@ -156,19 +151,13 @@ def shown(view: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("runs", "reward"), [(0, 0.0), (10, 0.0), (13, 1.0)])
-def test_a_plot_of_runs_that_are_all_alike(tmp_path: Path, runs: int, reward: float) -> None:
-    found = analyze([run(f"{i}", reward, turn()) for i in range(runs)])
-    assert analysis_plot(found, tmp_path / "runs.svg").exists()
-
-
 def test_a_number_that_makes_no_sense_is_refused() -> None:
     for name, wrong in (("success", math.nan), ("gpu_rate", math.inf), ("gpu_rate", -1)):
         with pytest.raises(ConfigError, match=f"got {name}={wrong}"):
             analyze([], **{name: wrong})
 
 
-def test_the_tables_fit_a_terminal() -> None:
+def test_the_tables_fit_a_terminal(tmp_path: Path) -> None:
     found = analyze(RUNS, gpu_rate=2.0)
     few = compare(versions({"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [1.0]}), "p@0", "p@9")
     text = shown(analysis_view(found, [few]))
@@ -177,8 +166,61 @@ def test_the_tables_fit_a_terminal() -> None:
         assert words in text, words
     assert "Fewer than 6 pairs cannot be significant" in text
     assert shown(analysis_view(analyze([])))
-
-
-def test_tokens_that_nobody_told_are_not_shown_as_none() -> None:
     text = shown(analysis_view(analyze([run("a", 1.0, turn(usage=None))])))
-    assert "- + -" in text and "0 + 0" not in text
+    assert "- + -" in text and "0 + 0" not in text, "tokens that nobody told"
+    alike = analyze([run(f"{i}", 0.0, turn()) for i in range(10)])
+    assert analysis_plot(alike, tmp_path / "runs.svg").exists()
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "pattern"),
+    [
+        ("Timeout after 31 s at 'mail-7'", "Timeout after <n> s at <text>"),
+        ("no file /home/ann/a.txt\n  here", "no file <path> here"),
+        ("call_Ab12Cd34Ef failed at 0x7f3a91", "<id> failed at <id>"),
+        ("run 3f2504e0-4f89-41d3-9a0c-0305e82c3301", "run <id>"),
+        ("digest 9a0c0305e82c3301 differs", "digest <id> differs"),
+        ("GET https://h.example/v1?k=3 gave 503", "GET <url> gave <n>"),
+        ("got -1.5e-3, expected a word like added", "got <n>, expected a word like added"),
+        ("api_key=abcdef123456 is wrong", "[redacted] is wrong"),
+    ],
+)
+def test_what_differs_from_run_to_run_is_left_out(message: str, pattern: str) -> None:
+    assert normalised(message) == pattern
+    assert len(normalised("word " * 100)) == 161
+
+
+def answered(id_: str, text: str) -> dict[str, object]:
+    return {"role": "tool", "tool_call_id": id_, "content": text}
+
+
+def test_errors_are_grouped_by_what_they_say() -> None:
+    runs = [
+        Trajectory(id="a", status="failed", error="ValueError: got 3"),
+        Trajectory(
+            id="b",
+            error="ValueError: got 44",
+            turns=(
+                turn(tool="search"),
+                Turn(node="agent", extends=0, messages=(answered("x", "Error: no mail 7"),)),
+                # The whole prompt again, as of a summarising graph: the same result.
+                Turn(node="sum", messages=(answered("x", "Error: no mail 7"),), error="429 from x"),
+                Turn(
+                    node="agent",
+                    messages=(answered("c2", "Error handling: errors are fine, and 0 Error: s"),),
+                ),
+            ),
+        ),
+    ]
+    found = [
+        (one.where, one.name, one.pattern, one.count, one.runs, one.example)
+        for one in error_patterns(runs)
+    ]
+    assert found == [
+        ("run", "-", "ValueError: got <n>", 2, 2, "a"),
+        ("tool", "search", "Error: no mail <n>", 1, 1, "b"),
+        ("call", "sum", "<n> from x", 1, 1, "b"),
+    ]

@@ -120,8 +120,3 @@ def test_where_reviewers_disagree_most_of_them_decide(
     assert found.agreement is not None and found.agreement <= 0
     assert found.abstains == (decided is None) and found.reviewers == len(given)
     assert found.value == pytest.approx(fmean(given) if decided is None else decided)
-
-
-def test_nothing_is_used_where_no_agreement_is_enough() -> None:
-    equal = [say(who, "t", 1.0, who) for who in ("ann", "bob", "eve")]
-    assert verdicts(equal, "human_reward", min_agreement=1.0).used == ()
