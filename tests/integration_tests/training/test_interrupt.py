@@ -10,11 +10,10 @@ import pytest
 
 from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
-from tests.support.soak import in_soak, in_soak_alone
 from tests.support.trainers import asking, said, trainer_of
 
 FIT = """
-import asyncio, signal, sys
+import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # below `nohup` it would be ignored
 from langchain_art import ChatART, TrainConfig, Trainer, capture
 model = ChatART(model="interrupted", base_url=sys.argv[1], max_tokens=8)
@@ -25,17 +24,14 @@ async def rollout(question):
 trainer = Trainer(model, group_size=4, groups_per_step=1, out_dir="fit")
 def told(record):
     print("trained", record.step, flush=True)
+trainer.fit_sync(rollout, ['one', 'two'], steps=100, on_step=told, fresh=True)
 """
-SYNC = "trainer.fit_sync(rollout, ['one', 'two'], steps=100, on_step=told{fresh})"
-ASYNC = "asyncio.run(trainer.fit(rollout, ['one', 'two'], steps=100, on_step=told{fresh}))"
 
 
-@pytest.mark.parametrize(("call", "fresh"), [(SYNC, True), in_soak_alone(ASYNC, False)])
 def test_an_interrupted_fit_ends_with_a_sentence_and_no_traceback(
-    art_server: LiveServer, tmp_path: Path, call: str, fresh: bool
+    art_server: LiveServer, tmp_path: Path
 ) -> None:
-    script = FIT + call.format(fresh=", fresh=True" if fresh else "")
-    argv = [sys.executable, "-c", script, art_server.base_url]
+    argv = [sys.executable, "-c", FIT, art_server.base_url]
     with subprocess.Popen(
         argv, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as child:
@@ -45,7 +41,7 @@ def test_an_interrupted_fit_ends_with_a_sentence_and_no_traceback(
         shown, errors = child.communicate(timeout=120)
     last = " ".join(shown.split())
     assert "of 100. Run the same again" in last, (shown, errors)
-    assert last.endswith("go on from there (fit), without fresh=True." if fresh else "(fit).")
+    assert last.endswith("go on from there (fit), without fresh=True.")
     assert errors == "" and child.returncode == -signal.SIGINT
 
 
@@ -74,11 +70,3 @@ def test_in_a_loop_of_the_program_only_the_interrupt_of_the_fit_has_no_traceback
     assert capsys.readouterr().err == ""
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert capsys.readouterr().err == "KeyboardInterrupt\n"
-
-
-@in_soak  # the test above has such an interrupt, after one of the fit
-def test_another_interrupt_has_its_traceback(art_server: LiveServer, tmp_path: Path) -> None:
-    call = "trainer.fit_sync(rollout, ['one'], steps=1)\nraise KeyboardInterrupt"
-    argv = [sys.executable, "-c", FIT + call, art_server.base_url]
-    done = subprocess.run(argv, cwd=tmp_path, text=True, capture_output=True, timeout=300)
-    assert "Traceback" in done.stderr and done.stderr.endswith("KeyboardInterrupt\n")

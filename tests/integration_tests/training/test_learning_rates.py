@@ -12,7 +12,6 @@ from langchain_art.training.records import FitResult
 from langchain_art.wire import LoraConfig, default_learning_rate
 from tests.support.chat_models import model_of
 from tests.support.live_server import ForkedServer
-from tests.support.soak import count, in_soak_alone, share
 from tests.support.steps_of_a_fit import new_id
 from tests.support.tiny_models import save_model
 from tests.support.trainers import asking, said, trainer_of
@@ -33,11 +32,9 @@ def random_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedSe
 class Bandit:
     """A fit of a new policy of a random model, which is rewarded for the share of its vowels."""
 
-    def __init__(
-        self, server: ForkedServer, out: Path, config: TrainConfig | None = None, groups: int = 2
-    ) -> None:
+    def __init__(self, server: ForkedServer, out: Path, config: TrainConfig | None = None) -> None:
         self.server, self.policy = server, new_id("bandit")
-        options = {"group_size": 8, "groups_per_step": groups, "lora": None}
+        options = {"group_size": 8, "groups_per_step": 2, "lora": None}
         self.trainer = trainer_of(server, out, self.policy, config=config, **options)
 
     @staticmethod
@@ -53,15 +50,6 @@ class Bandit:
         return sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
-def chosen_as(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the rate that is chosen by size be wrong by a factor."""
-
-    def wrong(parameters: int, lora: LoraConfig, kind: str = "rl") -> float:
-        return factor * default_learning_rate(parameters, lora, kind)
-
-    monkeypatch.setattr(learning_rates, "default_learning_rate", wrong)
-
-
 def rates_of(found: FitResult) -> list[float]:
     return [one.metrics["learning_rate"] for one in found.history]
 
@@ -69,7 +57,12 @@ def rates_of(found: FitResult) -> list[float]:
 def test_a_fit_that_is_paused_goes_on_with_the_rate_it_had_come_to(
     random_server: ForkedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen_as(1 / 30, monkeypatch)
+
+    def wrong(parameters: int, lora: LoraConfig, kind: str = "rl") -> float:
+        """A thirtieth of what is chosen by the model's size."""
+        return default_learning_rate(parameters, lora, kind) / 30
+
+    monkeypatch.setattr(learning_rates, "default_learning_rate", wrong)
     whole, parts = (Bandit(random_server, tmp_path / name) for name in ("whole", "parts"))
     found = whole.fit(3)
     rates = rates_of(found)
@@ -86,20 +79,3 @@ def test_a_rate_that_is_named_stays(random_server: ForkedServer, tmp_path: Path)
     shown = said(fit.trainer)
     assert shown.count("hardly learns: most of the last 5 steps moved it by") == 1
     assert "Its learning_rate, 2e-05, is too low: name 0.0" in shown
-
-
-@pytest.mark.soak
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", [in_soak_alone(1 / 30), 10.0])
-def test_a_fit_that_begins_at_a_wrong_rate_learns(
-    factor: float, random_server: ForkedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In ``make test`` a rate that is too high comes down; the test of a pause has one rise."""
-    chosen_as(factor, monkeypatch)
-    found = Bandit(random_server, tmp_path, groups=4).fit(count(3, 30))
-    rates, rewards = rates_of(found), [one.reward_mean or 0.0 for one in found.history]
-    assert not found.rollbacks
-    first = rates[:3]
-    assert first == sorted(set(first), reverse=factor > 1)
-    if share() == 1:
-        assert sum(rewards[-5:]) / 5 > 2 * rewards[0], rewards

@@ -9,7 +9,7 @@ import pytest
 
 from langchain_art import ArtClient, ChatART, PreferenceConfig, Trajectory, capture
 from langchain_art.errors import ConfigError, NotFound
-from langchain_art.wire import LoraConfig, TrainRequest, Turn
+from langchain_art.wire import LoraConfig, TrainRequest
 from tests.support.live_server import LiveServer
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
@@ -64,17 +64,6 @@ def test_a_correction_is_compared_on_the_tokens_that_were_sampled_from(
     again = client.wait(client.prefer([(corrected, run.id)], policy, FAST)).metrics
     assert again["chosen_logprob"] > metrics["chosen_logprob"]
     assert again["preference_margin"] > 0.0 == pytest.approx(metrics["preference_margin"], abs=1e-5)
-
-
-def test_a_pair_without_a_side_is_left_out_and_counted(client: ArtClient, policy: str) -> None:
-    lost = Turn(call_id="never-seen", messages=({"role": "user", "content": "Hm?"},))
-    with capture() as run:
-        pass
-    empty = run.trajectory().model_copy(update={"turns": (lost,)})
-    result = client.wait(client.prefer([(talk("snow", "White."), empty)], policy, FAST))
-    assert result.excluded == {"groups.incomplete_pair": 1, "calls.lost": 1}
-    assert result.metrics["pairs_trained"] == result.metrics["calls_trained"] == 0.0
-    assert result.version == client.policy(policy).version == 0
 
 
 def test_several_turns_tools_and_a_run_in_several_pairs(client: ArtClient, policy: str) -> None:

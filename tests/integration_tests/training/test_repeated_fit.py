@@ -1,6 +1,8 @@
-"""The same seed gives the same fit: every reward and every bit of the adapter."""
+"""The same seed gives the same fit, and `langchain-art fits diff` names what two do differently."""
 
 import random
+import re
+import shutil
 import threading
 import time
 from collections.abc import Generator
@@ -12,8 +14,11 @@ from typing import Any
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Send
+from typer.testing import CliRunner
 
 from langchain_art import ArtClient, ChatART, Run, TrainConfig, capture
+from langchain_art.cli import main
+from langchain_art.errors import ConfigError
 from langchain_art.training.records import FitResult
 from tests.support import repeatable_fit
 from tests.support.chat_models import model_of
@@ -26,14 +31,15 @@ from tests.support.trainers import trainer_of
 QUESTIONS = [f"Which of the {number} mails?" for number in range(12)]
 
 
-def agent(model: ChatART) -> Any:
+def agent(model: ChatART, temperature: list[float]) -> Any:
     """Two branches with the same prompt, two with others, and a node that reads all of them.
 
     In threads, the branches with the same prompt would draw their seeds in any order.
     """
 
     async def draft(state: MessagesState) -> Any:
-        return {"messages": [await model.ainvoke(state["messages"][:1])]}
+        asked = state["messages"][:1]
+        return {"messages": [await model.ainvoke(asked, temperature=temperature[-1])]}
 
     async def choose(state: MessagesState) -> Any:
         return {"messages": [await model.ainvoke(state["messages"])]}
@@ -50,24 +56,38 @@ def agent(model: ChatART) -> Any:
     return graph.compile()
 
 
-def fit(server: LiveServer, out: Path, seed: int) -> tuple[FitResult, list[str], str]:
-    """A fit of a new policy: its result, all replies in order, and the digest of its adapter."""
-    policy = new_id("again")
-    graph, said = agent(model_of(server, policy, max_tokens=6)), list[str]()
+def fit(
+    server: LiveServer,
+    out: Path,
+    *,
+    seed: int = 0,
+    hot: bool = False,
+    bonus: float = 0.0,
+    rate: float = 1e-2,
+) -> tuple[FitResult, str]:
+    """A fit of a new policy, whose second step may differ; the digest of its adapter."""
+    policy, temperature = new_id(out.name), [1.0]
+    graph = agent(model_of(server, policy, max_tokens=6), temperature)
 
     async def rollout(question: str) -> Run:
         async with capture(scenario=question) as run:
             state = await graph.ainvoke({"messages": [("user", question)]})
             text = " ".join(sorted(message.text for message in state["messages"]))
-            said.append(f"{question} {text}")
             run.reward = len(text) / 50 + run.rng.random()
+            run.reward += bonus if len(temperature) > 1 else 0.0
         return run
 
-    config = TrainConfig(learning_rate=1e-2, optimizer_steps=2)
+    config = TrainConfig(learning_rate=rate, optimizer_steps=2)
     trainer = trainer_of(server, out, policy, seed=seed, group_size=2, config=config)
-    result = trainer.fit_sync(rollout, QUESTIONS, steps=2, eval_scenarios=QUESTIONS[:3])
+    result = trainer.fit_sync(
+        rollout,
+        QUESTIONS,
+        steps=2,
+        eval_scenarios=QUESTIONS[:3],
+        on_step=lambda _: temperature.append(2.0 if hot else 1.0),
+    )
     [adapter] = server.data_dir.glob(f"adapters/{policy}/2/adapter_model.safetensors")
-    return result, sorted(said), sha256(adapter.read_bytes()).hexdigest()
+    return result, sha256(adapter.read_bytes()).hexdigest()
 
 
 @contextmanager
@@ -91,16 +111,87 @@ def other_work(server: LiveServer) -> Generator[None]:
             thread.join()
 
 
-def test_the_same_seed_gives_the_same_fit(art_server: LiveServer, tmp_path: Path) -> None:
-    first, said, adapter = fit(art_server, tmp_path / "first", 0)
+Base = tuple[Path, FitResult, str]
+
+
+@pytest.fixture(scope="module")
+def base(art_server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The fit that the others are compared with, below the folder of all."""
+    root = tmp_path_factory.mktemp("fits")
+    return root, *fit(art_server, root / "base")
+
+
+def differ(server: LiveServer, root: Path, one: str, other: str) -> tuple[int, str]:
+    asked = ["fits", "diff", one, other, "--root", str(root), "--base-url", server.base_url]
+    done = CliRunner().invoke(main.app, asked)
+    if isinstance(done.exception, ConfigError):
+        raise done.exception
+    return done.exit_code, done.output.strip()
+
+
+def test_the_same_seed_gives_the_same_fit(art_server: LiveServer, base: Base) -> None:
+    root, first, adapter = base
     with other_work(art_server):
-        again, said_again, adapter_again = fit(art_server, tmp_path / "again", 0)
-    assert said_again == said
-    assert [one.reward_mean for one in again.history] == [one.reward_mean for one in first.history]
+        again, same = fit(art_server, root / "again")
+    code, said = differ(art_server, root, "again", "base")
+    tokens = re.search(r"equal: 40 calls, (\d+) tokens, ", said)
+    assert code == 0 and said.endswith(f"adapters {again.adapter} sha256 {adapter}")
+    assert tokens is not None and 40 <= int(tokens[1]) <= 40 * 6
     assert [one.mean for one in again.evals] == [one.mean for one in first.evals]
-    assert adapter_again == adapter
-    _, others, other_adapter = fit(art_server, tmp_path / "other", 1)
-    assert others != said and other_adapter != adapter
+    assert same == adapter
+    other, other_adapter = fit(art_server, root / "other", seed=1)
+    assert other.history[0].reward_mean != first.history[0].reward_mean
+    assert other_adapter != adapter
+    with pytest.raises(ConfigError, match="the seeds 0 and 1, expected one seed"):
+        differ(art_server, root, "base", "other")
+
+
+def test_another_temperature_shows_at_the_first_token_or_logprob(
+    art_server: LiveServer, base: Base
+) -> None:
+    fit(art_server, base[0] / "hot", hot=True)
+    code, said = differ(art_server, base[0], "base", "hot")
+    wanted = (
+        r"step 2, scenario '[^']+', member 0, node draft, call 0, (token|logprob) \d: "
+        r"\S+ and \S+; its temperature is 1.0 and 2.0 \(equal before: 20 calls, "
+    )
+    assert code == 1 and re.search(wanted, said), said
+
+
+def test_another_reward_shows_though_all_tokens_are_equal(
+    art_server: LiveServer, base: Base
+) -> None:
+    fit(art_server, base[0] / "bonus", bonus=0.5)
+    code, said = differ(art_server, base[0], "base", "bonus")
+    found = re.search(r"step 2, scenario '[^']+', member 0, reward: (\S+) and (\S+) \(", said)
+    assert code == 1 and found is not None, said
+    assert float(found[2]) - float(found[1]) == pytest.approx(0.5)
+
+
+def test_another_learning_rate_shows_in_the_first_steps_training_and_in_a_weight(
+    art_server: LiveServer, base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(art_server, base[0] / "slow", rate=5e-3)
+    code, said = differ(art_server, base[0], "base", "slow")
+    assert "; config.learning_rate 0.01 -> 0.005\n" in said
+    wanted = r"\nstep 1, base-\w+, learning_rate: 0.01 and 0.005 \(equal before: 20 calls, "
+    assert code == 1 and re.search(wanted, said), said
+    # With no metric before it: those of the machine alone are left out otherwise.
+    monkeypatch.setattr("langchain_art.training.fits._OF_THE_MACHINE", ("",))
+    code, said = differ(art_server, base[0], "base", "slow")
+    found = re.search(r"step 1, base-\w+, weight \S+lora_\S+\[\d+\]: (\S+) and (\S+) \(", said)
+    assert code == 1 and found is not None and float(found[1]) != float(found[2]), said
+
+
+def test_a_fit_that_goes_on_differs_where_the_other_has_ended(
+    art_server: LiveServer, base: Base
+) -> None:
+    root = base[0]
+    shutil.copytree(root / "base", root / "short")
+    lines = (root / "base" / "history.jsonl").read_text().splitlines(keepends=True)
+    (root / "short" / "history.jsonl").write_text("".join(lines[:2]))
+    code, said = differ(art_server, root, "base", "short")
+    assert code == 1 and "short has ended after step 1, the other has not (equal" in said
 
 
 def test_workers_sample_what_the_fit_would(

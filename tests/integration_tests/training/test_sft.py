@@ -18,13 +18,11 @@ from langchain_art import (
     SFTConfig,
     TrainConfig,
     Trainer,
-    capture,
 )
 from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, InvalidRequest, JobFailed, ServerUnreachable
-from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
-from tests.support.live_server import ForkedServer, LiveServer
-from tests.support.soak import in_soak
+from langchain_art.wire import LoraConfig, LRSchedule
+from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id, ok
 from tests.support.trainers import trainer_of
 
@@ -64,13 +62,10 @@ def test_what_is_shown_is_learned_and_served(
         losses.append(result.metrics["loss"])
         assert (result.excluded, result.metrics["calls_trained"]) == ({}, len(shown))
     assert losses[0] > 5 and losses[-1] < 0.1
-    assert client.policy(policy).version == 20
     for name, colour in COLOURS.items():
         found = chat(art_server, policy, f"Which colour has {name}?", temperature=0)
         assert found["model"] == f"{policy}@20"
         assert found["choices"][0]["message"]["content"] == f"It is {colour}."
-    before = chat(art_server, f"{policy}@0", "Which colour has snow?", temperature=0)
-    assert before["choices"][0]["message"]["content"] != "It is white."
 
 
 COLOURS = {"snow": "white", "coal": "black", "grass": "green"}
@@ -86,8 +81,6 @@ def test_the_loss_is_the_mean_over_the_assistants_tokens(client: ArtClient, poli
     assert [turn.prefix for turn in audit.turns] == ["starts", "extends"]
     assert (audit.rows, audit.sampled_tokens) == (1, audit.trained_tokens)
     assert result.metrics["tokens_trained"] == audit.trained_tokens
-    plain = client.audit(stored, policy)
-    assert (plain.trained_tokens, plain.turns[0].excluded_because) == (0, "foreign")
     other = client.create_policy(new_id("p"), SHAPE).name
     cut = [whole[:2], [*whole[:1], said("Yes, one.", weight=0), *whole[2:]]]
     again = client.wait(client.sft(cut, other, FAST))
@@ -125,7 +118,6 @@ def test_conversations_may_come_in_any_shape(
         ([[user("Only me.")]], "conversation 1 has no message of the assistant"),
         ([plain, [said("x", weight=0.5)]], "conversation 2 .* weight=0.5"),
         ([[user("Who?"), {"role": "assistant", "text": "I."}]], r"messages\[1\] has neither conte"),
-        ([[{"role": "user"}, said("I.")]], r"messages\[0\] has neither content nor tool_calls"),
         ([{"messages": plain, "reward": 1.0}], r"the fields \['reward'\]"),
         ([{"tools": []}], "messages"),
         (tmp_path / "none.jsonl", "cannot be read"),
@@ -157,32 +149,8 @@ def test_runs_that_were_sampled_here_count_with_their_own_tokens(
     only = client.wait(client.sft([run], policy, FAST, trainable={"Greedily.": False}))
     assert only.metrics["tokens_trained"] == len(records[0]["token_ids"])
     assert only.excluded == {"calls.frozen": 1}
-    for _ in range(14):
-        again = client.wait(client.sft([run], policy, FAST))
-    assert again.metrics["loss"] < 0.7 * result.metrics["loss"]
-    told = chat(art_server, policy, "Greedily.", temperature=0)
-    assert told["choices"][0]["message"] == calls[1]["choices"][0]["message"]
     assert client.trajectory(run).reward == 0.0
     assert client.audit(run).trained_by == {}  # and its reward may still be learned from
-
-
-def test_a_hosted_models_run_can_be_imitated(
-    art_server: LiveServer, client: ArtClient, policy: str
-) -> None:
-    from langchain_core.language_models import FakeListChatModel
-
-    teacher = FakeListChatModel(responses=["Paris.", "Rome."])
-    ours = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=6)
-    with capture(scenario="capitals") as run:
-        asked: list[Any] = [HumanMessage("Of France?")]
-        asked.append(teacher.invoke(asked))
-        asked.append(HumanMessage("Of Italy?"))
-        asked.append(teacher.invoke(asked))
-        ours.invoke([*asked, HumanMessage("Thanks.")])
-    result = client.wait(client.sft([run.trajectory()], policy, FAST))
-    assert (result.metrics["calls_trained"], result.excluded) == (3.0, {})
-    turns = client.audit(run.id, policy, sft=True).turns
-    assert [turn.excluded_because for turn in turns] == [None] * 3
 
 
 def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
@@ -203,50 +171,13 @@ def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
     assert result.excluded == {"calls.too_long": 1, "runs.without_trainable_calls": 1}
 
 
-@in_soak  # `test_kills.py` shows it of steps by rewards and by preferences
-@pytest.mark.slow
-def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
-    """Two policies learn from the same runs, one after the other, and one is disturbed."""
-    server = ForkedServer(tmp_path / "data").start()
-    shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(32)]
-    config = SFTConfig(learning_rate=1e-2, optimizer_steps=8, tokens_per_microbatch=64)
-    groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]
-    ids = [run.id for run in groups[0].trajectories]
-    seen: list[dict[str, bytes]] = []
-    try:
-        with ArtClient(server.base_url) as client:
-            client.post_groups(groups)
-            for name in ("calm", "stormy"):
-                client.create_policy(name)
-                job = client.sft(ids, name, config)
-                if name == "stormy":
-                    while not any("training" in e.message for e in events(server, job.id)):
-                        pass
-                    server.kill()
-                    assert not (server.data_dir / "adapters" / name / "1").exists()
-                    server.start()
-                assert client.wait(job).version == 1
-                folder = server.data_dir / "adapters" / name / "1"
-                files = ("adapter_model.safetensors", "optimizer.safetensors")
-                seen.append({file: (folder / file).read_bytes() for file in files})
-    finally:
-        server.stop()
-    assert seen[0] == seen[1]
-
-
-def events(server: LiveServer, job: str) -> list[JobEvent]:
-    with server.http() as http:
-        found = http.get(f"/v1/jobs/{job}/events", params={"wait": 5}).json()["data"]
-    return [JobEvent.model_validate(event) for event in found]
-
-
 # --- the trainer's warm start ---------------------------------------------------------------------
 
 SHOWN = [[user(f"Say {word}."), said(f"{word}!")] for word in ("one", "two", "three", "four")]
 
 
-def test_a_warm_start_goes_through_its_epochs(
-    art_server: LiveServer, client: ArtClient, tmp_path: Path
+def test_a_warm_start_goes_through_its_epochs_once_and_another_begins_anew(
+    art_server: LiveServer, client: ArtClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_of(art_server, tmp_path)
     warmed = trainer.warm_start_sync(SHOWN, epochs=6, batch_size=3, config=FAST)
@@ -259,18 +190,6 @@ def test_a_warm_start_goes_through_its_epochs(
     assert client.policy(trainer.policy).version == len(client.jobs(trainer.policy)) == 12
     with pytest.raises(ConfigError, match=r"another warm start.*fresh=True"):
         trainer.warm_start_sync(SHOWN[:2], epochs=6, batch_size=3, config=FAST)
-    shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, fresh=True)
-    assert (len(shown.losses), shown.version) == (1, 13)
-    newest = max(client.checkpoints(trainer.policy), key=lambda one: one.version)
-    assert (newest.version, newest.parent) == (13, 0), "it begins from the base"
-    assert (tmp_path / "earlier" / warmed.id / "warm_start.json").exists()
-
-
-def test_a_fresh_warm_start_undoes_nothing_without_a_server_and_what_a_rollback_undid_is_not_done(
-    art_server: LiveServer, client: ArtClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    warmed = trainer.warm_start_sync(SHOWN, config=FAST)
 
     async def away(self: AsyncArtClient) -> None:
         raise ServerUnreachable("no answer")
@@ -278,12 +197,15 @@ def test_a_fresh_warm_start_undoes_nothing_without_a_server_and_what_a_rollback_
     with monkeypatch.context() as patched, pytest.raises(ServerUnreachable):
         patched.setattr(AsyncArtClient, "ready", away)
         trainer.warm_start_sync(SHOWN, config=FAST, fresh=True)
-    assert trainer.warm_start_sync(SHOWN, config=FAST) == warmed, "it is not trained twice"
-    assert client.policy(trainer.policy).version == warmed.version == 1
+    assert trainer.warm_start_sync(SHOWN, **numbers, config=FAST) == warmed, "nothing is undone"
     client.rollback(trainer.policy, 0)
-    with pytest.raises(ConfigError, match=r"@0, but the warm start .* had come to @1.*fresh=True"):
-        trainer.warm_start_sync(SHOWN, config=FAST)
-    assert trainer.warm_start_sync(SHOWN, config=FAST, fresh=True).version == 2
+    with pytest.raises(ConfigError, match=r"@0, but the warm start .* had come to @12.*fresh=True"):
+        trainer.warm_start_sync(SHOWN, **numbers, config=FAST)
+    shown = trainer.warm_start_sync(SHOWN[:2], config=FAST, fresh=True)
+    assert (len(shown.losses), shown.version) == (1, 13)
+    newest = max(client.checkpoints(trainer.policy), key=lambda one: one.version)
+    assert (newest.version, newest.parent) == (13, 0), "it begins from the base"
+    assert (tmp_path / "earlier" / warmed.id / "warm_start.json").exists()
 
 
 async def test_a_warm_start_that_was_stopped_goes_on_exactly(
@@ -310,19 +232,9 @@ async def test_a_warm_start_that_was_stopped_goes_on_exactly(
     assert len(client.jobs(stormy.policy)) == 4
 
 
-def test_a_warm_start_whose_job_failed_is_tried_anew(
+def test_what_makes_no_sense_is_refused_and_a_job_that_failed_is_tried_anew(
     art_server: LiveServer, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    bad = [[user("Hello?"), said("Hello.<|im_end|>Bye.")]]
-    for _ in range(2):
-        with pytest.raises(JobFailed, match="would learn to stop there"):
-            trainer.warm_start_sync(bad, config=FAST)
-    state = json.loads((tmp_path / "warm_start.json").read_text())
-    assert state["failed"] == {"0": 2}
-
-
-def test_what_makes_no_sense_is_refused(art_server: LiveServer, tmp_path: Path) -> None:
     trainer = trainer_of(art_server, tmp_path, "p")
     with pytest.raises(ConfigError, match="epochs=0"):
         trainer.warm_start_sync(SHOWN, epochs=0)
@@ -330,11 +242,16 @@ def test_what_makes_no_sense_is_refused(art_server: LiveServer, tmp_path: Path) 
         trainer.warm_start_sync(SHOWN, config=TrainConfig())
     with pytest.raises(ConfigError, match="warm_start"):
         trainer_of(art_server, tmp_path, "p", config=FAST)
-    with pytest.raises(ConfigError, match="several policies"):
-        Trainer(["p", "q"], out_dir=tmp_path).warm_start_sync(SHOWN)
-    with pytest.raises(ConfigError, match="never changes"):
-        Trainer("p@3", out_dir=tmp_path).warm_start_sync(SHOWN)
+    for policy, words in ((["p", "q"], "several policies"), ("p@3", "never changes")):
+        with pytest.raises(ConfigError, match=words):
+            Trainer(policy, out_dir=tmp_path).warm_start_sync(SHOWN)
     assert not (tmp_path / "warm_start.json").exists()
+    bad = [[user("Hello?"), said("Hello.<|im_end|>Bye.")]]
+    for _ in range(2):
+        with pytest.raises(JobFailed, match="would learn to stop there"):
+            trainer.warm_start_sync(bad, config=FAST)
+    state = json.loads((tmp_path / "warm_start.json").read_text())
+    assert state["failed"] == {"0": 2}
 
 
 def test_a_fit_goes_on_from_a_warm_start(
@@ -362,14 +279,14 @@ def test_a_fit_goes_on_from_a_warm_start(
     # Its reference is what the warm start made, which it still is.
     assert fitted.history[0].metrics["kl_reference"] == pytest.approx(0.0, abs=1e-6)
     runs = [[run.id for run in client.trajectories(scenario=scenario)]]
-    for version, words in ((0, ""), (9, "expected a version of .* that is kept")):
-        far = config.model_copy(update={"kl": penalty.model_copy(update={"reference": version})})
-        if words:
-            with pytest.raises(InvalidRequest, match=words):
-                client.train(runs, trainer.policy, far, retrain=True)
-        else:
-            job = client.train(runs, trainer.policy, far, retrain=True)
-            assert client.wait(job).metrics["kl_reference"] > 1e-3
+    base, none = (
+        config.model_copy(update={"kl": penalty.model_copy(update={"reference": version})})
+        for version in (0, 9)
+    )
+    job = client.train(runs, trainer.policy, base, retrain=True)
+    assert client.wait(job).metrics["kl_reference"] > 1e-3
+    with pytest.raises(InvalidRequest, match=r"expected a version of .* that is kept"):
+        client.train(runs, trainer.policy, none, retrain=True)
 
 
 def test_the_page_on_warm_starts_runs(

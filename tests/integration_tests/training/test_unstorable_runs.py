@@ -22,13 +22,6 @@ LONE = "caf\udce9"  # what `open(errors="surrogateescape")` makes of a file that
 MANY = 5000  # digits
 
 
-class NoText:
-    """An object of a program that has no text."""
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no text")
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
     """Takes hardly more than the largest run in one request."""
@@ -59,9 +52,7 @@ def raised(words: str) -> Callable[[Run], None]:
 
 SPOILED: dict[str, tuple[Callable[[Run], None], str]] = {
     "state": (output(LONE), "output.files[1]: a text with the lone surrogate '\\udce9'"),
-    "key": (output({LONE: 1}), "output.files[1]: a text with the lone surrogate '\\udce9'"),
-    "metadata": (metadata("file", LONE), "metadata.file: a text with the lone surrogate"),
-    "integer": (output({"n": 10**MANY}), "output.files[1].n: an integer of 16610 bits"),
+    "metadata": (metadata("file", 10**MANY), "metadata.file: an integer of 16610 bits"),
     "size": (output("x" * MAX_RUN_BYTES), f"output: {MAX_RUN_BYTES + 22:,} bytes"),
     "error": (raised(LONE), "ValueError: caf\\udce9"),
 }
@@ -122,13 +113,6 @@ async def test_a_prompt_that_cannot_be_sent(server: StubServer, tmp_path: Path) 
     assert "turns[1].messages[0].content: a text with the lone surrogate" in (failed.error or "")
 
 
-async def test_what_has_a_text_is_stored_as_that(server: StubServer, tmp_path: Path) -> None:
-    values = [float("nan"), object(), NoText(), {NoText(): 1}, b"\xff", 10**2000]
-    rollout = rollout_of(server, output(values))
-    [step] = (await trainer(server, tmp_path).fit(rollout, SCENARIOS, steps=1)).history
-    assert (step.failed, step.metrics["runs_trained"]) == (0, 8)
-
-
 async def test_large_runs_are_sent_in_parts(server: StubServer, tmp_path: Path) -> None:
     model = model_of(server, max_tokens=4)
 
@@ -143,7 +127,7 @@ async def test_large_runs_are_sent_in_parts(server: StubServer, tmp_path: Path) 
     assert (step.failed, step.runs) == (0, 4)
 
 
-@pytest.mark.parametrize("scenario", [{"id": LONE}, {"id": "a\0b"}, {"q": LONE}, {"q": 10**MANY}])
+@pytest.mark.parametrize("scenario", [{"id": "a\0b"}, {"q": LONE}])
 async def test_a_scenario_that_cannot_be_stored(
     server: StubServer, tmp_path: Path, scenario: dict[str, Any]
 ) -> None:
@@ -182,15 +166,12 @@ async def test_an_exported_fit_and_production(
     with capture(export=out) as run:
         model_of(server, max_tokens=4).invoke("hi")
         run.metadata["langfuse_user_id"] = run.output = LONE
-    with capture(export=out) as other:
-        model_of(server, max_tokens=4).invoke("hi")
     out.close()
     spool = Spool(tmp_path / "spool")
     kept = [one.trajectory for path in spool.files() for one in spool.read(path)[0].runs]
-    assert len(kept) == 10
-    by_id = {one.id: one for one in kept}
-    assert by_id[other.id].status == "completed"
-    assert (by_id[run.id].error or "").startswith("output: a text with the lone surrogate")
+    assert len(kept) == 9
+    [failed] = [one for one in kept if one.id == run.id]
+    assert (failed.error or "").startswith("output: a text with the lone surrogate")
 
 
 def test_what_a_program_sends_itself_is_refused_by_its_field(server: StubServer) -> None:

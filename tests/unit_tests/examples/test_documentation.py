@@ -1,23 +1,10 @@
-import inspect
 import json
-import textwrap
 from collections import Counter
 
 import pytest
 
 from examples.documentation.pages import HITS, Index, Question, pages, questions, words
 from examples.documentation.train import progress, solved
-
-
-def test_a_page_is_what_the_library_itself_says() -> None:
-    page = pages()["textwrap.wrap"]
-    assert page.defaults == {"width": "70"}
-    assert str(page).startswith("textwrap.wrap(text, width=70, **kwargs)\n" + page.sentence)
-    assert page.sentence == "Wrap a single paragraph of text, returning a list of wrapped lines"
-    assert page.about == inspect.getdoc(textwrap.wrap)
-    assert pages()["shutil.copytree"].defaults["symlinks"] == "False"
-    assert pages()["pathlib.Path.mkdir"].defaults["parents"] == "False"
-    assert not [name for name in pages() if "._" in name]
 
 
 def test_an_answer_is_on_its_page_among_others_and_the_page_can_be_found() -> None:

@@ -3,11 +3,8 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from examples import evaluate
 from examples.codenames import train as codenames
@@ -15,17 +12,7 @@ from examples.codenames.environment import LEVELS
 from examples.support.command import Given, level_options
 from examples.support.control import shuffled
 from examples.support.demo import Setup
-from examples.temporal_clue import train as temporal_clue
 from langchain_art import Trajectory, TrajectoryGroup, Turn
-
-
-@pytest.mark.parametrize(("module", "last"), [(codenames, 3), (temporal_clue, 4)])
-def test_a_level_that_is_not_there_is_refused(module: ModuleType, last: int) -> None:
-    program = typer.Typer()
-    program.command()(module.main)
-    done = CliRunner().invoke(program, ["--level", str(last + 1)], env={"COLUMNS": "200"})
-    assert done.exit_code == 2 and "Invalid value for '--level'" in done.output
-    assert f" {last} " in done.output
 
 
 def test_the_level_goes_to_the_build_and_to_the_folder() -> None:
