@@ -1,15 +1,19 @@
 """Demos in small on a real server: a fit, its figures, and the evaluation of its version.
 
-Two policies: `test_codenames.py`; what calls learned: `test_deep_agent.py`.
+What calls learned: `test_deep_agent.py`.
 """
 
 import json
+import re
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from examples.codenames import compare
+from examples.codenames.train import DEMO as CODENAMES
 from examples.email_search.train import BASE_MODEL
 from examples.mcp_server.train import DEMO as MCP
 from examples.mcp_server.train import main
@@ -17,7 +21,7 @@ from examples.text_to_sql.train import DEMO as TEXT_TO_SQL
 from examples.tic_tac_toe.train import DEMO as TIC_TAC_TOE
 from examples.triage.train import DEMO as TRIAGE
 from langchain_art import ArtClient
-from tests.support.examples import evaluation, refusal, server_of, short_fit
+from tests.support.examples import evaluation, refusal, server_of, short_fit, steps_of
 from tests.support.soak import in_soak_alone
 
 pytestmark = pytest.mark.slow
@@ -111,3 +115,36 @@ def test_triage_sets_nothing_and_is_evaluated_with_solved_examples(tmp_path: Pat
         with ArtClient(server.base_url) as client:
             told = [len(one.turns[0].messages) for one in client.trajectories(200)]
         assert told.count(4) == 2 and told.count(2) == len(told) - 2
+
+
+def test_codenames_trains_each_role_on_its_own_calls_and_compares_one_adapter_with_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arm in ("DEMO", "ONE"):
+        # Rewards are few at first: with 4 groups of 4, all four were of equal rewards now and then.
+        small = replace(getattr(compare, arm), groups_per_step=4, group_size=8, held_out=4)
+        monkeypatch.setattr(compare, arm, small)
+    with server_of(CODENAMES, tmp_path) as server:
+        monkeypatch.setattr(compare, "run", partial(compare.run, base_url=server.base_url))
+        compare.main(seeds=1, steps=1)
+        mixed = ["spymaster@1", "guesser@0", "--n", "2", "--base-url", server.base_url]
+        evaluated = evaluation(CODENAMES, *mixed)
+    said = capsys.readouterr().out
+    folders = [tmp_path / "out" / f"demo-codenames{arm}" for arm in ("", "-one")]
+    two, one = (json.loads((folder / "summary.json").read_text()) for folder in folders)
+    assert (two["adapter"], one["adapter"]) == ("spymaster@1 + guesser@1", "player@1")
+    assert two["measures"]["legal_clues"]["after"]["n"] == 4
+    apart = two["after"]["mean"] - one["after"]["mean"]
+    spread = (two["after"]["ci95"] ** 2 + one["after"]["ci95"] ** 2) ** 0.5
+    for what in ("seed 0", "all seeds"):
+        assert f"{what}: two adapters less one: {apart:+.3f} ± {spread:.3f}" in said
+    for name, found in (("two adapters", two), ("one adapter", one)):
+        assert found["tokens_trained"] > 0
+        assert re.search(rf"{name}: .*; {found['tokens_trained']} tokens trained on", said)
+    [step] = steps_of(folders[0])
+    for role, other in (("spymaster", "guesser"), ("guesser", "spymaster")):
+        nodes = step[role]["nodes"]
+        assert nodes[role]["calls"] > 0 and not nodes[other]["calls"], nodes
+    assert re.search(r"spymaster@1 \+ guesser@0: [01]\.\d+ ± 0\.\d+ \(n=2\)", evaluated)
+    assert "good_clues: " in evaluated and "assassin_met: " in evaluated

@@ -225,8 +225,6 @@ def test_a_policy_is_deleted_and_made_again_without_using_a_name_twice(policy: P
     job = policy.client.train(groups, policy.name, BOLD)
     with pytest.raises(Conflict, match=job.id):
         policy.client.delete_policy(policy.name)
-    with pytest.raises(Conflict, match=job.id):
-        policy.client.delete_trajectory(groups[0][0])
     policy.server.fault("")
     policy.client.wait(job)
     assert policy.client.delete_policy(policy.name) == policy.name
@@ -236,14 +234,6 @@ def test_a_policy_is_deleted_and_made_again_without_using_a_name_twice(policy: P
     policy.client.create_policy(policy.name)
     policy.train(policy.rollouts())
     assert policy.versions()[:2] == (2, [0, 2]), "a name is used once"
-    call = policy.client.trajectory(groups[0][0]).turns[0].call_id or ""
-    assert policy.client.delete_trajectory(groups[0][0]) == groups[0][0]
-    for gone in (
-        lambda: policy.client.trajectory(groups[0][0]),
-        lambda: policy.client.call(call),
-    ):
-        with pytest.raises(NotFound):
-            gone()
 
 
 def test_a_version_that_cannot_be_served_is_withdrawn(policy: Policy) -> None:

@@ -295,7 +295,7 @@ async def test_a_policy_without_a_config_plays_and_does_not_learn(
     trainer = trainer_of(art_server, tmp_path / "one", writer, critic, config=frozen)
     found = await trainer.fit(graph, QUESTIONS, steps=1, eval_scenarios=QUESTIONS[:2], fresh=True)
     assert found.adapter == f"{writer}@2"
-    assert [e.versions for e in found.evals] == [(f"{writer}@{n}", f"{critic}@1") for n in (1, 2)]
+    assert [e.versions for e in found.evals] == [(f"{writer}@{n}", f"{critic}@1") for n in (0, 2)]
     assert all(step.results.keys() == {writer} for step in found.history)
     with client_of(art_server) as client:
         assert client.policy(critic).version == 1, "what does not learn is not rolled back either"

@@ -79,30 +79,27 @@ def test_no_run_that_works_undoes_nothing(trained: Fit) -> None:
     assert trained.fit(steps=3, fresh=False) == 3, "the earlier fit goes on"
 
 
-def test_one_run_that_works_is_enough(trained: Fit) -> None:
-    trained.raises = 1
-    assert trained.fit() == 3, "from @0; a version's number is used once"
-    assert trained.runs == 2 + 8
-    with ArtClient(trained.server.base_url) as client:
-        parents = {one.version: one.parent for one in client.checkpoints(trained.policy)}
-    assert parents[3] == 0
-
-
-def test_what_a_former_fit_pinned_stays_until_there_is_a_version(trained: Fit) -> None:
+def test_one_run_that_works_is_enough_and_what_was_pinned_stays_until_there_is_a_version(
+    trained: Fit,
+) -> None:
     def pinned() -> list[str]:
         with ArtClient(trained.server.base_url) as client:
             return [one.name for one in client.checkpoints(trained.policy) if one.pinned]
 
     former, seen = [f"{trained.policy}@2"], list[list[str]]()
     assert pinned() == former
+    trained.raises = 1
 
     async def rollout(scenario: dict[str, str]) -> Run:
         seen.append(pinned())
         return await trained.rollout(scenario)
 
-    assert trained.fit(rollout) == 3
-    assert seen[1:] == [former] * 8, "the first run is the one that is tried"
+    assert trained.fit(rollout) == 3, "from @0; a version's number is used once"
+    assert seen[2:] == [former] * 8, "two runs are tried"
     assert pinned() == [f"{trained.policy}@3"]
+    with ArtClient(trained.server.base_url) as client:
+        parents = {one.version: one.parent for one in client.checkpoints(trained.policy)}
+    assert parents[3] == 0
 
 
 def test_a_fit_that_cannot_begin_undoes_nothing(trained: Fit) -> None:

@@ -1,6 +1,5 @@
 import dataclasses
 import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from langchain_art.cli.load_rollout import load_rollout
 from langchain_art.errors import ConfigError
 from langchain_art.rollout.gather import gather
 from langchain_art.rollout.graph_rollout import graph_input
 from langchain_art.rollout.scenarios import MAX_SCENARIO, portable
-from langchain_art.training.trainer import Trainer
 
 
 class State(MessagesState):
@@ -106,26 +103,6 @@ async def test_each_run_has_a_thread_of_its_own(wrap: Any) -> None:
     threads = {turn.thread for run in found.trajectories for turn in run.turns}
     assert len(threads) == 3
     assert all(len(run.output["messages"]) == 2 for run in found.trajectories)
-
-
-def test_a_graph_without_an_evaluator_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    trainer = Trainer("p", out_dir=tmp_path / "fit")
-    with pytest.raises(ConfigError, match="evaluator="):
-        trainer.fit_sync(graph(), ["Hi"], steps=1)
-    with pytest.raises(ConfigError, match="evaluator="):
-        trainer.evaluate_sync(graph(), ["Hi"])
-    assert not (tmp_path / "fit").exists()
-
-
-def test_the_command_line_asks_for_a_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_graph_mod.py").write_text(
-        "from langchain_core.runnables import RunnableLambda\ngraph = RunnableLambda(len)\n"
-    )
-    with pytest.raises(ConfigError, match="brings no reward"):
-        load_rollout("my_graph_mod:graph", "p", None, tmp_path)
 
 
 # --- what goes along for the evaluator ------------------------------------------------------------

@@ -1,7 +1,7 @@
 import asyncio
-import contextvars
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langgraph.graph import StateGraph
 from pydantic import BaseModel, Field, RootModel
 
+from langchain_art.call_seeds import run_seed
 from langchain_art.errors import (
     OF_OUR_CALL,
     ConfigError,
@@ -27,7 +28,7 @@ from langchain_art.errors import (
     RolloutFailed,
     ServerUnreachable,
 )
-from langchain_art.rollout.gather import gather, gather_from, gather_sync
+from langchain_art.rollout.gather import GroupStream, gather, gather_from, gather_sync
 from langchain_art.rollout.runner import RolloutWorker, is_server_away
 from langchain_art.rollout.scenarios import group_ids, portable
 from langchain_art.tracing.run import Run
@@ -149,24 +150,6 @@ async def test_an_executor_of_the_programs_own_stays() -> None:
     asyncio.get_running_loop().set_default_executor(mine)
     await gather(meeting(2), SCENARIOS, group_size=1, max_failed=0)
     assert (await asyncio.to_thread(threading.current_thread)).name.startswith("mine")
-
-
-async def test_context_variables_come_along_and_do_not_leak() -> None:
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
-    variable.set("outside")
-    seen: list[str] = []
-
-    def plain(_: Scenario) -> float:
-        seen.append(variable.get())
-        variable.set("inside")
-        return 0.0
-
-    async def asynchronous(scenario: Scenario) -> float:
-        return plain(scenario)
-
-    await gather(plain, SCENARIOS, group_size=4, concurrency=1)
-    await gather(asynchronous, SCENARIOS, group_size=4, concurrency=1)
-    assert set(seen) == {"outside"}
 
 
 async def test_a_failure_is_kept_and_never_zero() -> None:
@@ -537,3 +520,48 @@ def test_every_number_is_a_reward(given: Any, reward: float) -> None:
     with capture() as run:
         run.reward = given
     assert run.reward == reward
+
+
+async def test_too_many_failures_end_it_and_some_do_not() -> None:
+    async def rollout(scenario: str) -> float:
+        if int(scenario) < 2:
+            raise ValueError("no such tool")
+        return 1.0
+
+    worker = RolloutWorker(rollout)
+    async with GroupStream(worker, str, lambda n, _: f"g-{n}", group_size=2) as groups:
+        groups.allow(4)
+        runs = [t for g in await groups.take(4) for t in g.trajectories]
+        assert Counter(t.status for t in runs) == {"failed": 4, "completed": 4}
+        assert worker.first_error is not None
+        assert "no such tool" in worker.first_error
+    worker = RolloutWorker(rollout, 8, max_failed=0.4)
+    async with GroupStream(worker, str, lambda n, _: f"g-{n}", group_size=2) as groups:
+        groups.allow(4)
+        with pytest.raises(RolloutFailed, match=r"4 rollouts raised, at most 3\.2") as caught:
+            await groups.take(4)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+async def test_runs_within_a_seeded_run_draw_apart_and_the_same_again() -> None:
+    async def draws(kind: Callable[[int], Any]) -> list[tuple[int, float]]:
+        found: list[tuple[int, float]] = []
+
+        async def inner(_: str) -> float:
+            seed, asked = run_seed.get(), dict[str, Any](messages=["Who?"])
+            assert seed is not None
+            with seed.seeding(asked, ()):
+                found.append((asked["seed"], seed.rng.random()))
+            return 1.0
+
+        async def outer(_: str) -> float:
+            for _ in range(2):
+                await gather(inner, ["a", "b"], group_size=kind(2))
+            return 1.0
+
+        await gather(outer, ["s"], group_size=kind(2), seed=kind(1))
+        return found
+
+    first = await draws(int)
+    assert len(set(first)) == len(first) == 16
+    assert sorted(await draws(np.int64)) == sorted(first)

@@ -70,11 +70,6 @@ def test_a_fall_of_the_rewards(rewards: list[Step], words: str) -> None:
     assert new_signs(records(rewards[-2:], groups=2)) == [], "too few to tell a fall from chance"
 
 
-def test_runs_ahead_keep_as_many_steps_less() -> None:
-    rewards: list[Step] = [(0.4, 0.4)] * 6 + [(-1.0, 0.0)]
-    assert [new_signs(records(rewards), n)[0].keep for n in (0, 1, 2, 9)] == [5, 4, 3, 0]
-
-
 def test_two_flat_steps_are_told_once() -> None:
     rewards: list[Step] = [(0.4, 0.4), (0.5, 0.5), (0.5, 0.0), (0.5, 0.0)]
     flat = [3, 16, 16, 16]
@@ -95,6 +90,9 @@ def test_two_flat_steps_are_told_once() -> None:
 
 
 def test_flat_steps_are_a_collapse_where_the_rewards_were_better() -> None:
+    fallen: list[Step] = [(0.4, 0.4)] * 6 + [(-1.0, 0.0)]
+    keeps = [new_signs(records(fallen), ahead)[0].keep for ahead in (0, 1, 2, 9)]
+    assert keeps == [5, 4, 3, 0], "with runs ahead as many less"
     rewards: list[Step] = [(0.3, 0.4), *[(0.9, 0.3)] * 5, (0.5, 0.0), (0.5, 0.0)]
     [sign] = new_signs(records(rewards, flat=[0] * 6 + [16] * 2))
     assert (sign.kind, sign.keep) == ("flat", 5) and "worse than in step 6" in sign.words
@@ -254,18 +252,12 @@ def test_a_policy_that_hardly_moves_is_said_once_with_the_figure_and_what_to_do(
     [sign] = new_signs(moving(LOW[:5]), 0, configs(rate=None))
     assert "to begin higher, name TrainConfig(learning_rate=0.0003)" in sign.advice
 
-
-@pytest.mark.parametrize("rate", [None, 6e-5])
-def test_a_policy_that_samples_the_same_every_time_is_not_told_to_take_a_higher_rate(
-    rate: float | None,
-) -> None:
     history = moving(LOW[:5])
     for one, entropy in zip(history, [0.165, 0.17, 0.03, 1e-6, 1e-6], strict=True):
         one.results["p"].metrics["entropy"] = entropy
-    [sign] = new_signs(history, 0, configs(rate))
+    [sign] = new_signs(history, 0, configs())
     assert "its entropy is 1e-06 nats a token, and was 0.17." in sign.words
     assert sign.advice.startswith("A higher rate does not help. Go back")
-    assert sign.keep is None
 
 
 def test_a_policy_that_moves_or_learns_is_not_said_to_stand_still() -> None:
@@ -277,9 +269,7 @@ def test_a_policy_that_moves_or_learns_is_not_said_to_stand_still() -> None:
     assert said_at(moving(LOW), max_kl=0.005) == []
     assert said_at(moving(LOW, [0.2, 0.6, 0.7, 0.8, 0.9, 0.9])) == []
     assert said_at(moving(LOW, [0.40, 0.45, 0.38, 0.44, 0.42, 0.4])) == [5], "chance is no rise"
-
-
-def test_steps_of_the_warm_up_and_without_training_do_not_count() -> None:
+    # Steps of the warm-up and without training do not count.
     assert said_at(moving([*LOW, *LOW]), warmup=3) == [8]
     assert said_at(moving([*LOW[:4], *[BOUND] * 4, *LOW]), warmup=5) == [11]
     assert said_at(moving([LOW[0], None, *LOW[1:3], 0.0, LOW[3], None, LOW[4], None])) == [8]

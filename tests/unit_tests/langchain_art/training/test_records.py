@@ -192,21 +192,6 @@ def test_the_bars_words_are_the_mean_and_not_one_runs_reward() -> None:
     assert words(failed) == "mean reward 0.500, 1 failed"
 
 
-def test_the_bar_fits_80_columns_and_does_not_move() -> None:
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, legacy_windows=False)
-    display = Display(console)
-    places = set[tuple[int, int]]()
-    with display.bar("steps", 3000), display.bar("rollouts", 12800) as advance:
-        for words in ("", "mean reward 0.5", "mean reward -10.125, 1234 failed"):
-            advance(words, by=900)
-            lines = console.render_lines(display._bars.get_renderable(), pad=False)
-            rows = ["".join(part.text for part in line) for line in lines]
-            assert max(map(len, rows)) <= 80, rows
-            assert words[:20] in rows[1]
-            places.add((rows[1].index("/"), len(rows[1])))
-    assert len(places) == 1, places
-
-
 # --- which calls learn ----------------------------------------------------------------------------
 
 RUNS = [
@@ -243,16 +228,9 @@ def test_a_curve_in_text() -> None:
     evals = [fits.evaluation(mean, at) for mean, at in ((0.0, 0), (0.9, 5), (1.0, 10))]
     lines = text_plot([Curve("lr-1", steps, evals)], 60).splitlines()
     assert lines[0].startswith("    1.000 ┤") and lines[0].endswith("A"), "the last, on top"
-    assert lines[14].startswith("    0.000 ┤A")
-    assert lines[16].startswith("           0") and lines[16].endswith("step 10")
-    assert lines[17] == (
-        "lr-1: A held out 0.000 → 1.000, best 1.000 (p@10); a training 0.100 → 1.000"
-    )
-    assert max(map(len, lines[:17])) <= 60
+    assert lines[14].startswith("    0.000 ┤A") and lines[16].endswith("step 10")
     assert sum(line.count("a") for line in lines[:15]) == 9, "one lies below the last A"
-    assert "0.500" in text_plot([Curve("", [fits.record(1, 1)], ())], 40)
-    empty = [Curve("x", [], ()), Curve("y", [fits.record(1, 1, None)], ())]
-    assert text_plot(empty, 40) == "No rewards yet."
+    assert text_plot([Curve("x", [], ())], 40) == "No rewards yet."
 
 
 @pytest.mark.parametrize(
