@@ -1,35 +1,35 @@
-"""A fit whose policy collapses goes back, stops, or only says so.
+"""A fit whose policy collapses goes back, stops, or only says so; and rates that steps set.
 
-The reward, not the policy, makes the collapse in all tests but the last: versions that `Falling`
-calls bad get -1.
+The reward, not the policy, makes the collapse: versions that `Falling` calls bad get -1.
 """
 
 import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.email_search.train import MAX_TOKENS, make_rollout
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.tracing.scope import capture
+from langchain_art.training import learning_rates
 from langchain_art.training.records import FitResult
 from langchain_art.training.recovery import MOST_ROLLBACKS, SLOWER
-from langchain_art.wire import LRSchedule, TrainConfig
+from langchain_art.wire import LoraConfig, TrainConfig, default_learning_rate
 from tests.support.chat_models import model_of
-from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
-from tests.support.mails import mails_of
-from tests.support.soak import in_soak, in_soak_alone
+from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.soak import in_soak_alone
 from tests.support.steps_of_a_fit import new_id
-from tests.support.trainers import said, trainer_of
+from tests.support.tiny_models import save_model
+from tests.support.trainers import asking, said, trainer_of
 
 SCENARIOS = [{"id": f"q-{i}", "question": f"Say {i}"} for i in range(16)]
 RATE = 3e-4
@@ -296,22 +296,68 @@ async def test_held_out_rewards_without_a_further_gain_end_a_fit(
         Falling(art_server, tmp_path, names(), options={"on_collapse": "roll"})
 
 
-@in_soak  # what a fit does then is shown by all tests above
-@pytest.mark.slow
-def test_a_real_collapse_of_the_demo_is_undone(tmp_path: Path) -> None:
-    """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""
-    mails, policy = mails_of(tmp_path, 160, 1), new_id("p")
-    config = TrainConfig(
-        learning_rate=1e-1, schedule=LRSchedule(warmup_steps=5), momentum=0.9, max_kl=None
-    )
-    options: dict[str, Any] = {"groups_per_step": 16, "lora": None, "config": config}
-    with ForkedServer(tmp_path / "data", model=BASE_MODEL) as server:
-        rollout = make_rollout(model_of(server, policy, max_tokens=MAX_TOKENS), mails)
-        trainer = trainer_of(server, tmp_path / "fit", policy, **options)
-        found = trainer.fit_sync(rollout, mails.scenarios("train"), steps=9)
-    shown = [(one.step, one.reward_mean) for one in found.history], found.rollbacks
-    assert found.rollbacks, shown
-    after = [one.reward_mean or 0 for one in found.history if one.step > found.rollbacks[0].step]
-    assert after and after[0] > 0.1, shown
-    # A fall in the last steps may not be certain yet.
-    assert found.versions == found.rollbacks[-1].versions or max(after[-3:]) > 0.1, shown
+# --- rates that the config does not name ----------------------------------------------------------
+
+#: What the policy is to say, and after what.
+WANTED = frozenset("aeiou")
+ITEMS = [{"id": f"item {n}", "question": f"item {n}"} for n in range(8)]
+
+
+@pytest.fixture(scope="module")
+def random_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
+    """A server of a model that says anything."""
+    folder = tmp_path_factory.mktemp("random")
+    with ForkedServer(folder / "data", model=save_model(folder / "model")) as server:
+        yield server
+
+
+class Bandit:
+    """A fit of a new policy of a random model, which is rewarded for the share of its vowels."""
+
+    def __init__(self, server: ForkedServer, out: Path, config: TrainConfig | None = None) -> None:
+        self.server, self.policy = server, new_id("bandit")
+        options = {"group_size": 8, "groups_per_step": 2, "lora": None}
+        self.trainer = trainer_of(server, out, self.policy, config=config, **options)
+
+    @staticmethod
+    def worth(_: Run, said: str) -> float:
+        return sum(one in WANTED for one in said) / max(8, len(said))
+
+    def fit(self, steps: int) -> FitResult:
+        rollout = asking(self.worth, model_of(self.server, self.policy))
+        return self.trainer.fit_sync(rollout, ITEMS, steps=steps)
+
+    def adapter(self, version: int) -> str:
+        folder = self.server.data_dir / "adapters" / self.policy / f"{version}"
+        return sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def rates_of(found: FitResult) -> list[float]:
+    return [one.metrics["learning_rate"] for one in found.history]
+
+
+def test_a_fit_that_is_paused_goes_on_with_the_rate_it_had_come_to(
+    random_server: ForkedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def wrong(parameters: int, lora: LoraConfig, kind: str = "rl") -> float:
+        """A thirtieth of what is chosen by the model's size."""
+        return default_learning_rate(parameters, lora, kind) / 30
+
+    monkeypatch.setattr(learning_rates, "default_learning_rate", wrong)
+    whole, parts = (Bandit(random_server, tmp_path / name) for name in ("whole", "parts"))
+    found = whole.fit(3)
+    rates = rates_of(found)
+    assert rates == pytest.approx([rates[0] * 1.5**n for n in range(3)])
+    parts.fit(2)
+    assert rates_of(parts.fit(3)) == rates
+    assert parts.adapter(3) == whole.adapter(3)
+    assert f"rate {rates[2]:.3g}" in said(whole.trainer)
+
+
+def test_a_rate_that_is_named_stays(random_server: ForkedServer, tmp_path: Path) -> None:
+    fit = Bandit(random_server, tmp_path, TrainConfig(learning_rate=2e-5))
+    assert rates_of(fit.fit(5)) == [2e-5] * 5
+    shown = said(fit.trainer)
+    assert shown.count("hardly learns: most of the last 5 steps moved it by") == 1
+    assert "Its learning_rate, 2e-05, is too low: name 0.0" in shown

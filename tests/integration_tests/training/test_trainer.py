@@ -1,5 +1,8 @@
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Sequence
 from itertools import count
@@ -30,13 +33,12 @@ from langchain_art.wire import (
     TrainConfig,
     Trajectory,
     TrajectoryGroup,
-    default_learning_rate,
 )
 from tests.support.chat_models import model_of
 from tests.support.fits import identity, record
 from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id
-from tests.support.trainers import SMALL, Heard, asking, said, trainer_of
+from tests.support.trainers import Heard, asking, said, trainer_of
 
 
 def run(name: str, reward: float | None, scenario: str = "s", **more: Any) -> Trajectory:
@@ -154,27 +156,20 @@ def client_of(server: LiveServer) -> ArtClient:
     return ArtClient(server.base_url, server.api_key)
 
 
-@pytest.mark.parametrize(
-    ("reward", "held_out", "words"),
-    [
-        (0.0, True, "No run of 8 was rewarded: warm-start"),
-        (1.0, False, "Every run of 8 has the full reward: take harder"),
-    ],
-)
 def test_a_base_that_fares_alike_everywhere_is_told_of_before_the_first_step(
-    art_server: LiveServer, tmp_path: Path, reward: float, held_out: bool, words: str
+    art_server: LiveServer, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    rollout = asking(lambda *_: reward, model_of(art_server, trainer.policy, max_tokens=2))
+    trainer, words = trainer_of(art_server, tmp_path), "No run of 8 was rewarded: warm-start"
+    rollout = asking(lambda *_: 0.0, model_of(art_server, trainer.policy, max_tokens=2))
     scenarios = [{"id": f"{number}", "question": f"{number}"} for number in range(8)]
-    trainer.fit_sync(rollout, scenarios, steps=2, eval_scenarios=scenarios if held_out else ())
+    trainer.fit_sync(rollout, scenarios, steps=2, eval_scenarios=scenarios)
     shown = said(trainer)
     assert shown.count(words) == 1, shown
     assert shown.index(words) < shown.index("step 1/2"), shown
-    if held_out:
-        for worth in (0.0, 0.5):
-            trainer.evaluate_sync(lambda _, worth=worth: worth, scenarios[:4], samples=2)
-        assert said(trainer).count(words) == 2
+    assert "learning rate" in shown and "M parameters" in shown, "one is chosen"
+    for worth in (0.0, 0.5):
+        trainer.evaluate_sync(lambda _, worth=worth: worth, scenarios[:4], samples=2)
+    assert said(trainer).count(words) == 2
 
 
 async def test_fit_trains_and_tells_and_a_longer_one_goes_on(
@@ -259,30 +254,6 @@ async def test_what_a_fit_ended_on_outlives_the_fits_after_it(
         assert CliRunner().invoke(main.app, command, env=environment).exit_code == 0
         await fit("next", 1, fresh=True)
         assert pinned() == [2, 4, 6]
-
-
-async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer = trainer_of(art_server, tmp_path)
-    with client_of(art_server) as client:
-        parameters = client.status().parameters
-        assert 5e4 < parameters < 1e5
-        expected = default_learning_rate(parameters, SMALL)
-        assert expected == pytest.approx(3.3e-3, rel=0.2), "near what the demo learns with"
-        found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-        assert found.history[0].metrics["learning_rate"] == pytest.approx(expected)
-        chosen = f"learning rate {expected:.2g}, chosen for {parameters / 1e6:.1f} M parameters"
-        assert chosen in said(trainer)
-        state = json.loads((tmp_path / "fit.json").read_text())
-        assert state["learning_rate"] == {trainer.policy: pytest.approx(expected)}
-        assert state["identity"]["config"]["learning_rate"] is None
-        runs = [one.id for one in client.trajectories(2)]
-        supervised = client.wait(client.sft(runs, trainer.policy))
-        assert supervised.metrics["learning_rate"] == pytest.approx(5 * expected)
-    again = trainer_of(art_server, tmp_path, trainer.policy)
-    await again.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
-    assert "chosen for" not in said(again)
 
 
 async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(
@@ -481,3 +452,66 @@ def test_what_a_hook_raises_is_loud_and_loses_nothing(
 
     fitted = hooked.fit_sync(one_point, ["a", "b"], steps=2, on_step=note)
     assert tuple(seen) == fitted.history[1:] and kept() == [1, 2]
+
+
+# --- Ctrl-C: a sentence says what to do, and no traceback hides it --------------------------------
+
+
+FIT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # below `nohup` it would be ignored
+from langchain_art import ChatART, TrainConfig, Trainer, capture
+model = ChatART(model="interrupted", base_url=sys.argv[1], max_tokens=8)
+async def rollout(question):
+    async with capture(scenario=question) as run:
+        run.reward = float("a" in (await model.ainvoke(question)).text)
+    return run
+trainer = Trainer(model, group_size=4, groups_per_step=1, out_dir="fit")
+def told(record):
+    print("trained", record.step, flush=True)
+trainer.fit_sync(rollout, ['one', 'two'], steps=100, on_step=told, fresh=True)
+"""
+
+
+def test_an_interrupted_fit_ends_with_a_sentence_and_no_traceback(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-c", FIT, art_server.base_url]
+    with subprocess.Popen(
+        argv, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None and child.stderr is not None
+        shown = next((line for line in child.stdout if line == "trained 1\n"), "")
+        child.send_signal(signal.SIGINT)
+        shown, errors = child.communicate(timeout=120)
+    last = " ".join(shown.split())
+    assert "of 100. Run the same again" in last, (shown, errors)
+    assert last.endswith("go on from there (fit), without fresh=True.")
+    assert errors == "" and child.returncode == -signal.SIGINT
+
+
+def test_in_a_loop_of_the_program_only_the_interrupt_of_the_fit_has_no_traceback(
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In this process, whose hook is called as the interpreter would at its end."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    trainer = trainer_of(art_server, tmp_path)
+    rollout = asking(lambda run, _: run.rng.random(), model_of(art_server, trainer.policy))
+    given = [{"id": "one", "question": "one"}]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as ended:
+            told = trainer.fit(
+                rollout, given, steps=9, on_step=lambda _: signal.raise_signal(signal.SIGINT)
+            )
+            asyncio.run(told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "Stopped after step 1 of 9. Run the same again" in said(trainer)
+    sys.excepthook(ended.type, ended.value, ended.tb)
+    assert capsys.readouterr().err == ""
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "KeyboardInterrupt\n"

@@ -96,16 +96,14 @@ async def test_every_kind_of_rollout_makes_groups(rollout: Any) -> None:
 
 
 async def test_no_more_runs_at_once_than_allowed() -> None:
-    now, most, lock = 0, 0, threading.Lock()
+    now, most = set[object](), 0
 
     def rollout(_: Scenario) -> float:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
+        nonlocal most
+        now.add(me := object())
+        most = max(most, len(now))
         time.sleep(0.02)
-        with lock:
-            now -= 1
+        now.remove(me)
         return 0.0
 
     await gather(rollout, SCENARIOS, group_size=8, concurrency=5)
@@ -180,7 +178,6 @@ NESTED: dict[str, tuple[str, float | None]] = {
     "the inner is open": ("outer", -1.0),
     "the inner alone is rewarded": ("inner", 0.5),
     "both are rewarded": ("outer", -1.0),
-    "none is rewarded": ("outer", None),
     "a call of the outer is rewarded": ("outer", None),
     "one after the other": ("second", None),
     "there is no inner one": ("alone", -1.0),
@@ -218,7 +215,7 @@ async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
             if kind == "a call of the outer is rewarded":
                 run.recorder.turns()
                 run._turn_rewards["x"] = 1.0
-            elif kind not in ("the inner alone is rewarded", "none is rewarded"):
+            elif kind != "the inner alone is rewarded":
                 run.reward = -1.0
             with opened("inner") as inner:
                 FakeListChatModel(responses=["hi"]).invoke("hello")
@@ -239,21 +236,17 @@ async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
     assert (found.status, found.error) == ("failed", "ValueError: tool broke")
 
 
-async def test_the_same_trajectory_twice_is_no_group() -> None:
+def test_the_same_trajectory_twice_is_no_group_and_what_ends_a_program_no_failed_rollout() -> None:
     async def rollout(scenario: Scenario) -> Trajectory:
         return Trajectory(id=scenario.id, reward=1.0)
 
+    async def ends(_: Scenario) -> float:
+        raise KeyboardInterrupt
+
     with pytest.raises(ConfigError, match="same trajectory twice"):
-        await gather(rollout, SCENARIOS, group_size=2)
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
-def test_what_ends_a_program_is_not_a_failed_rollout(kind: type[BaseException]) -> None:
-    async def rollout(_: Scenario) -> float:
-        raise kind
-
-    with pytest.raises(kind):
-        gather_sync(rollout, SCENARIOS)
+        gather_sync(rollout, SCENARIOS, group_size=2)
+    with pytest.raises(KeyboardInterrupt):
+        gather_sync(ends, SCENARIOS)
 
 
 async def test_cancelling_stops_the_runs() -> None:
@@ -416,26 +409,13 @@ def test_scenario_ids() -> None:
     assert scenario_id(Scenario("x")) == "x"
     assert scenario_id({"id": 7}) == "7"
     assert scenario_id({"b": 1, "a": 2}) == scenario_id({"a": 2, "b": 1})
-    one, same = {0, 8}, set([8, 0])  # noqa: C405 - which come in another order
-    assert scenario_id({"q": [(one,)]}) == scenario_id({"q": [(same,)]})
-    assert scenario_id({"q": one}) != scenario_id({"q": {0, 9}})
-    assert scenario_id(Plain("q")) == scenario_id(Plain("q")) != scenario_id(Plain("r"))
-    assert scenario_id(Plain("q")) == scenario_id({"question": "q"})
-    assert scenario_id("q") != scenario_id("r")
+    assert scenario_id(Plain("q")) == scenario_id({"question": "q"}) != scenario_id(Plain("r"))
     assert len(scenario_id({"id": "x" * 500})) <= 256
     with pytest.raises(ConfigError, match="attribute"):
         scenario_id(object())
-    odd = [
-        {"q": LONE},
-        {"q": 10**5000},
-        {"id": LONE},
-        {"id": "a\0b"},
-        {"id": LONE * 100},
-        {(1, 2): 3},
-    ]
+    odd = [{"q": LONE}, {"q": 10**5000}, {"id": LONE}, {"id": "a\0b"}, {"id": LONE * 100}]
     names = [scenario_id(one) for one in odd]
-    assert len(set(names)) == len(odd)
-    assert names == [scenario_id(one) for one in odd]
+    assert len(set(names)) == len(odd) and names == [scenario_id(one) for one in odd]
     assert all(Trajectory(id="t", scenario=name) for name in names)
     with pytest.raises(ConfigError, match=r"no content to name it by: .*Give it an attribute"):
         scenario_id({"q": LONE, "n": 10**5000})
@@ -510,16 +490,12 @@ def test_errors_show_a_scenario_that_has_no_id_of_its_own() -> None:
         gather_sync(lambda scenario: 1 / 0, ["Who writes?"], group_size=1)
 
 
-@pytest.mark.parametrize(
-    ("given", "reward"),
-    [(True, 1.0), (np.bool_(True), 1.0), (Decimal("0.5"), 0.5), (np.float32(0.5), 0.5)],
-)
-def test_every_number_is_a_reward(given: Any, reward: float) -> None:
-    found = gather_sync(lambda scenario: given, ["q"], group_size=1)
-    assert found.rewards == [reward]
-    with capture() as run:
-        run.reward = given
-    assert run.reward == reward
+def test_every_number_is_a_reward() -> None:
+    for given in (True, np.bool_(True), Decimal(1), np.float32(1)):
+        found = gather_sync(lambda scenario, given=given: given, ["q"], group_size=1)
+        with capture() as run:
+            run.reward = given
+        assert found.rewards == [run.reward] == [1.0]
 
 
 async def test_too_many_failures_end_it_and_some_do_not() -> None:

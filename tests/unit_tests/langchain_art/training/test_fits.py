@@ -1,12 +1,22 @@
+import asyncio
+import io
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
+from langchain_art.rollout.scenarios import draw
 from langchain_art.training.fit_state import FIT, HISTORY, History, alone
 from langchain_art.training.fits import chosen_fits, compare_fits, latest_of, read_fits
-from tests.support.fits import identity, record, write_fit
+from langchain_art.training.progress import Display
+from langchain_art.training.records import BatchFacts
+from langchain_art.training.run_setup import Setup
+from langchain_art.training.step_batch import StepBatchBuilder
+from tests.support.fits import identity, record, settings, write_fit
 
 
 def test_fits_are_read_from_their_folders(tmp_path: Path) -> None:
@@ -99,3 +109,37 @@ def test_a_fit_that_cannot_be_read_leaves_the_others(
         chosen_fits(tmp_path, ["torn"])
     with pytest.raises(ConfigError, match="There is no fit below"):
         chosen_fits(tmp_path / "none", [])
+
+
+# --- a fit that ran ahead -------------------------------------------------------------------------
+
+
+async def test_a_fit_that_ran_ahead_goes_on_with_the_scenarios_that_it_left(tmp_path: Path) -> None:
+    """Each epoch has each scenario once, though the slowest never end before a stop."""
+    plan = settings(group_size=2, groups_per_step=2, concurrency=None, max_steps_ahead=2)
+    scenarios = [{"id": str(n)} for n in range(8)]
+    slow, held = [draw(scenarios, place, 0) for place in (0, 3)], asyncio.Event()
+
+    async def rollout(scenario: dict[str, str]) -> float:
+        if scenario in slow:
+            await held.wait()
+        return 1.0
+
+    drawn: list[str | None] = []
+    async with AsyncArtClient("http://127.0.0.1:9/v1") as client:  # which is not asked
+        setup = Setup(plan, client, Display(Console(file=io.StringIO())), rollout)
+        for step in range(1, 5):
+            history = History(tmp_path, identity())
+            history.save(learning_rate={"p": 1e-5})
+            batches = StepBatchBuilder(setup, history, scenarios, 4)
+            if step == 3:
+                held.set()
+            async with batches.stream:
+                batch = await batches.collect(step)
+            drawn += [run.scenario for group in batch.groups for run in group.trajectories]
+            if step == 2:
+                continue  # stopped while it was trained: it is pending
+            facts = {name: getattr(batch, name) for name in BatchFacts.model_fields}
+            history.append(record(step, step).model_copy(update=facts))
+    assert Counter(drawn) == {one["id"]: 2 for one in scenarios}
+    assert {one["id"] for one in slow}.isdisjoint(drawn[:8])
