@@ -163,7 +163,6 @@ def test_a_warm_start_of_one_policy_says_nothing_of_another(
 
 
 LONE = "caf\udce9"  # what `open(errors="surrogateescape")` makes of a file that is not UTF-8
-MANY = 5000  # digits
 
 
 def trainer(server: StubServer, out: Path, **options: Any) -> Trainer:
@@ -175,10 +174,6 @@ def output(value: Any) -> Callable[[Run], None]:
     return lambda run: setattr(run, "output", {"files": ["a.txt", value]})
 
 
-def metadata(key: str, value: Any) -> Callable[[Run], None]:
-    return lambda run: run.metadata.update({key: value})
-
-
 def raised(words: str) -> Callable[[Run], None]:
     def fail(_: Run) -> None:
         raise ValueError(words)
@@ -188,7 +183,7 @@ def raised(words: str) -> Callable[[Run], None]:
 
 SPOILED: dict[str, tuple[Callable[[Run], None], str]] = {
     "state": (output(LONE), "output.files[1]: a text with the lone surrogate '\\udce9'"),
-    "metadata": (metadata("file", 10**MANY), "metadata.file: an integer of 16610 bits"),
+    "integer": (output({"n": 10**5000}), "output.files[1].n: an integer of 16610 bits"),
     "size": (output("x" * MAX_RUN_BYTES), f"output: {MAX_RUN_BYTES + 22:,} bytes"),
     "error": (raised(LONE), "ValueError: caf\\udce9"),
 }

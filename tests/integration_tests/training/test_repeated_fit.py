@@ -174,7 +174,7 @@ def test_another_learning_rate_shows_in_the_first_steps_training_and_in_a_weight
     fit(art_server, base[0] / "slow", rate=5e-3)
     code, said = differ(art_server, base[0], "base", "slow")
     assert "; config.learning_rate 0.01 -> 0.005\n" in said
-    wanted = r"\nstep 1, base-\w+, learning_rate: 0.01 and 0.005 \(equal before: 20 calls, "
+    wanted = r"\nstep 1, base-\w+, loss: \S+ and \S+ \(equal before: 20 calls, "
     assert code == 1 and re.search(wanted, said), said
     # With no metric before it: those of the machine alone are left out otherwise.
     monkeypatch.setattr("langchain_art.training.fits._OF_THE_MACHINE", ("",))
