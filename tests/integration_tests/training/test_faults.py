@@ -159,8 +159,9 @@ def test_a_reward_is_not_a_number(policy: Policy, tmp_path: Path) -> None:
     """It is no reward of 0, and no reward at all: the rollout failed, and the run says why."""
     [one, *_], _ = policy.rollouts()
     with policy.server.http() as http:
-        written = {"content": '{"reward": NaN}', "headers": {"Content-Type": "application/json"}}
-        answer = http.put(f"/v1/trajectories/{one}/reward", **written)
+        headers = {"Content-Type": "application/json"}
+        path = f"/v1/trajectories/{one}/reward"
+        answer = http.put(path, content='{"reward": NaN}', headers=headers)
     assert answer.status_code == 400
     assert "expected finite numbers, and null for no score" in answer.text
     with pytest.raises((InvalidRequest, ValueError), match="finite"):
