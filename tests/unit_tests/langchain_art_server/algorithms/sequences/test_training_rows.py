@@ -34,25 +34,19 @@ def hash_of(call_id: str) -> int:
 def test_the_worked_example_of_row() -> None:
     calls = [
         SampledCall("a", [1, 2], [3, 4], [-0.1, -0.2], advantage=0.5, weight=0.2),
-        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], advantage=0.5, weight=0.2),
+        SampledCall("b", [1, 2, 3, 4, 5], [6], [-0.3], advantage=-1.0, weight=0.2),
     ]
     assert rows_of_run(calls) == [
         Row(
             token_ids=[1, 2, 3, 4, 5, 6],
             mask=[0, 0, 1, 1, 0, 1],
             logprobs=[0, 0, -0.1, -0.2, 0, -0.3],
-            advantages=[0, 0, 0.5, 0.5, 0, 0.5],
+            advantages=[0, 0, 0.5, 0.5, 0, -1.0],
             temperature=1.0,
             weights=[0, 0, 0.2, 0.2, 0, 0.2],
             calls=[-1, -1, 0, 0, -1, 1],
         )
     ]
-
-
-def test_calls_of_one_row_keep_their_own_advantages() -> None:
-    calls = [call("a", [1], [2], advantage=0.25), call("b", [1, 2, 3], [4], advantage=-1.0)]
-    (row,) = rows_of_run(calls)
-    assert row.advantages == [0, 0.25, 0, -1.0] and row.weights == []
 
 
 def test_the_sets_that_tokens_were_drawn_from_stand_beside_them() -> None:
@@ -82,9 +76,7 @@ def test_parallel_nodes_that_interleave_make_one_row_each() -> None:
     rows = rows_of_run(calls)
     assert [row.token_ids for row in rows] == [[1, 10, 3, 11, 12], [2, 20, 3, 21]]
     assert [row.mask for row in rows] == [[0, 1, 0, 1, 1], [0, 1, 0, 1]]
-
-
-def test_the_longest_open_row_wins() -> None:
+    # The longest open row wins.
     calls = [call("short", [1], [2]), call("other", [1], [2, 3]), call("next", [1, 2, 3, 9], [4])]
     assert [row.token_ids for row in rows_of_run(calls)] == [[1, 2], [1, 2, 3, 9, 4]]
 
@@ -94,14 +86,11 @@ def test_the_longest_open_row_wins() -> None:
     [
         ({"logprobs": [-1.0]}, "2 tokens and 1 logprobs"),
         ({"logprobs": [-1.0, math.nan]}, "nan"),
-        ({"logprobs": [-1.0, -math.inf]}, "inf"),
         ({"logprobs": [-1.0, 1e-3]}, "0.001"),
         ({"token_ids": [3, -1]}, "negative"),
         ({"drawn_from": [b"+"]}, "2 tokens and 1 sets"),
-        ({"prompt_token_ids": [-2]}, "negative"),
         ({"prompt_token_ids": []}, "empty prompt"),
         ({"temperature": 0.0}, "temperature=0.0"),
-        ({"temperature": math.nan}, "temperature=nan"),
     ],
 )
 def test_calls_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
@@ -140,29 +129,6 @@ def test_no_token_is_lost_doubled_or_invented(calls: list[SampledCall]) -> None:
     assert trained_tokens(rows) == sampled_tokens(calls)
 
 
-@pytest.mark.soak
-@settings(max_examples=count(40, 2000))
-@given(parts_of_trees())
-def test_rows_are_only_opened_when_no_row_fits(calls: list[SampledCall]) -> None:
-    """A chain is one row: rows never outnumber the calls that extend no earlier sequence."""
-    trained = [c for c in calls if c.token_ids]
-    wholes = [([*c.prompt_token_ids, *c.token_ids], c.temperature) for c in trained]
-    heads = sum(
-        not any(
-            t == c.temperature and list(c.prompt_token_ids[: len(w)]) == w for w, t in wholes[:i]
-        )
-        for i, c in enumerate(trained)
-    )
-    rows = rows_of_run(calls)
-    assert heads <= len(rows) <= len(trained)
-    if len(trained) > 1 and all(
-        wholes[i][1] == wholes[i - 1][1]
-        and list(trained[i].prompt_token_ids[: len(wholes[i - 1][0])]) == wholes[i - 1][0]
-        for i in range(1, len(trained))
-    ):
-        assert len(rows) == 1
-
-
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
 def test_microbatches_keep_every_row_within_the_budget(lengths: list[int], tokens: int) -> None:
     groups = microbatches(lengths, tokens)
@@ -184,14 +150,10 @@ GOOD = Row([1, 2, 3], [0, 1, 1], [0, -1, -2], [0, 0.5, 0.5])
     [
         (Row([], [], [], []), "no tokens"),
         (replace(GOOD, token_ids=[1, 2, 10]), "token id 10, expected 0 to 9"),
-        (replace(GOOD, token_ids=[1, 2, -1]), "token id -1"),
         (replace(GOOD, mask=[0, 1]), "expected as many"),
-        (replace(GOOD, logprobs=[0, -1]), "expected as many"),
-        (replace(GOOD, advantages=[0]), "expected as many"),
         (replace(GOOD, drawn_from=[b""]), "expected as many"),
         (replace(GOOD, mask=[0, 1, 2]), "mask values"),
         (replace(GOOD, mask=[1, 1, 1]), "first token"),
-        (replace(GOOD, logprobs=[0, -1, math.nan]), "not finite"),
         (replace(GOOD, advantages=[0, math.inf, 0]), "not finite"),
         (replace(GOOD, temperature=0.0), "temperature=0.0"),
     ],

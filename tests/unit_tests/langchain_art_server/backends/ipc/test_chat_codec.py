@@ -1,6 +1,7 @@
 """What crosses the engine's socket arrives as it was: the numbers of a reply."""
 
 import struct
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,13 +33,5 @@ def test_a_reply_comes_back_bit_for_bit(prompt: list[int], said: list[tuple[int,
     assert [struct.pack("d", p) for p in back.logprobs] == [
         struct.pack("d", p) for p in reply.logprobs
     ]
-    same = (
-        "content",
-        "tool_calls",
-        "finish_reason",
-        "excluded_because",
-        "top_logprobs",
-        "token_texts",
-        "drawn_from",
-    )
-    assert all(getattr(back, name) == getattr(reply, name) for name in same)
+    numbers = {"prompt_token_ids": [], "token_ids": [], "logprobs": []}
+    assert replace(back, **numbers) == replace(reply, **numbers)

@@ -10,14 +10,11 @@ from langchain_art_server.backends.ipc.process_sampler import PoisonRequests
 POISON = ChatRequest(id="a", messages=[{"role": "user", "content": "x"}], adapter="p@1")
 
 
-def test_the_choices_of_one_request_die_one_death() -> None:
-    suspects = PoisonRequests()
-    for index in range(16):
-        suspects.add(replace(POISON, id=f"a:{index}"), 1)
-    suspects.check(POISON)
-
-
 def test_a_request_that_ran_beside_others_is_refused_only_when_they_are_cleared() -> None:
+    suspects = PoisonRequests()
+    for index in range(16):  # the choices of one request die one death
+        suspects.add(replace(POISON, id=f"a:{index}"), 0)
+    suspects.check(POISON)
     suspects = PoisonRequests()
     others = [replace(POISON, sampling=Sampling(seed=index)) for index in range(4)]
     for death in (1, 2, 3):
