@@ -1,14 +1,11 @@
 """Each vLLM of several has its own GPUs and log."""
 
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.__main__ import build
-from langchain_art_server.backends.replicas.sampler import ReplicatedSampler
 from langchain_art_server.backends.vllm.sampler import VllmSampler, parallel_sizes
 from langchain_art_server.config import Settings, VllmSettings, load_settings
 
@@ -46,12 +43,8 @@ def test_the_options_that_take_more_than_one_gpu_are_read() -> None:
         parallel_sizes(("--tensor-parallel-size=two",))
 
 
-def test_the_embedded_sampler_has_none(tmp_path: Path) -> None:
+def test_the_embedded_sampler_has_none() -> None:
     with pytest.raises(
         ConfigError, match="got replicas=2 with kind='transformers', expected it wi"
     ):
         load_settings(model="m", sampler={"replicas": 2})
-    service = build(settings_of(2, device="cpu", data_dir=tmp_path / "two"))
-    assert isinstance(service.sampler, ReplicatedSampler)
-    service = build(settings_of(1, device="cpu", data_dir=tmp_path / "one"))
-    assert isinstance(service.sampler, VllmSampler)

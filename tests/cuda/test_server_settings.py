@@ -51,6 +51,7 @@ def check_start(
     """vLLM's start, a step of the learner and vLLM's wake, in bytes."""
     config, billions = MODELS[model]
     shape = Shape.of_config(config)
+    assert shape.parameters / GB == pytest.approx(billions, rel=0.01)
     assert isinstance(settings.sampler, VllmSettings)
     assert isinstance(settings.learner, PeftSettings)
     assert length is not None and settings.sampler.gpu_memory is not None
@@ -72,11 +73,6 @@ def check_start(
         assert step + ASLEEP <= free
     else:
         assert step + share <= free
-
-
-def test_the_published_sizes_are_those_of_the_table() -> None:
-    for config, billions in MODELS.values():
-        assert Shape.of_config(config).parameters / GB == pytest.approx(billions, rel=0.01)
 
 
 #: The smallest card, in gigabytes, on which sampler and learner fit together or in turns, and on
@@ -116,36 +112,26 @@ def test_a_server_that_is_told_nothing_takes_a_share_and_a_context_that_fit(
         assert f"`langchain-art doctor {model}` says what each needs" in caplog.text
 
 
-def test_what_the_settings_say_stays() -> None:
-    cards = [{"total": 80 << 30, "free": 79 << 30}] * 2
-    said = {"sampler": {"kind": "vllm", "gpu_memory": 0.27}, "max_model_len": 4096}
-    settings, context = filled_in("Qwen/Qwen3-8B", cards, **said)
+def test_what_the_settings_say_stays_and_several_cards_and_none_are_filled_in() -> None:
+    model, cards = "Qwen/Qwen3-8B", [{"total": 80 << 30, "free": 79 << 30}] * 3
+    said: dict[str, Any] = {"kind": "vllm", "gpu_memory": 0.27}
+    settings, context = filled_in(model, cards, sampler=said, max_model_len=4096)
     assert (settings.sampler, context) == (VllmSettings(gpu_memory=0.27), 4096)
-    settings, context = filled_in("Qwen/Qwen3-8B", cards, sampler=said["sampler"])
-    assert settings.sampler == VllmSettings(gpu_memory=0.27)
+    _, context = filled_in(model, cards, sampler=said)
     assert context == 16384  # the share holds the weights, 4 GB of program and so many tokens
-    spread = VllmSettings(args=("--tensor-parallel-size", "2"))
-    alone, _ = filled_in("Qwen/Qwen3-8B", cards)
-    both, context = filled_in("Qwen/Qwen3-8B", cards, sampler=spread.model_dump())
-    assert both.sampler.gpu_memory == alone.sampler.gpu_memory  # pyright: ignore[reportAttributeAccessIssue]
-    assert context == 32768
+    # Without the driver's tool the memory is unknown, and vLLM shortens the context.
+    settings, context = filled_in(model, [])
+    assert (settings.sampler, context) == (VllmSettings(gpu_memory=process.UNKNOWN_SHARE), 32768)
 
+    def share(**options: Any) -> Any:
+        sampler = filled_in(model, cards, **options)[0].sampler
+        assert isinstance(sampler, VllmSettings)
+        return sampler.gpu_memory
 
-def test_several_vllms_take_what_the_learner_leaves_on_one_of_their_cards() -> None:
-    cards = [{"total": 80 << 30, "free": 79 << 30}] * 3
-    two = {"kind": "vllm", "replicas": 2}
-    apart, _ = filled_in("Qwen/Qwen3-8B", cards, sampler=two, device="cuda:2")
-    beside, _ = filled_in("Qwen/Qwen3-8B", cards, sampler=two, device="cuda:1")
-    alone, _ = filled_in("Qwen/Qwen3-8B", cards)
-    assert isinstance(apart.sampler, VllmSettings) and apart.sampler.gpu_memory == 0.9
-    assert isinstance(beside.sampler, VllmSettings) and isinstance(alone.sampler, VllmSettings)
-    assert beside.sampler.gpu_memory == alone.sampler.gpu_memory
-
-
-def test_without_the_drivers_tool_the_memory_is_unknown() -> None:
-    settings, context = filled_in("Qwen/Qwen3-8B", [])
-    assert settings.sampler == VllmSettings(gpu_memory=process.UNKNOWN_SHARE)
-    assert context == 32768  # which vLLM shortens
+    # One of several vLLMs, or of a vLLM's cards, has the learner beside it.
+    two, spread = {"kind": "vllm", "replicas": 2}, VllmSettings(args=("-tp", "2")).model_dump()
+    assert share(sampler=two, device="cuda:2") == 0.9
+    assert share(sampler=two, device="cuda:1") == share(sampler=spread) == share()
 
 
 async def test_calls_are_as_long_as_vllm_says_unless_the_settings_say(

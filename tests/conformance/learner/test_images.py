@@ -159,33 +159,14 @@ def test_sampler_and_learner_have_the_plain_model_s_numbers_and_a_step_learns(
     assert after.sum() > before.sum() + 1e-3
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_vision_model(tmp_path_factory.mktemp("vision") / "model")
-
-
-@pytest.fixture(scope="module")
-def sampler(model: Path) -> LocalSampler:
-    return LocalSampler(model)
-
-
-@pytest.mark.parametrize(
-    "said, why",
-    [
-        ((RED, "<image>"), "expected as many"),
-        ((b"no image",), "cannot be decoded"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(
-    said: tuple[str | bytes, ...], why: str, sampler: LocalSampler
-) -> None:
-    bodies = tuple(one for one in said if isinstance(one, bytes))
-    with pytest.raises(InvalidRequest, match=why):
-        sampler.chat(asked(message(*said), images=bodies))
-
-
-def test_a_template_that_ends_with_an_image_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     model = save_vision_model(tmp_path / "model")
+    sampler = LocalSampler(model)
+    with pytest.raises(InvalidRequest, match="expected as many"):
+        sampler.chat(asked(message(RED, "<image>"), images=(RED,)))
+    with pytest.raises(InvalidRequest, match="cannot be decoded"):
+        sampler.chat(asked(message(b"no image"), images=(b"no image",)))
+    # A template that ends with an image.
     (model / "chat_template.jinja").write_text(
         TEMPLATE.rpartition("<image>")[0]
         + "<image>{%- endif %}{%- endfor %}{% endif %}{% endfor %}"
@@ -210,9 +191,7 @@ def test_a_base_that_sees_nothing_says_why(family: str, why: str, tmp_path: Path
         pass
 
 
-@pytest.mark.parametrize(
-    "family", ["Qwen2.5-VL", GEMMA, *map(in_soak_alone, ("Qwen3-VL", "Qwen3.5"))]
-)
+@pytest.mark.parametrize("family", ["Qwen2.5-VL", GEMMA])
 def test_a_model_that_reads_images_in_another_way_says_so(family: str, tmp_path: Path) -> None:
     model = save_vision_model(tmp_path, family)
     images = Images(str(model), load_causal(str(model), torch.float32, torch.device("cpu")))

@@ -6,7 +6,6 @@ One learner of two ranks is for all tests. It lives in one event loop, so they r
 import asyncio
 import json
 import os
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,11 +42,9 @@ from tests.support.ranks import (
     check_steps,
     distance,
     ignore,
-    others,
     ranked,
     started,
 )
-from tests.support.soak import share
 
 #: Nothing below the second layer learns: gradients end there.
 UPPER = ("layers.1.self_attn.v_proj", "layers.1.mlp.down_proj")
@@ -110,8 +107,8 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(
         **LENIENT,
     )
     shapes = [LoraConfig(rank=4), LoraConfig(rank=2, targets=UPPER)]
-    for number, lora in enumerate((*shapes, shapes[0])):
-        rows = make_rows(1, seed=number) if number < 2 else prompted(8)  # one is for one rank
+    for number, lora in enumerate(shapes):
+        rows = prompted(8) if number else make_rows(1)  # one is for one rank
         start = folder(tmp_path, f"start{number}")
         await learner.init_adapter(start, lora)
         out, expected = (folder(tmp_path, f"{name}{number}") for name in ("out", "expected"))
@@ -119,10 +116,9 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(
         metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
         assert metrics["rows"] == len(rows)
         assert distance(out, expected, FILES[1]) <= 1e-6
-        for adapter in (out, None):
-            found = await learner.logprobs(adapter, make_rows(5))
-            whole = core.logprobs(adapter, make_rows(5))
-            np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
+        found = await learner.logprobs(out, make_rows(5))
+        whole = core.logprobs(out, make_rows(5))
+        np.testing.assert_allclose(np.concatenate(found), np.concatenate(whole), atol=1e-5)
     # A teacher has another shape yet. Float32 alone takes them up to 5e-6 apart: Adam's first step
     # divides gradients near 0 by their size (in float64, 2e-15).
     teacher = shake(fresh(core, tmp_path, LoraConfig(rank=8, alpha=4.0)), scale=0.1)
@@ -134,10 +130,9 @@ async def test_shards_take_other_shapes_and_ranks_without_rows(
     assert learner.restarts == restarts
 
 
-@pytest.mark.soak
 @pytest.mark.slow
 @in_its_loop
-async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
+async def test_shards_refuse_together_and_go_on(
     shards: PeftLearner, tiny: str, tmp_path: Path
 ) -> None:
     core, learner, restarts = LearnerCore(tiny), shards, shards.restarts
@@ -146,15 +141,9 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
     config = TrainConfig(learning_rate=1e-2, tokens_per_microbatch=64, **LENIENT)
     request = LearnerStep(start, out, 1, rows, config)
     core.step(LearnerStep(start, expected, 1, rows, config), quiet)
-    killed: list[int] = []
 
     async def leave(_fraction: float, _message: str) -> None:
         raise asyncio.CancelledError
-
-    async def kill_once(_fraction: float, _message: str) -> None:
-        if not killed:
-            killed.extend(others(learner.pid))
-            os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(ArtError, match="nats apart"):  # rank 0 looks into it, rank 1 assists
         await learner.step(
@@ -167,13 +156,6 @@ async def test_shards_refuse_together_and_begin_again_when_one_is_killed(
     await learner.step(request, ignore)
     assert distance(out, expected, FILES[1]) <= 1e-6
     assert learner.restarts == restarts
-    if not share():  # `test_learner_ranks` kills ranks
-        return
-    await learner.step(request, kill_once)
-    if learner.restarts == restarts:  # on a busy machine, the step had ended before it was told
-        await learner.step(request, ignore)
-    assert killed and learner.restarts == restarts + 1
-    assert distance(out, expected, FILES[1]) <= 1e-6
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import Settings, UnslothSettings
-from langchain_art_server.quantize_base import quantized
 from tests.support.environments import unsloth_python
 from tests.support.learner_cases import (
     FILES,
@@ -28,7 +27,7 @@ from tests.support.learner_cases import (
 )
 from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.ranks import ignore
-from tests.support.soak import count, in_soak, in_soak_alone
+from tests.support.soak import count, in_soak_alone
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
@@ -144,14 +143,3 @@ async def test_shapes_change_and_what_is_wrong_is_refused(
         await learner.step(LearnerStep(one, out, 1, [], config), ignore)
     turns = await learner.logprobs(two, make_rows(2))
     assert len(turns) == 2
-
-
-# A second start of Unsloth costs half a minute: in ``make test``, `test_unsloth_calls` has this
-# refusal, and `test_learner_ranks` a start that is stopped by one.
-@in_soak
-async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Path) -> None:
-    plain = save_model(tmp_path / "m", hidden_size=64, intermediate_size=128, head_dim=16)
-    quantised = learner_for(quantized(str(plain), tmp_path, "cpu"), python)
-    with pytest.raises(ConfigError, match="CUDA"):
-        await quantised.start()
-    await quantised.close()

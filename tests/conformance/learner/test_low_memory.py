@@ -1,6 +1,5 @@
 """What makes a step smaller: Adam's moments in 8 bits, layers' inputs in the host's memory."""
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,11 @@ import torch
 import transformers
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.multiprocessing.reductions import StorageWeakRef
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import TrainConfig
-from langchain_art_server.backends.peft import adapter_io, logprob_scoring, packer, recompute
-from langchain_art_server.backends.peft.forest import attention_flex, packing
-from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
+from langchain_art_server.backends.peft import adapter_io, logprob_scoring, packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.recompute import Recompute
 from tests.support.learner_cases import (
     FILES,
     SHAPE,
@@ -40,17 +34,10 @@ EIGHT: Any = {"optimizer": "adamw_8bit"}
 RATE, BLOCK = 1e-2, 256
 
 
-def codes() -> torch.Tensor:
-    """The 256 values of a signed moment (arXiv 2110.02861, section 3)."""
-    functional = pytest.importorskip("bitsandbytes.functional")
-    return functional.create_dynamic_map(signed=True).double()
-
-
 def test_a_step_of_adam_in_8_bits_is_that_of_a_twin_that_rounds_its_moments() -> None:
-    signed = codes()
-    unsigned = (
-        pytest.importorskip("bitsandbytes.functional").create_dynamic_map(signed=False).double()
-    )
+    functional = pytest.importorskip("bitsandbytes.functional")
+    # The 256 values of a moment (arXiv 2110.02861, section 3).
+    signed, unsigned = (functional.create_dynamic_map(signed=one).double() for one in (True, False))
     generator = torch.Generator().manual_seed(1)
     parameter = nn.Parameter(torch.randn(4, BLOCK, generator=generator) * 0.1)
     optimizer = adapter_io.new_optimizer([parameter], "adamw_8bit")
@@ -80,12 +67,12 @@ def test_a_step_of_adam_in_8_bits_is_that_of_a_twin_that_rounds_its_moments() ->
 def test_adam_in_8_bits_learns_nearly_what_32_do_and_is_not_taken_for_it(
     tiny: str, tmp_path: Path
 ) -> None:
-    codes()
+    pytest.importorskip("bitsandbytes")
     whole, ends = LearnerCore(tiny), list[Path]()
     start = fresh(whole, tmp_path)
     for core in (LearnerCore(tiny, **EIGHT), whole):
         parent = start
-        for step in range(1, 5):
+        for step in range(1, 4):
             out = folder(tmp_path, f"{len(ends)}-{step}")
             take(core, parent, out, make_rows(8, seed=step), step)
             parent = out
@@ -98,13 +85,10 @@ def test_adam_in_8_bits_learns_nearly_what_32_do_and_is_not_taken_for_it(
         whole.logprobs(kept, make_rows(8))
 
 
-@pytest.mark.parametrize("padded", [False, True])
 def test_offloading_moves_the_layers_inputs_and_changes_no_bit(
-    padded: bool, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packer, "MEMORY_SHARE", 0.0)  # checkpointing is needed
-    if padded:
-        monkeypatch.setattr(packer, "use_forest", lambda _scorer: "the test says so")
     moved: list[tuple[int, ...]] = []
 
     class Noted(save_on_cpu):
@@ -136,24 +120,11 @@ def test_offloading_moves_the_layers_inputs_and_changes_no_bit(
     assert made[0] == made[1]
 
 
-def test_a_layers_inputs_are_not_counted_where_the_host_holds_them(
-    tiny: str, tmp_path: Path
-) -> None:
-    core = LearnerCore(tiny)
-    fresh(core, tmp_path)
-    plain = core.packer._measured()
-    on_device = core.packer._checkpointed(plain)
-    core.packer.offload = True
-    layers, width = core.base.config.num_hidden_layers, core.base.config.hidden_size
-    assert on_device - core.packer._checkpointed(plain) == layers * width * 4
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(("qwen3", "float32"), ("gemma3", "bfloat16"), ("granite", "bfloat16")),
-        *(in_soak_alone(name, "bfloat16") for name in ("qwen3", "llama")),
-        *(in_soak_alone(name, "float32") for name in ("llama", "gemma3", "granite")),
+        *(("qwen3", "float32"), ("gemma3", "bfloat16"), ("qwen3", "float16")),
+        *(in_soak_alone(name, "bfloat16") for name in ("qwen3", "llama", "granite")),
     ],
 )
 def test_computing_again_what_is_cheap_changes_no_gradient(
@@ -177,116 +148,6 @@ def test_computing_again_what_is_cheap_changes_no_gradient(
         )
     whole, less = (core.packer._measured(way) for way in (packer.Way.PLAIN, packer.Way.AGAIN))
     assert less < 0.9 * whole
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_norm_of_llamas_kind_keeps_half_and_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    norm = Qwen3RMSNorm(256).to(dtype)
-    with torch.no_grad():
-        norm.weight.normal_(1, 0.3)
-    x = torch.randn(1, 64, 256).mul(3).to(dtype).requires_grad_()
-    grad, found, kept = torch.randn(1, 64, 256).to(dtype), list[torch.Tensor](), list[int]()
-    for again in (False, True):
-        if again:
-            Recompute(torch.nn.ModuleList([norm]))
-        sizes: dict[int, int] = {}
-
-        def note(tensor: torch.Tensor, into: dict[int, int] = sizes) -> torch.Tensor:
-            into[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            made = norm(x)
-        found += [made, *torch.autograd.grad(made, x, grad)]
-        kept.append(sum(sizes.values()))
-    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
-    exact = Qwen3RMSNorm(256).double()
-    exact.weight.data = norm.weight.data.double()
-    twin = x.detach().double().requires_grad_()
-    (wanted,) = torch.autograd.grad(exact(twin), twin, grad.double())
-    assert (found[3].double() - wanted).norm() < 4e-3 * wanted.norm()
-    assert kept[1] == x.untyped_storage().nbytes() < kept[0] / 2
-
-
-def test_what_is_computed_again_is_computed_once(
-    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three projections take a norm's output, and each of their adapters kept it."""
-    calls: list[str] = []
-
-    def noted(name: str, function: Any) -> Any:
-        return lambda *args: (calls.append(name), function(*args))[1]
-
-    for name in ("_rms_norm", "_gated"):
-        monkeypatch.setattr(recompute, name, noted(name, getattr(recompute, name)))
-    core = LearnerCore(str(models["qwen3"]), dtype="bfloat16")
-    core._hold(shake(fresh(core, tmp_path)))
-    batch = core.batch(branching_rows(4), TrainConfig())
-    counts: list[dict[str, int]] = []
-    for core.packer.recompute.on in (False, True):
-        calls.clear()
-        core.accumulate(batch, quiet)
-        counts.append(Counter(calls))
-    layers = core.base.config.num_hidden_layers
-    # Four norms a layer and the last one; the first layer's input needs no gradient.
-    assert counts[0]["_gated"] == 0 and counts[1]["_gated"] == 2 * layers
-    assert counts[0]["_rms_norm"] == counts[1]["_rms_norm"] == 2 * (4 * layers + 1) - 1
-
-
-@pytest.mark.parametrize(
-    ("padded", "dtype"),
-    [
-        *((False, "bfloat16"), (True, "float32")),
-        *(in_soak_alone(*one) for one in ((False, "float32"), (True, "bfloat16"))),
-    ],
-)
-def test_queries_and_keys_are_there_only_when_a_layer_needs_them(
-    padded: bool,
-    dtype: str,
-    models: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Freed after the forward pass, made again for the layer's backward pass and freed again."""
-    passed: list[torch.UntypedStorage] = []
-    ended: list[StorageWeakRef] = []
-    held: list[tuple[bool, bool]] = []
-
-    class Noted(Tiles):
-        def lay(self, x_1HPD: torch.Tensor) -> torch.Tensor:
-            return attention_flex._whole_blocks(x_1HPD) if padded else x_1HPD
-
-        def attend(self, q: Any, k: Any, v: Any, *options: Any) -> torch.Tensor:
-            passed.extend([q.untyped_storage(), k.untyped_storage()])
-            own, keys = len(self._depth_P), len(self._depth_S)
-            return super().attend(q[:, :, :own], k[:, :, :keys], v, *options)
-
-    def visit(logprobs_T: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        queries, keys = (any(one.nbytes() for one in passed[i::2]) for i in (0, 1))
-        held.append((queries, keys))
-        ended.extend(map(StorageWeakRef, passed))
-        passed.clear()
-        return logprobs_T.sum()
-
-    monkeypatch.setattr(packing, "Tiles", Noted)
-    core = LearnerCore(str(models["qwen3"]), dtype=dtype)
-    core._hold(shake(fresh(core, tmp_path)))
-    layout = core.batch(branching_rows(40), TrainConfig(tokens_per_microbatch=64)).packing
-    assert isinstance(layout, packing.ForestRows)
-    passed.clear()
-    gradients: list[list[torch.Tensor | None]] = []
-    for core.packer.recompute.on in (False, True):
-        held.clear()
-        layout.sweep(core._scorer, visit)
-        gradients.append([*gradients_of(core).values()])
-        lasts, again = [part.last for part in layout._batches], core.packer.recompute.on
-        assert {*lasts} == {True, False}
-        assert held == [(not again, not (again and last)) for last in lasts]
-        assert all(one.expired() for one in ended)
-    for one, other in zip(*gradients, strict=True):
-        assert one is not None and other is not None
-        assert (one - other).norm() <= (1e-5 if dtype == "float32" else 0) * one.norm()
 
 
 def test_of_qwen3s_shape_in_bfloat16_half_is_kept(tmp_path: Path) -> None:

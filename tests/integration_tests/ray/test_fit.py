@@ -99,19 +99,14 @@ def fit(folder: Path, cluster: LocalCluster, seed: int, kill_after: int | None) 
             assert killer.lost[0] == 1 and killer.spread == 2
         witness.stop.set()
         witness.join()
-        trained = check(server, result, witness.acknowledged)
-        print(  # noqa: T201
-            f"seed {seed}: lost {killer.lost} workers and replicas, {len(witness.acknowledged)} "
-            f"acknowledged and kept, {trained} trained once; rewards "
-            + " ".join(f"{one.reward_mean:.2f}" for one in result.history)
-        )
+        check(server, result, witness.acknowledged)
         return result
     finally:
         witness.stop.set()
         server.stop()
 
 
-def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> int:
+def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> None:
     assert [one.step for one in result.history] == list(range(1, STEPS + 1))
     assert all(one.groups == GROUPS + one.resampled for one in result.history)
     with server.http() as http:
@@ -127,7 +122,6 @@ def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> int
         for one in trained:
             audit = http.get(f"/v1/trajectories/{one}/audit").raise_for_status().json()
             assert "lost" not in {turn["excluded_because"] for turn in audit["turns"]}
-    return len(trained)
 
 
 def last_rewards(result: FitResult) -> list[float]:
