@@ -12,6 +12,7 @@ from typing import Any, ClassVar, cast
 import httpx
 import pytest
 
+from langchain_art.errors import ConfigError
 from langchain_art_server.backends.ipc.channel import EngineCall
 from langchain_art_server.backends.models import device
 from langchain_art_server.backends.peft import child
@@ -119,6 +120,11 @@ async def test_on_a_gpu_vllm_has_its_memory_before_the_learner_takes_any(tmp_pat
     engines: tuple[Any, Any] = Engine("vLLM"), Engine("learner")
     await Service(settings, *engines)._start_engines()
     assert order == ["vLLM starts", "vLLM runs", "learner starts", "learner runs"]
+    engines[1].weights = "nf4 0123456789abcdef"
+    with pytest.raises(ConfigError, match=r"unquantised weights and a learner.*nf4 \w{16}"):
+        await Service(
+            settings.model_copy(update={"data_dir": tmp_path / "other"}), *engines
+        )._start_engines()
 
 
 class Sampler(VllmSampler):

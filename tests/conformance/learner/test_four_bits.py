@@ -16,14 +16,11 @@ from transformers import AutoModelForCausalLM
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import ModelInfo
-from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.models.loading import load_outline
-from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import VllmProcess
 from langchain_art_server.config import Settings, VllmSettings
-from langchain_art_server.gateway.service import Service
 from langchain_art_server.quantize_base import quantized
 from langchain_art_server.start_checks import with_base_folder
 from tests.support import forked_start
@@ -242,20 +239,3 @@ def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Pa
     ):
         with pytest.raises(ConfigError, match=words):
             command(broken, *args)
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_a_learner_in_four_bits_and_a_sampler_that_is_not_do_not_start(
-    plain: Path, bases: dict[str, Path], tmp_path: Path
-) -> None:
-    whole, quarter = (
-        Settings(model=str(model), data_dir=tmp_path, device="cpu")
-        for model in (plain, bases["float32"])
-    )
-    service = Service(whole, TransformersSampler(whole), PeftLearner(quarter))
-    try:
-        with pytest.raises(ConfigError, match=r"unquantised weights and a learner.*nf4 \w{16}"):
-            await service.start()
-    finally:
-        await service.close()

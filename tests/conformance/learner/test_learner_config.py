@@ -1,6 +1,5 @@
 """`TrainConfig` in a real step: every field acts, the base model is kept near, faults stop it."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,13 @@ from pydantic import BaseModel
 from langchain_art.credit.batch_plan import plan
 from langchain_art.credit.candidates import CandidateCall, CandidateRun
 from langchain_art.errors import ArtError
-from langchain_art.wire import JobConfig, KLPenalty, SFTConfig, TrainConfig
+from langchain_art.wire import JobConfig, SFTConfig, TrainConfig
 from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft import training_batch
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
-    LENIENT,
     branching_rows,
     contents,
     folder,
@@ -187,37 +185,6 @@ def test_the_config_alone_decides(outcome: Callable[[JobConfig], Any]) -> None:
 def test_no_field_is_left_out_of_the_test_above() -> None:
     # The server hands the learner the files of that version (below).
     assert set(CHANGES) | {"kl.reference", "distillation.teacher"} == fields_of(TrainConfig)
-
-
-# --- the divergence from the base ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["base", "version"])
-def test_the_divergence_is_from_the_base_or_from_a_version(
-    kind: str, tiny: str, tmp_path: Path
-) -> None:
-    core = LearnerCore(tiny)
-    start = shake(fresh(core, tmp_path))
-    rows = on_policy(core, start, make_rows(6) + branching_rows(6))
-    reference = None
-    if kind == "version":
-        (tmp_path / "other").mkdir()
-        reference = shake(fresh(core, tmp_path / "other"), scale=0.2)
-    penalty = KLPenalty(estimator="k3", coefficient=0.1)
-    config = TrainConfig(learning_rate=1e-2, kl=penalty, **LENIENT)
-    out = folder(tmp_path, "out")
-    metrics = core.step(LearnerStep(start, out, 1, rows, config, reference=reference), quiet)
-    gaps = [
-        base - own
-        for row, base_T, own_T in zip(
-            rows, core.logprobs(reference, rows), core.logprobs(start, rows), strict=True
-        )
-        for base, own, trained in zip(base_T, own_T, row.mask, strict=True)
-        if trained
-    ]
-    expected = math.fsum(math.expm1(gap) - gap for gap in gaps) / len(gaps)
-    assert expected > 0.1
-    assert metrics["kl_reference"] == pytest.approx(expected, rel=1e-4)
 
 
 # --- sampler against learner ----------------------------------------------------------------------

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from langchain_art.wire import TrainConfig
 from langchain_art_server.backends.peft import learner_core, training_batch
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.training_batch import TrustRegion, windows
+from langchain_art_server.backends.peft.training_batch import windows
 from tests.support.learner_cases import (
     FILES,
     branching_rows,
@@ -88,25 +87,6 @@ def test_further_updates_end_once_the_bound_is_passed(core: LearnerCore, tmp_pat
     assert metrics["updates"] == 4
     assert 0.8 * most < metrics["step_kl"] <= most
     assert metrics["step_kl"] == pytest.approx(naive_divergence(core, start, out, rows), rel=1e-9)
-
-
-@pytest.mark.parametrize(("power", "cuts"), [(2, 1), (4, 1), (1, 3), (0.3, 5)])
-def test_where_divergence_is_no_square_a_step_is_shortened_again(power: float, cuts: int) -> None:
-    one = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    region = TrustRegion([one], 1.0, lambda: None)
-    seen: list[float] = []
-
-    def measure() -> float:
-        seen.append(float(one.detach().norm()) ** power)
-        return seen[-1]
-
-    with torch.no_grad():
-        one.copy_(torch.tensor([6.0, 8.0], dtype=torch.float64))
-    reached, kept = region.shorten(10.0**power, measure)
-    assert reached == seen[-1] <= 1.0 and len(seen) == cuts
-    assert one.tolist() == pytest.approx([6 * kept, 8 * kept], rel=1e-12)
-    if power == 2:
-        assert reached == pytest.approx(0.9, rel=1e-12)
 
 
 @pytest.fixture(autouse=True)

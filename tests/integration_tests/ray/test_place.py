@@ -16,6 +16,7 @@ from langchain_art.errors import EngineUnavailable
 from langchain_art_server.backends.ipc.child_process import SECRET_BYTES, NoPlace
 from langchain_art_server.backends.ipc.worker import Worker, WorkerDied
 from langchain_art_server.backends.ray.engines import EngineHost, RayPlace
+from tests.support.engines import alive
 from tests.support.local_actors import LocalActors
 
 REPO = Path(__file__).parents[3]
@@ -36,14 +37,6 @@ async def make() -> AsyncIterator[Callable[[], Any]]:
     yield start
     for worker in made:
         await worker.close()
-
-
-def there(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 async def pid_of(worker: Worker) -> int:
@@ -75,13 +68,13 @@ async def test_calls_pass_through_a_killed_engine_starts_again_and_ends_with_its
     assert await worker.call("echo", {"again": True}) == {"again": True}
     assert worker.restarts == 2
     pid, placed = await pid_of(worker), worker.place._placed
-    assert there(pid)
+    assert alive(pid)
     await worker.close()
     for _ in range(250):
-        if not there(pid):
+        if not alive(pid):
             break
         await asyncio.sleep(0.02)
-    assert not there(pid) and placed.closed
+    assert not alive(pid) and placed.closed
 
 
 async def test_without_room_calls_are_refused_with_what_is_missing(

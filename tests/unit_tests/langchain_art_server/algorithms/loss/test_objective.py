@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import (
     CISPO,
     DPPOTV,
@@ -21,11 +22,14 @@ from langchain_art.wire import (
     IcePop,
     JobConfig,
     KLPenalty,
+    LRSchedule,
     SequenceMask,
     SFTConfig,
     TrainConfig,
 )
+from langchain_art_server.algorithms.loss.logprob_gap import check_sync, suspects_of
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
+from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens, objective
 from tests.support.naive_losses import Naive, naive_importance, naive_losses
 from tests.support.soak import count
@@ -242,3 +246,30 @@ def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[f
         if update == 0:
             assert made.stats.metrics()["ratio_mean"] == 1.0
             assert made.stats.metrics()["ratio_max_dev"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "expected"),
+    [
+        ({}, range(1, 50), [1.0] * 49),
+        ({"warmup_steps": 4}, range(1, 7), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
+        ({"decay_steps": 4, "final_fraction": 0.0}, range(1, 7), [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
+        ({"warmup_steps": 2, "decay_steps": 12}, (1, 2, 7, 12, 9999), [0.5, 1, 0.55, 0.1, 0.1]),
+    ],
+)
+def test_by_hand(given: dict[str, Any], steps: Sequence[int], expected: list[float]) -> None:
+    schedule = LRSchedule(**{"final_fraction": 0.1} | given)
+    found = [learning_rate(1e-3, schedule, step) for step in steps]
+    assert found == pytest.approx([1e-3 * share for share in expected], rel=1e-12)
+
+
+def test_the_bound_grows_by_itself_with_every_version() -> None:
+    check_sync({"logprob_gap_mean": 0.29, "logprob_gap_max": 0.5}, 0.1, staleness=2.0)
+    with pytest.raises(ArtError, match=r"0\.31 nats apart per token.*at most 0\.3.*staleness 2"):
+        check_sync({"logprob_gap_mean": 0.31, "logprob_gap_max": 0.5}, 0.1, staleness=2.0)
+
+
+def test_calls_of_one_token_have_no_neighbours() -> None:
+    own_T = -3 * torch.rand(12)
+    given = own_T, own_T + 1, {0.5: own_T * 2}, own_T.roll(1), torch.arange(12), [1.0]
+    assert [one.left for one in suspects_of(*given) if "shifted" in one.fault] == [math.inf]

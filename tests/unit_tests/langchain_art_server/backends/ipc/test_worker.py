@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from langchain_art_server.backends.ipc.worker import (
     WorkerDied,
     WorkerHung,
 )
+from tests.support.engines import alive
 from tests.support.soak import in_soak_alone
 
 REPO = Path(__file__).parents[5]
@@ -161,20 +162,26 @@ async def test_a_stream_closed_early_and_a_cancelled_task_cancel_their_calls(
     worker: Worker,
 ) -> None:
     before = await worker.call("cancelled", {})
+
+    async def until(expected: int) -> None:
+        async with asyncio.timeout(20):
+            while await worker.call("cancelled", {}) != expected:
+                await asyncio.sleep(0.02)
+
     stream = worker.stream("wait", {})
     assert await anext(stream) == ("event", "waiting")
-    assert await worker.call("cancelled", {}) == before
+    await until(before)
     await stream.aclose()
-    await _until(lambda: worker.call("cancelled", {}), before + 1)
+    await until(before + 1)
     task = await begun(worker)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await _until(lambda: worker.call("cancelled", {}), before + 2)
+    await until(before + 2)
 
 
 @in_its_loop
-async def test_a_call_that_may_not_be_repeated_is_not_sent_again(
+async def test_a_call_that_may_not_be_repeated_is_not_sent_again_and_another_thrice(
     worker: Worker, tmp_path: Path
 ) -> None:
     restarts = worker.restarts
@@ -185,6 +192,10 @@ async def test_a_call_that_may_not_be_repeated_is_not_sent_again(
     waiting = worker.call("echo", {"i": 1}, resend=False)  # made while there is no engine
     assert not worker.up.is_set() and await waiting == {"i": 1}
     assert worker.restarts == restarts + 1
+    with pytest.raises(WorkerDied):  # a call that always kills the child is given up
+        await worker.call("die", {})
+    assert worker.restarts == restarts + 4
+    assert await worker.call("echo", {}) == {}
 
 
 @in_its_loop
@@ -198,16 +209,6 @@ async def test_kill_9_from_outside_loses_no_call(worker: Worker) -> None:
     # It gave an event before the crash, so it can not be repeated without its caller's knowledge.
     with pytest.raises(WorkerDied):
         await waiting
-
-
-@forked_alone
-@in_its_loop
-async def test_a_call_that_always_kills_the_child_is_given_up(worker: Worker) -> None:
-    restarts = worker.restarts
-    with pytest.raises(WorkerDied):
-        await worker.call("die", {})
-    assert worker.restarts == restarts + 3
-    assert await worker.call("echo", {}) == {}
 
 
 @pytest.mark.skipif(not can_fork(), reason="needs Linux and a CPU build of torch")
@@ -328,26 +329,8 @@ def test_the_child_ends_when_its_parent_is_killed(imports: tuple[str, ...]) -> N
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert _gone(child)
-
-
-def _gone(pid: int) -> bool:
     for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            if not Path("/proc").exists():
-                pytest.skip("needs /proc")
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
-
-
-async def _until(ask: Callable[[], Any], expected: Any) -> None:
-    for _ in range(1000):
-        if await ask() == expected:
+        if not alive(child):
             return
-        await asyncio.sleep(0.02)
-    assert await ask() == expected
+        time.sleep(0.05)
+    raise AssertionError("it runs")
