@@ -1,12 +1,19 @@
-"""How the learner packs rows on a GPU, whose memory is given here; nothing runs on one."""
+"""How the learner packs rows on a GPU, whose memory is given here, and what it does at once.
 
+Nothing runs on one.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import transformers
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import ArtError
@@ -16,11 +23,13 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ipc.step_codec import unpack_step
 from langchain_art_server.backends.ipc.worker import WorkerDied
-from langchain_art_server.backends.peft import packer
+from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.backends.peft import adapter_io, packer
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
 from langchain_art_server.backends.peft.forest.packing import ForestRows
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
+from langchain_art_server.backends.peft.logprob_scoring import Predictions, Scorer
 from langchain_art_server.backends.peft.packer import Way
 from langchain_art_server.config import Settings
 from tests.support.learner_cases import (
@@ -194,3 +203,71 @@ async def test_the_parent_says_how_often_the_process_died(
     request = LearnerStep(tmp_path, tmp_path, 1, rows, TrainConfig(learning_rate=1e-2))
     assert await learner.step(request, report) == {}
     assert attempts == [1, 2, 3]
+
+
+VOCABULARY = 151_936
+
+
+def chunks(device: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many predictions at a time get logits."""
+    config = SimpleNamespace(vocab_size=VOCABULARY)
+    base = SimpleNamespace(
+        device=torch.device(device), config=SimpleNamespace(get_text_config=lambda: config)
+    )
+    scorer, sizes = Scorer(cast(Any, base)), list[int]()
+    scorer.plain_head = True
+
+    def note(outputs_MX: torch.Tensor, *_: Any) -> torch.Tensor:
+        sizes.append(len(outputs_MX))
+        return outputs_MX[:, 0]
+
+    monkeypatch.setattr(scorer, "_of_chunk", note)
+    numbers = torch.zeros(tokens, dtype=torch.int64)
+    scorer.logprobs(
+        torch.zeros(tokens, 1, dtype=torch.bfloat16),
+        Predictions(numbers, numbers, numbers.float(), None),
+    )
+    return sizes
+
+
+@pytest.mark.parametrize(("free", "most"), [(40 << 30, 1766), (2 << 30, 883)])
+def test_a_gpu_makes_logits_in_large_chunks_as_far_as_they_fit(
+    free: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 0)
+    assert max(chunks("cuda", 4000, monkeypatch)) == most
+    assert chunks("cuda", 500, monkeypatch) == [500]
+
+
+def test_a_cpu_makes_logits_in_chunks_that_stay_in_its_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert chunks("cpu", 300, monkeypatch) == [110, 110, 80]
+
+
+@pytest.fixture
+def gpu_parameters() -> Iterator[list[nn.Parameter]]:
+    with FakeTensorMode():
+        yield [nn.Parameter(torch.empty(4, device="cuda")) for _ in range(3)]
+
+
+def test_adam_takes_all_parameters_at_once_on_a_gpu_and_one_after_the_other_on_a_cpu(
+    gpu_parameters: list[nn.Parameter],
+) -> None:
+    assert adapter_io.new_optimizer(gpu_parameters).defaults["foreach"] is True
+    on_cpu = adapter_io.new_optimizer([nn.Parameter(torch.zeros(4))])
+    assert on_cpu.defaults["foreach"] is False
+
+
+def test_a_gpu_that_is_named_is_the_one_that_kernels_run_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert torch_device("cuda:1") == torch.device("cuda:1")
+    torch_device("cpu")
+    torch_device("cuda")
+    assert chosen == [torch.device("cuda:1")]

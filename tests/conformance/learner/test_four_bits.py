@@ -133,16 +133,16 @@ def test_a_step_is_that_of_lora_on_the_same_weights_in_float32(
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.012)])
-def test_sampler_and_learner_agree_as_on_the_unquantised_base(
-    dtype: str, most: float, plain: Path, bases: dict[str, Path], tmp_path: Path
+def test_sampler_and_learner_agree_as_on_an_unquantised_base(
+    dtype: str, most: float, bases: dict[str, Path], tmp_path: Path
 ) -> None:
+    base = bases[dtype]
     words = ("the weather in Paris", "mail of Ann", "Monday at ten", "to the team")
-    for model in (plain, bases[dtype]):
-        core, sampler = LearnerCore(str(model), dtype=dtype), LocalSampler(model, dtype=dtype)
-        adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
-        sampler.load("a@1", adapter)
-        replies = sampler.chat(*[ask(text, adapter="a@1", max_tokens=24, seed=0) for text in words])
-        assert gaps(core, adapter, replies).mean() <= most, model
+    core, sampler = LearnerCore(str(base), dtype=dtype), LocalSampler(base, dtype=dtype)
+    adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
+    sampler.load("a@1", adapter)
+    replies = sampler.chat(*[ask(text, adapter="a@1", max_tokens=24, seed=0) for text in words])
+    assert gaps(core, adapter, replies).mean() <= most
 
 
 def test_a_vision_model_beside_the_text_stays_as_it_is(tmp_path: Path) -> None:

@@ -30,36 +30,30 @@ KINDS = ("mean", "standardized", "leave_one_out", "maxrl")
 def made_batch(seed: int) -> tuple[list[TrajectoryGroup], dict[str, CallRecord]]:
     """Twelve groups of four runs of one to three calls; every reason to be excluded occurs."""
     rng, records, groups = random.Random(seed), dict[str, CallRecord](), list[TrajectoryGroup]()
+
+    def some(least: int, most: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(rng.randint(least, most))]
+
     for g in range(12):
         runs: list[Trajectory] = []
         for i in range(4):
-            prompt = [rng.randrange(VOCAB) for _ in range(4)]
-            turns: list[Turn] = []
-            for k in range(rng.randrange(1, 4)):
-                said = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
-                name = f"c-{g}-{i}-{k}"
-                records[name] = record(
-                    name,
-                    prompt,
-                    said,
-                    version=0 if rng.random() < 0.05 else 9,
-                    logprobs=[-rng.uniform(3.0, 5.0) for _ in said],
-                    finish_reason=rng.choice(["stop", "stop", "stop", "length"]),
-                    excluded_because=rng.choice([None] * 9 + ["greedy_decoding"]),
-                )
-                if rng.random() < 0.05:
-                    del records[name]
-                turns.append(
-                    Turn(
-                        call_id=name,
-                        node=rng.choice(["writer", "writer", "judge"]),
-                        model="p@9",
-                        excluded_because=rng.choice([None] * 9 + ["retried"]),
-                        usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(said)),
-                    )
-                )
-                fork = rng.random() < 0.3  # else the next call goes on from this one's tokens
-                prompt = ([] if fork else [*prompt, *said]) + [rng.randrange(VOCAB)]
+            prompt, turns = some(4, 4), list[Turn]()
+            for k in range(rng.randint(1, 3)):
+                said, name = some(1, 5), f"c-{g}-{i}-{k}"
+                made: dict[str, Any] = {
+                    "version": 0 if rng.random() < 0.05 else 9,
+                    "logprobs": [-rng.uniform(3.0, 5.0) for _ in said],
+                    "finish_reason": rng.choice(["stop", "stop", "stop", "length"]),
+                    "excluded_because": rng.choice([None] * 9 + ["greedy_decoding"]),
+                }
+                if rng.random() > 0.05:
+                    records[name] = record(name, prompt, said, **made)
+                turn: dict[str, Any] = {"node": rng.choice(["writer", "writer", "judge"])}
+                turn |= {"excluded_because": rng.choice([None] * 9 + ["retried"])}
+                usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(said))
+                turns.append(Turn(call_id=name, model="p@9", usage=usage, **turn))
+                # A call goes on from the last one's tokens, or from none.
+                prompt = ([] if rng.random() < 0.3 else [*prompt, *said]) + some(1, 1)
             status = rng.choice(["completed"] * 8 + ["failed", "truncated"])
             reward = None if status == "failed" else rng.choice([None, 0.0, 1.0, 1.0, 0.3])
             if g % 4 == 3 and reward is not None:

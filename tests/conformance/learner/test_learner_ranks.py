@@ -123,23 +123,18 @@ async def test_the_pairs_of_a_preference_step_may_be_on_different_ranks(
 
 
 @pytest.mark.slow
-async def test_ranks_without_rows_wait_and_ranks_that_are_closed_leave_no_folder(
+async def test_ranks_that_are_closed_in_a_step_end_and_leave_no_folder(
     tiny: str, tmp_path: Path
 ) -> None:
-    temporary = folder(tmp_path, "temporary")
-    core, learner = LearnerCore(tiny), with_folders_in(temporary, ranked(tiny))
-    start, rows = fresh(core, tmp_path), make_rows(1)
-    expected, out = folder(tmp_path, "expected"), folder(tmp_path, "out")
-    config = TrainConfig(learning_rate=1e-2, **LENIENT)
-    alone = core.step(LearnerStep(start, expected, 1, rows, config), quiet)
-    ranks, begun = list[int](), asyncio.Event()
+    temporary, start = folder(tmp_path, "temporary"), folder(tmp_path, "start")
+    learner, begun = with_folders_in(temporary, ranked(tiny)), asyncio.Event()
 
     async def say(_fraction: float, _message: str) -> None:
         begun.set()
 
     await learner.start()
     try:
-        metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
+        await learner.init_adapter(start, LORA)
         ranks = others(learner.pid)
         cut = LearnerStep(start, folder(tmp_path, "cut"), 1, make_rows(40), LONG)
         task = asyncio.create_task(learner.step(cut, say))
@@ -147,9 +142,6 @@ async def test_ranks_without_rows_wait_and_ranks_that_are_closed_leave_no_folder
         assert len([*temporary.glob("art-ranks-*/**/rows.npz")]) == 1
     finally:
         await learner.close()
-    assert distance(out, expected, FILES[1]) <= 1e-6
-    assert metrics["rows"] == 1
-    assert metrics["loss"] == pytest.approx(alone["loss"], rel=1e-5)  # Adam does not see its scale
     with pytest.raises(EngineUnavailable, match="shut down"):
         await task
     assert len(ranks) == 1

@@ -35,36 +35,27 @@ TOLERANCE = 1e-5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="session")
-def python() -> Path:
-    return unsloth_python()
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        "qwen3",
-        *map(in_soak_alone, ("llama", "gemma3")),
-    ],
-)
+@pytest.fixture(scope="module", params=["qwen3", *map(in_soak_alone, ("llama", "gemma3"))])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("unsloth") / request.param, request.param)
 
 
-def learner_for(model: Path, python: Path, **settings: object) -> UnslothLearner:
-    chosen = {"python": python, "threads": 1} | settings
-    return UnslothLearner(
-        Settings(model=str(model), device="cpu", learner=UnslothSettings.model_validate(chosen))
-    )
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def learner(model: Path, python: Path) -> AsyncIterator[UnslothLearner]:
+async def learner(model: Path) -> AsyncIterator[UnslothLearner]:
     """One child for each model. It lives in one event loop, as the tests that use it do."""
-    made = learner_for(model, python)
+    chosen = UnslothSettings(python=unsloth_python(), threads=1)
+    made = UnslothLearner(Settings(model=str(model), device="cpu", learner=chosen))
     await made.start()
     yield made
     await made.close()
+
+
+def check(theirs: Path, ours: Path, first: Path) -> None:
+    """Both have learned, the same."""
+    got, wanted, start = (load_file(path / FILES[1]) for path in (theirs, ours, first))
+    assert got.keys() == wanted.keys()
+    assert max((wanted[name] - start[name]).abs().max().item() for name in got) > 0.01
+    assert max((got[name] - wanted[name]).abs().max().item() for name in got) <= TOLERANCE
 
 
 @pytest.mark.soak
@@ -91,12 +82,7 @@ async def test_its_adapter_is_the_peft_learners(
         theirs = out
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
         assert metrics["forest"] == expected["forest"]
-    got, wanted = load_file(theirs / FILES[1]), load_file(ours / FILES[1])
-    first = load_file(tmp_path / "theirs0" / FILES[1])
-    assert got.keys() == wanted.keys()
-    assert max((wanted[name] - first[name]).abs().max().item() for name in got) > 0.01
-    apart = max((got[name] - wanted[name]).abs().max().item() for name in got)
-    assert apart <= TOLERANCE
+    check(theirs, ours, tmp_path / "theirs0")
     rows = make_rows(4)
     for adapter in (theirs, None):
         found = await learner.logprobs(adapter, rows)
@@ -122,9 +108,7 @@ async def test_its_preference_steps_are_the_peft_learners(
         theirs = out
         assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
         assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
-    got, wanted, start = (load_file(path / FILES[1]) for path in (theirs, ours, first))
-    assert max((wanted[name] - start[name]).abs().max().item() for name in got) > 0.01
-    assert max((got[name] - wanted[name]).abs().max().item() for name in got) <= TOLERANCE
+    check(theirs, ours, first)
 
 
 @pytest.mark.asyncio(loop_scope="module")
