@@ -1,21 +1,23 @@
-"""Plain graphs and single agents."""
+"""Plain graphs, single agents, and their tools."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import ConfigurableField
+from langchain_core.tools import InjectedToolCallId, tool
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, create_react_agent
+from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
+from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
-from tests.conformance.suite.harness import Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import talk
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
+from tests.conformance.suite.nodes import line, talk
 from tests.conformance.suite.outcomes import same
 from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, run_agent, weigh
 
@@ -94,32 +96,6 @@ def tagged(kit: Kit) -> Program:
 
 
 @topology(
-    "a chain as a node",
-    Expect("answer", "hello", step=1, tags=("run",)),
-    remark="prompt, model and parser in one runnable",
-)
-def chain_node(kit: Kit) -> Program:
-    prompt = ChatPromptTemplate.from_messages(
-        [("system", "Be kind."), ("placeholder", "{messages}")]
-    )
-    chain = prompt | kit.model | (lambda reply: {"messages": [reply]})
-    yield kit.run(alone(chain), kit.ask("hello"), {"tags": ["run"]})
-
-
-@topology(
-    "a model chosen at run time",
-    Expect("answer", "hello", step=1),
-    remark="`configurable_alternatives`",
-)
-def configurable(kit: Kit) -> Program:
-    model = kit.foreign().configurable_alternatives(
-        ConfigurableField("model"), default_key="foreign", ours=kit.model
-    )
-    graph = alone(kit.node(model))
-    yield kit.run(graph, kit.ask("hello"), {"configurable": {"model": "ours"}})
-
-
-@topology(
     "content blocks",
     *Expect.turns("model", "look", "a door"),
     Expect("model", "still a door", step=1),
@@ -194,16 +170,10 @@ def named_agent(kit: Kit) -> Program:
     yield run_agent(kit, LOOK, "a door", name="scout")
 
 
-@topology("parallel tool calls", *Expect.turns("model", "Both.", "a heavy door"))
-def parallel_tools(kit: Kit) -> Program:
-    agent = create_agent(kit.model, [look, weigh])
-    yield kit.run(agent, kit.ask({"say": "Both.", "calls": [LOOK, WEIGH]}, "a heavy door"))
-
-
 @topology(
     "a tool that fails",
     *Expect.turns("agent", "drop", "it is stuck"),
-    remark="LangGraph answers the model with the error; nothing is excluded",
+    remark="create_react_agent; LangGraph answers the model with the error; nothing is excluded",
 )
 def failing_tool(kit: Kit) -> Program:
     agent = create_react_agent(kit.model, ToolNode([drop], handle_tool_errors=True))
@@ -256,37 +226,6 @@ def structured_node(kit: Kit) -> Program:
 
 
 @topology(
-    "create_react_agent",
-    *Expect.turns("agent", "look", "a door"),
-    remark="langgraph.prebuilt's, from before create_agent",
-)
-def react_agent(kit: Kit) -> Program:
-    agent = create_react_agent(kit.model, [look], prompt="Look around.")
-    yield kit.run(agent, kit.ask(LOOK, "a door"))
-
-
-@topology(
-    "create_react_agent with a response format",
-    *Expect.turns("agent", "look", "a door"),
-    Expect("generate_structured_response", SAFETY, step=4),
-)
-def react_structured(kit: Kit) -> Program:
-    agent = create_react_agent(kit.model, [look], response_format=Safety)
-    yield kit.run(agent, kit.ask(LOOK, "a door", SAFETY))
-
-
-@topology(
-    "several choices of one request",
-    Expect("answer", "hello", step=1, task="node"),
-    *Expect.turns("answer", "hello", "hello", apart=0, task="node", why="superseded_unchosen"),
-    modes=("invoke", "ainvoke"),
-    remark="`n=3`; the server streams one choice only",
-)
-def several_choices(kit: Kit) -> Program:
-    yield kit.run(alone(kit.node(kit.chat(n=3))), kit.ask("hello"))
-
-
-@topology(
     "the best of three, by a critic",
     Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "hello", step=1, task="node"),
@@ -318,3 +257,51 @@ def votes(kit: Kit) -> Program:
         return {"messages": [("ai", max(set(heard), key=heard.count))]}
 
     yield kit.run(alone(talk(kit, node)), kit.ask("hello"))
+
+
+@in_two_modes(
+    "a tool node in a graph of one's own",
+    *Expect.turns("agent", "look, look", "two doors"),
+    remark="`ToolNode`, `tools_condition`",
+)
+def tool_node(kit: Kit) -> Program:
+    graph = StateGraph(MessagesState).add_node("agent", kit.node(kit.model.bind_tools([look])))
+    graph.add_node("tools", ToolNode([look])).add_edge(START, "agent").add_edge("tools", "agent")
+    graph.add_conditional_edges("agent", tools_condition)
+    yield kit.run(graph.compile(), kit.ask({"calls": [LOOK, LOOK]}, "two doors"))
+
+
+@in_two_modes(
+    "a tool that steers the graph",
+    Expect("desk", "pass_on", step=1),
+    Expect("expert", "solved", step=3),
+    remark="a tool's `Command(goto=…, update=…)`",
+)
+def steering_tool(kit: Kit) -> Program:
+    @tool
+    def pass_on(id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Pass on."""
+        done = ToolMessage("Passed on.", tool_call_id=id)
+        return Command(goto="expert", update={"messages": [done]})
+
+    graph = line(MessagesState, desk=kit.node(kit.model.bind_tools([pass_on])))
+    graph.add_node("tools", ToolNode([pass_on])).add_edge("desk", "tools")
+    graph.add_node("expert", kit.node())
+    yield kit.run(graph.compile(), kit.ask({"call": "pass_on"}, "solved"))
+
+
+@in_two_modes(
+    "a tool that asks a person",
+    *Expect.turns("model", "confirm", "as you wish"),
+    threaded=True,
+    remark="`interrupt` in a tool: the model's own node is not run again",
+)
+def asking_tool(kit: Kit) -> Program:
+    @tool
+    def confirm() -> str:
+        """Ask a person."""
+        return interrupt("sure?")
+
+    agent = create_agent(kit.model, [confirm], checkpointer=InMemorySaver())
+    yield kit.run(agent, kit.ask({"call": "confirm"}, "as you wish"))
+    yield kit.run(agent, Command(resume="yes"))

@@ -1,4 +1,4 @@
-"""Branches: parallel, conditional, going in circles, handing over."""
+"""Branches: parallel, conditional, going in circles, handing over, jumping."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 from langchain_core.messages import AIMessage
-from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Send
 
-from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import (
     RETRY,
     Failing,
@@ -111,20 +111,6 @@ def one_prompt(kit: Kit) -> Program:
 
 
 @topology(
-    "a deferred node",
-    Expect("short", "s", step=1),
-    *Expect.line(long="l 0", longer="l 1", last="end"),
-    ordered=False,
-)
-def deferred(kit: Kit) -> Program:
-    graph = beside(Said, short=chain(kit, "s"), long=chain(kit, "l 0"))
-    graph.add_node("longer", chain(kit, "l 1")).add_edge("long", "longer")
-    graph.add_node("last", chain(kit, "end"), defer=True)
-    graph.add_edge("short", "last").add_edge("longer", "last")
-    yield kit.run(graph.compile(), {"said": []})
-
-
-@topology(
     "conditional edges and a cycle",
     *Expect.turns("think", "more", "even more", "enough", apart=1),
     Expect("answer", "yes", step=4),
@@ -136,23 +122,6 @@ def cycle(kit: Kit) -> Program:
     graph = StateGraph(MessagesState).add_node("think", kit.node()).add_node("answer", kit.node())
     graph.add_edge(START, "think").add_conditional_edges("think", onward)
     yield kit.run(graph.compile(), kit.ask("more", "even more", "enough", "yes"))
-
-
-@topology(
-    "Command(goto) in a circle",
-    *Expect.line(write="one", criticise="again"),
-    Expect("write", "two", step=3),
-    Expect("criticise", "good", step=4),
-)
-def goto(kit: Kit) -> Program:
-    def criticise(state: Any) -> Generator[Any, AIMessage, Any]:
-        reply = yield state["messages"]
-        return Command(goto=END if reply.text == "good" else "write", update={"messages": [reply]})
-
-    graph = StateGraph(MessagesState).add_node("write", kit.node())
-    graph.add_node("criticise", talk(kit, criticise), destinations=("write", END))
-    graph.add_edge(START, "write").add_edge("write", "criticise")
-    yield kit.run(graph.compile(), kit.ask("one", "again", "two", "good"))
 
 
 @topology(
@@ -171,3 +140,19 @@ def parent_handoff(kit: Kit) -> Program:
     graph = StateGraph(MessagesState).add_node("desk", desk).add_node("expert", kit.node())
     graph.add_edge(START, "desk")
     yield kit.run(graph.compile(), kit.ask("hello", "wait", "solved"))
+
+
+@in_two_modes(
+    "Command(goto) with Send, and a node that waits for all",
+    Expect("plan", "three", step=1),
+    *(Expect("work", "w", step=2, task=f"work {number}") for number in range(3)),
+    Expect("sum", "s", step=3),
+    ordered=False,
+)
+def goto_send(kit: Kit) -> Program:
+    sends = [Send("work", {"said": []}) for _ in range(3)]
+    plan = chain(kit, "three", then=lambda state: Command(goto=sends))
+    graph = StateGraph(Said).add_node("plan", plan, destinations=("work",))
+    graph.add_node("work", chain(kit, "w")).add_node("sum", chain(kit, "s"), defer=True)
+    graph.add_edge(START, "plan").add_edge("work", "sum")
+    yield kit.run(graph.compile(), {"said": []})

@@ -12,7 +12,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
 from langgraph.types import Command, interrupt
 
-from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import Failing, Said, beside, chain, line, talk
 from tests.conformance.suite.outcomes import same
 
@@ -60,13 +60,13 @@ def resumed(kit: Kit) -> Program:
     ),
     *Expect.turns("careful", "sure? 3", "really? 3", apart=0, task="careful"),
     threaded=True,
+    remark='`durability="exit"`: checkpoints are written where the graph stops, alone',
 )
 def several_interrupts(kit: Kit) -> Program:
     graph = line(MessagesState, careful=careful(kit, "sure?", "really?"))
     agent = graph.compile(checkpointer=InMemorySaver())
-    yield kit.run(agent, kit.ask("unused"))
-    yield kit.run(agent, Command(resume="yes"))
-    yield kit.run(agent, Command(resume="yes, really"))
+    for given in (kit.ask("unused"), Command(resume="yes"), Command(resume="yes, really")):
+        yield kit.run(agent, given, durability="exit")
 
 
 @topology(
@@ -225,3 +225,35 @@ def turns_of_a_thread(kit: Kit) -> Program:
     agent = line(MessagesState, answer=kit.node()).compile(checkpointer=InMemorySaver())
     yield kit.run(agent, kit.ask("one", "two"))
     yield kit.run(agent, {"messages": [("user", "And?")]})
+
+
+@in_two_modes(
+    "a subgraph with a memory of its own",
+    *Expect.turns("team/work", "one", "two", apart=3),
+    threaded=True,
+    remark="`compile(checkpointer=True)`: its thread goes on in the second turn",
+)
+def subgraph_memory(kit: Kit) -> Program:
+    team = line(MessagesState, work=kit.node()).compile(checkpointer=True)
+    agent = line(MessagesState, team=team).compile(checkpointer=InMemorySaver())
+    yield kit.run(agent, kit.ask("one", "two"))
+    yield kit.run(agent, {"messages": [("user", "And?")]})
+
+
+@in_two_modes(
+    "a subgraph without checkpoints, made again after an interrupt",
+    Expect("team/work", "one", step=1, task="work", why="superseded_interrupted"),
+    Expect("team/work", "one", step=1, task="again"),
+    threaded=True,
+    remark="`compile(checkpointer=False)` around a node that asks a person after it",
+)
+def subgraph_forgets(kit: Kit) -> Program:
+    team = line(MessagesState, work=kit.node()).compile(checkpointer=False)
+
+    def node(state: Any) -> Any:
+        said = yield team, state
+        return {"messages": [said["messages"][-1], HumanMessage(interrupt("sure?"))]}
+
+    agent = line(MessagesState, team=talk(kit, node)).compile(checkpointer=InMemorySaver())
+    yield kit.run(agent, kit.ask("one"))
+    yield kit.run(agent, Command(resume="yes"))

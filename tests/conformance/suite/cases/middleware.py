@@ -1,4 +1,4 @@
-"""Agents with middleware: what it asks by itself, rewrites, retries, or holds back."""
+"""Agents with middleware: what it asks by itself, rewrites, retries, holds back, or jumps to."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from langchain.agents.middleware import (
     ClearToolUsesEdit,
     ContextEditingMiddleware,
     HumanInTheLoopMiddleware,
-    LLMToolEmulator,
     LLMToolSelectorMiddleware,
+    ModelCallLimitMiddleware,
     ModelFallbackMiddleware,
-    ModelRetryMiddleware,
     PIIMiddleware,
     SummarizationMiddleware,
     ToolRetryMiddleware,
+    after_agent,
+    after_model,
+    before_agent,
     dynamic_prompt,
     wrap_model_call,
+    wrap_tool_call,
 )
+from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from langchain_art import ChatART
-from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import Failing, talk
 from tests.conformance.suite.scripts import script
 from tests.conformance.suite.tools import LOOK, WEIGH, look, run_agent, weigh
@@ -50,22 +53,6 @@ def summarising(kit: Kit) -> Program:
         summary_prompt=kit.says("in short: " + script("", "a door")) + "{messages}",
     )
     yield run_agent(kit, LOOK, middleware=[summarise])
-
-
-@topology(
-    "trimming middleware",
-    *Expect.turns("model", "look", "weigh", "a heavy door"),
-    remark="the trimmed prompt starts a new row",
-)
-def trimming(kit: Kit) -> Program:
-    def trim(request: Any, handler: Any) -> Any:
-        first, *rest = request.messages
-        return (yield handler, request.override(messages=[first, *rest[-2:]]))
-
-    middleware = [wrap_model_call(talk(kit, trim))]
-    agent = create_agent(kit.model, [look, weigh], middleware=middleware)
-    last = {"call": "weigh", "args": {"what": script("a heavy door")}}  # the result leads on
-    yield kit.run(agent, kit.ask(LOOK, last))
 
 
 @topology(
@@ -99,58 +86,6 @@ def changing_prompt(kit: Kit) -> Program:
 def redacting(kit: Kit) -> Program:
     redact = PIIMiddleware("email", apply_to_input=False, apply_to_output=True)
     yield run_agent(kit, {"say": "Ask ann@example.com.", **LOOK}, "a door", middleware=[redact])
-
-
-class Unsteady(ChatART):
-    """Cannot reach the server at first."""
-
-    failing: Any
-
-    def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        self.failing()
-        return super()._generate(*args, **kwargs)
-
-    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
-        self.failing()
-        return await super()._agenerate(*args, **kwargs)
-
-    def _stream(self, *args: Any, **kwargs: Any) -> Any:
-        self.failing()
-        yield from super()._stream(*args, **kwargs)
-
-    async def _astream(self, *args: Any, **kwargs: Any) -> Any:
-        self.failing()
-        async for chunk in super()._astream(*args, **kwargs):
-            yield chunk
-
-
-@topology(
-    "model-retry middleware",
-    Expect("model", "", step=1, task="first", why="superseded_error"),
-    Expect("model", "look", step=1, task="first"),
-    Expect("model", "a door", step=3),
-)
-def model_retry(kit: Kit) -> Program:
-    model = Unsteady(model=kit.served.policy, failing=Failing(1), **kit.address)
-    retry = ModelRetryMiddleware(initial_delay=0.001, jitter=False)
-    agent = create_agent(model, [look], middleware=[retry])
-    yield kit.run(agent, kit.ask(LOOK, "a door"))
-
-
-@topology(
-    "middleware that asks again",
-    Expect("model", "look", step=1, task="node", why="superseded_unchosen"),
-    Expect("model", "look", step=1, task="node"),
-    Expect("model", "a door", step=3, task="last", why="superseded_unchosen"),
-    Expect("model", "a door", step=3, task="last"),
-    remark="the node returns the last reply only",
-)
-def asking_again(kit: Kit) -> Program:
-    def again(request: Any, handler: Any) -> Any:
-        yield handler, request
-        return (yield handler, request)
-
-    yield run_agent(kit, LOOK, "a door", middleware=[wrap_model_call(talk(kit, again))])
 
 
 @topology(
@@ -242,13 +177,76 @@ def tool_selecting(kit: Kit) -> Program:
     yield kit.run(agent, {"messages": [("user", f"Look, {kit.number}.")]})
 
 
-@topology(
-    "a model that plays the tools",
-    Expect("model", "look", step=1),
-    Expect("tools/tool_emulation", "a red door", step=2, node="tools"),
-    Expect("model", "it is red", step=3),
-    remark="LLMToolEmulator",
+@in_two_modes(
+    "a limit of model calls",
+    *Expect.turns("model", "look", "weigh", first=2, apart=4),
+    remark="ModelCallLimitMiddleware ends the agent in the model's place",
 )
-def tool_emulator(kit: Kit) -> Program:
-    asked = {"call": "look", "args": {"what": kit.says("a red door")}}
-    yield run_agent(kit, asked, "it is red", middleware=[LLMToolEmulator(model=kit.model)])
+def model_call_limit(kit: Kit) -> Program:
+    limit = ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")
+    yield run_agent(kit, LOOK, WEIGH, "never", tools=[look, weigh], middleware=[limit])
+
+
+@in_two_modes(
+    "calls before and after an agent",
+    Expect("opening.before_agent", "a plan", step=1),
+    Expect("model", "a door", step=2),
+    Expect("closing.after_agent", "well done", step=3),
+)
+def around_agent(kit: Kit) -> Program:
+    def opening(state: Any, runtime: Any) -> Any:
+        return {"messages": [(yield state["messages"])]}
+
+    def closing(state: Any, runtime: Any) -> Any:
+        return {"messages": [(yield state["messages"])]}
+
+    middleware = [before_agent(talk(kit, opening)), after_agent(talk(kit, closing))]
+    yield run_agent(kit, "a plan", "a door", "well done", middleware=middleware)
+
+
+@in_two_modes(
+    "a guard that sends the model back",
+    *Expect.turns("model", "rude", "polite"),
+    remark="`after_model` with `jump_to`",
+)
+def sent_back(kit: Kit) -> Program:
+    @after_model(can_jump_to=["model"])
+    def guard(state: Any, runtime: Any) -> Any:
+        if state["messages"][-1].text == "rude":
+            return {"messages": [HumanMessage("Be polite.")], "jump_to": "model"}
+        return None
+
+    yield run_agent(kit, "rude", "polite", middleware=[guard])
+
+
+@in_two_modes(
+    "another model from the second step on",
+    Expect("model", "look", step=1),
+    Expect("model", "a door", step=3, why="other_policy"),
+    remark="`wrap_model_call` overrides the request's model",
+)
+def other_model(kit: Kit) -> Program:
+    rival = kit.chat(kit.rival)
+
+    def choose(request: Any, handler: Any) -> Any:
+        later = len(request.messages) > 1
+        return (yield handler, request.override(model=rival) if later else request)
+
+    middleware = [wrap_model_call(talk(kit, choose))]
+    yield run_agent(kit, LOOK, "a door", middleware=middleware)
+
+
+@in_two_modes(
+    "a tool call that the model checks",
+    *Expect.line(model="look", tools="not allowed"),
+    Expect("model", "a pity", step=3),
+    remark="`wrap_tool_call` asks, and answers in the tool's place",
+)
+def checked_tool(kit: Kit) -> Program:
+    prompt = kit.says("not allowed")
+
+    def check(request: Any, handler: Any) -> Any:
+        said = yield prompt
+        return ToolMessage(said.text, tool_call_id=request.tool_call["id"])
+
+    yield run_agent(kit, LOOK, "a pity", middleware=[wrap_tool_call(talk(kit, check))])

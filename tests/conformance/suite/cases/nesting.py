@@ -1,17 +1,18 @@
-"""Graphs in graphs, in nodes and in tools; several agents; the functional API."""
+"""Graphs in graphs, in nodes and in tools; the functional API."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from functools import partial
 from typing import Any
 
 from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
-from langgraph.prebuilt import create_react_agent
 
-from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
 from tests.conformance.suite.nodes import line, talk
 from tests.conformance.suite.tools import LOOK, WEIGH, look, run_agent, weigh
 
@@ -65,22 +66,6 @@ def model_in_tool(kit: Kit) -> Program:
 
 
 @topology(
-    "a graph inside of a tool",
-    Expect("model", "delegate", step=1),
-    *Expect.turns("tools/model", "look", "a door"),
-    Expect("model", "it is a door", step=3),
-)
-def graph_in_tool(kit: Kit) -> Program:
-    inner = create_agent(kit.model, [look])
-
-    def delegate() -> Any:
-        """Delegate."""
-        return (yield inner, kit.ask(LOOK, "a door"))["messages"][-1].text
-
-    yield run_agent(kit, {"call": "delegate"}, "it is a door", tools=[tool(talk(kit, delegate))])
-
-
-@topology(
     "agents in parallel tool calls",
     Expect("model", "delegate, delegate", step=1),
     *Expect.turns("tools/model", "look", "left"),
@@ -99,41 +84,6 @@ def agents_in_parallel_tools(kit: Kit) -> Program:
 
     both = [{"call": "delegate", "args": {"side": side}} for side in asks]
     yield run_agent(kit, {"calls": both}, "both", tools=[tool(talk(kit, delegate))])
-
-
-@topology(
-    "a supervisor",
-    Expect("supervisor/agent", "transfer_to_scout", step=1),
-    *Expect.turns("scout/agent", "look", "a door"),
-    Expect("supervisor/agent", "it is a door", step=1),
-    remark="langgraph-supervisor",
-)
-def supervisor(kit: Kit) -> Program:
-    from langgraph_supervisor import create_supervisor
-
-    scout = create_react_agent(kit.model, [look], name="scout")
-    team = create_supervisor([scout], model=kit.model, prompt="Lead.").compile()
-    asked = kit.ask({"call": "transfer_to_scout"}, LOOK, "a door", "it is a door")
-    yield kit.run(team, asked)
-
-
-@topology(
-    "a swarm",
-    Expect("scout/agent", "transfer_to_smith", step=1),
-    *Expect.turns("smith/agent", "look", "a door"),
-    remark="langgraph-swarm",
-)
-def swarm(kit: Kit) -> Program:
-    from langgraph_swarm import create_handoff_tool, create_swarm
-
-    agents = [
-        create_react_agent(
-            kit.model, [look, create_handoff_tool(agent_name=other)], name=name, prompt=name
-        )
-        for name, other in (("scout", "smith"), ("smith", "scout"))
-    ]
-    team = create_swarm(agents, default_active_agent="scout").compile()
-    yield kit.run(team, kit.ask({"call": "transfer_to_smith"}, LOOK, "a door"))
 
 
 @topology(
@@ -156,3 +106,45 @@ def functional(kit: Kit) -> Program:
         return (yield kit.says("the end") + verdict).text
 
     yield kit.run(entrypoint()(talk(kit, essay)), kit.says("a draft"))
+
+
+@topology(
+    "memories extracted in a node",
+    Expect("chat", "I am Ann", step=1),
+    Expect("memorise/extract", "Memory", step=1),
+    Expect("answer", "Ann it is", step=3),
+    remark="langmem's manager is a graph of its own, whose calls are forced",
+)
+def extracting(kit: Kit) -> Program:
+    from langmem import create_memory_manager
+
+    manager = create_memory_manager(kit.model, enable_updates=False, enable_deletes=False)
+
+    memory = {"call": "Memory", "args": {"content": "Ann likes doors"}}
+
+    def memorise(state: Any) -> Any:
+        asked = [state["messages"][-1], HumanMessage(kit.says(memory))]
+        found = yield manager, {"messages": asked, "max_steps": 1}
+        kept = "; ".join(one.content.content for one in found)
+        return {"messages": [HumanMessage(f"{kept} {kit.says('Ann it is')}")]}
+
+    graph = line(MessagesState, chat=kit.node(), memorise=talk(kit, memorise), answer=kit.node())
+    yield kit.run(graph.compile(), kit.ask("I am Ann"))
+
+
+@in_two_modes(
+    "a graph that calls itself",
+    Expect("work", "three", step=1, task="a"),
+    Expect("work/work", "two", step=1),
+    Expect("work/work/work", "one", step=1),
+)
+def recursive(kit: Kit) -> Program:
+    def work(state: Any) -> Generator[Any, AIMessage, Any]:
+        reply = yield state["messages"]
+        messages = [*state["messages"], reply]
+        if reply.text != "one":
+            yield graph, {"messages": messages}
+        return {"messages": [reply]}
+
+    graph = line(MessagesState, work=talk(kit, work)).compile()
+    yield kit.run(graph, kit.ask("three", "two", "one"))
