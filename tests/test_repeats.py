@@ -10,7 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.support import forked_start, seeds
 from tests.support.soak import VARIABLE as SOAK
@@ -45,14 +44,6 @@ def test_a_test_draws_the_same_seed_each_time_and_another_than_others(item: pyte
     assert drawn(other, fails=False) != own
 
 
-def test_a_group_of_pytest_xdist_changes_no_seed(
-    item: pytest.Item, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = drawn(item, fails=False)
-    monkeypatch.setattr(item, "_nodeid", f"{item.nodeid}@group")
-    assert drawn(item, fails=False) == own
-
-
 @pytest.mark.parametrize("how", [(seeds.VARIABLE, "random"), (SOAK, "0.1")])
 def test_a_new_seed_that_fails_is_drawn_until_it_passes(
     item: pytest.Item, monkeypatch: pytest.MonkeyPatch, how: tuple[str, str]
@@ -70,10 +61,6 @@ def test_a_new_seed_that_fails_is_drawn_until_it_passes(
     monkeypatch.delenv(seeds.VARIABLE)
     assert drawn(item, fails=False) == found
     assert drawn(item, fails=False) == own
-
-
-def test_examples_are_the_same_each_time() -> None:
-    assert settings().derandomize is not seeds.explores()
 
 
 def test_nothing_runs_a_failed_test_once_more() -> None:

@@ -78,29 +78,6 @@ def test_quoted_figures_are_the_published_ones() -> None:
     assert not [(page, one, wrong) for page, one in quoted if (wrong := unsupported(one))]
 
 
-def test_the_readme_quotes_every_figure_with_its_section() -> None:
-    text = (REPO / "README.md").read_text().partition("## Wrap what you have")[0]
-    without = [
-        one
-        for one in sentences(re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text))
-        if re.search(r"\d\.\d+ ±|\d times", one) and not LINK.search(one)
-    ]
-    assert not without
-
-
-def test_a_quote_is_its_figure_or_the_figure_rounded() -> None:
-    for sentence, wrong in (
-        ("The [race](benchmarks.md#race): 1.52 times.", []),
-        ("The [race](benchmarks.md#race): 1.5 times.", []),
-        ("The [race](benchmarks.md#race): 1.6 times.", [Decimal("1.6")]),
-        ("The [race](docs/benchmarks.md#race): 5.1 times.", [Decimal("5.1")]),
-        ("1.1 to 6.5 times ([one](gpu.md#on-one-h200)).", []),
-        ("1.1 to 6.9 times ([one](gpu.md#on-one-h200)).", [Decimal("6.9")]),
-        ("A page that measures itself: 9.9 times.", []),
-    ):
-        assert unsupported(sentence) == wrong
-
-
 def test_the_gpu_page_has_the_stored_measurement() -> None:
     page = section("gpu.md", "on-one-h200")
     for name, one in json.loads(H200.read_text())["workloads"].items():
@@ -113,13 +90,3 @@ def test_the_gpu_page_has_the_stored_measurement() -> None:
             f"| {forest['peak_bytes'] / 1e9:.1f} GB |"
         )
         assert row in page, name
-
-
-def test_the_table_of_examples_has_the_demo_s_figures() -> None:
-    page = (DOCS / "examples" / "index.md").read_text()
-    row = re.search(r"^\| `email-search` \| .*± .*$", page, re.MULTILINE)
-    assert row
-    missing = set(re.findall(r"\d\.\d+ ± \d\.\d+", row[0])) - set(
-        re.findall(r"\d\.\d+ ± \d\.\d+", section("benchmarks.md", "demo"))
-    )
-    assert not missing

@@ -160,16 +160,6 @@ def test_each_replica_of_the_sampler_is_shown(watched: Watched) -> None:
     )
 
 
-def test_what_a_view_asks_first_is_asked_once_and_with_the_session(watched: Watched) -> None:
-    """It does not wait for the view's modules, and the view does not ask a second time."""
-    asked: list[str] = []
-    watched.page.on("request", lambda sent: asked.append(sent.url.removeprefix(watched.root)))
-    page = watched.go("overview")
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    assert asked.count("/page/overview") == 1
-    assert asked.index("/page/overview") < asked.index("/page/static/views/overview.js")
-
-
 def test_the_overview_shows_what_workers_do(watched: Watched, client: ArtClient) -> None:
     name, batch = f"box:{uuid.uuid4().hex[:6]}", uuid.uuid4().hex
     worker, rollout = f"w-{batch}", "my_agent:<b>rollout</b>"

@@ -93,6 +93,8 @@ def test_a_run_that_is_deleted_while_it_is_watched(
     expect(page.get_by_role("heading", name="No such run is stored here")).to_be_visible()
 
 
+#: Names that JavaScript's objects have already.
+NAMES = ("constructor", "__proto__", "toString", "valueOf")
 #: Calls of one run, each with one of the strings.
 CALLS = 25
 
@@ -132,7 +134,7 @@ def hostile_run(name: str, texts: list[str]) -> dict[str, Any]:
 
 @pytest.mark.soak
 def test_what_models_tools_and_judges_say_is_text(watched: Watched, http: httpx.Client) -> None:
-    strings = some_markup_strings()
+    strings = [*some_markup_strings(), *NAMES]
     group = f"h-{uuid.uuid4().hex}"
     parts = [strings[at : at + CALLS] for at in range(0, len(strings), CALLS)]
     runs = [hostile_run(f"{group}-{index}", texts) for index, texts in enumerate(parts)]
