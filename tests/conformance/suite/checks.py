@@ -13,9 +13,8 @@ from uuid import uuid4
 
 from langchain_art.evaluators import score_groups
 from langchain_art.wire import TrainConfig, TrajectoryAudit, TrajectoryGroup, Turn
-from tests.conformance.suite.harness import Expect
+from tests.conformance.suite.harness import CannotBeChecked, Expect, NotHeld, holds, same
 from tests.conformance.suite.model import TWINS
-from tests.conformance.suite.outcomes import CannotBeChecked, NotHeld, holds, same
 from tests.conformance.suite.performance import Performance
 
 

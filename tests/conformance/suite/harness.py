@@ -12,6 +12,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -24,9 +25,8 @@ from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
 from langchain_art.chat_models.chat_art import ChatART
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.tracing.handler import CaptureHandler
-from tests.conformance.suite.outcomes import CannotBeChecked
 from tests.conformance.suite.scripts import script
 
 T = TypeVar("T")
@@ -37,6 +37,45 @@ TWO_MODES: tuple[Mode, ...] = ("invoke", "astream")
 RunStep: TypeAlias = "Callable[[], Any]"
 Program: TypeAlias = "Generator[RunStep, Any, None]"
 """Yields what is to be run, one after the other (`Kit.run`), and is sent each result."""
+
+
+#: Characters of a value that a reason shows.
+_MOST_SHOWN = 1500
+
+
+class NotHeld(ArtError, code="not_held"):
+    """A promise was checked and found broken; the message is the reason."""
+
+
+class CannotBeChecked(ArtError, code="cannot_be_checked"):
+    """A promise could not be checked; the message says what is missing."""
+
+
+def same(what: str, seen: Any, expected: Any) -> None:
+    """Nothing if both are equal. Else raises `NotHeld` with both."""
+    if seen != expected:
+        raise NotHeld(f"{what}: got {_shown(seen)}, expected {_shown(expected)}")
+
+
+def holds(condition: object, reason: str) -> None:
+    """Nothing if the condition is true. Else raises `NotHeld` with the reason."""
+    if not condition:
+        raise NotHeld(reason)
+
+
+@contextmanager
+def leaves(kind: type[BaseException]) -> Generator[None]:
+    """What is run inside must raise `kind`, which is swallowed. Else raises `NotHeld`."""
+    try:
+        yield
+    except kind:
+        return
+    raise NotHeld(f"nothing was raised, expected {kind.__name__}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text)} characters)"
 
 
 @dataclass(frozen=True)
@@ -139,26 +178,19 @@ in_two_modes = partial(topology, modes=TWO_MODES)
 
 
 class Foreign(BaseChatModel):
-    """A model of somebody else's: says the next line, takes tools."""
+    """A model of somebody else's: says the next line."""
 
-    lines: list[Any]
-    name_: str = "foreign-1"
+    lines: list[str]
 
     @property
     def _llm_type(self) -> str:
         return "foreign"
 
     def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> Any:
-        return {"ls_provider": "elsewhere", "ls_model_name": self.name_, "ls_model_type": "chat"}
-
-    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
-        """With the names of these tools."""
-        return self.bind(tools=[{"type": "function", "function": {"name": t.name}} for t in tools])
+        return {"ls_provider": "elsewhere", "ls_model_name": "foreign-1", "ls_model_type": "chat"}
 
     def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
-        line = self.lines.pop(0)
-        reply = AIMessage(line) if isinstance(line, str) else line
-        return ChatResult(generations=[ChatGeneration(message=reply)])
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.lines.pop(0)))])
 
 
 @dataclass
@@ -214,7 +246,7 @@ class Kit:
             raise CannotBeChecked("needs the base model's name (GET /status)")
         return self.served.base_model
 
-    def foreign(self, *lines: Any) -> Foreign:
+    def foreign(self, *lines: str) -> Foreign:
         """A model that our server does not serve."""
         return Foreign(lines=list(lines))
 

@@ -16,7 +16,6 @@ from functools import wraps
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.runnables import Runnable
 from langgraph.graph import START, StateGraph
 from langgraph.types import RetryPolicy
 
@@ -40,14 +39,13 @@ class Rendezvous:
         self.tasks = asyncio.Barrier(branches)
 
 
-def talk(kit: Kit, body: Callable[..., Any], model: Runnable[Any, Any] | None = None) -> Any:
+def talk(kit: Kit, body: Callable[..., Any]) -> Any:
     """A node, hook or tool out of a generator; the errors of what it asks are raised in it."""
-    asked = model or kit.model
 
     def begin(step: Any) -> Any:
         if isinstance(step, Rendezvous):
             return step.tasks.wait() if kit.asynchronous else step.threads.wait()
-        what, given = step if isinstance(step, tuple) else (asked, step)
+        what, given = step if isinstance(step, tuple) else (kit.model, step)
         if not hasattr(what, "invoke"):
             told = what(given)
             is_task = isinstance(told, Future) and not kit.asynchronous

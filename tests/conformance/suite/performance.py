@@ -17,13 +17,15 @@ from langchain_art.wire import Trajectory
 from tests.conformance.suite.harness import (
     Kit,
     Mode,
+    NotHeld,
     Program,
     RunStep,
     Served,
     Topology,
+    holds,
+    leaves,
     without_loop,
 )
-from tests.conformance.suite.outcomes import NotHeld, holds, leaves
 from tests.conformance.suite.witness import Witness, Witnessed
 
 

@@ -14,8 +14,15 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.tracing.scope import capture
 from tests.conformance.suite import checks
 from tests.conformance.suite.cases import load_cases
-from tests.conformance.suite.harness import MODES, TOPOLOGIES, Mode, Served, Topology
-from tests.conformance.suite.outcomes import CannotBeChecked, NotHeld
+from tests.conformance.suite.harness import (
+    MODES,
+    TOPOLOGIES,
+    CannotBeChecked,
+    Mode,
+    NotHeld,
+    Served,
+    Topology,
+)
 from tests.conformance.suite.performance import perform
 from tests.conformance.suite.proxy import ProxyWitness
 from tests.conformance.suite.scripts import script

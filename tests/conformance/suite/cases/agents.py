@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import InjectedToolCallId, tool
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
-from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
-from tests.conformance.suite.nodes import line, talk
-from tests.conformance.suite.outcomes import same
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, same, topology
+from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, run_agent, weigh
 
 SAFETY = '{"what": "door", "safe": true}'
@@ -35,11 +34,6 @@ def alone(node: Any, **options: Any) -> Any:
     """A graph of one node."""
     graph = StateGraph(MessagesState).add_node("answer", node, **options)
     return graph.add_edge(START, "answer").compile()
-
-
-@topology("a single node", Expect("answer", "hello", step=1))
-def single_node(kit: Kit) -> Program:
-    yield kit.run(alone(kit.node()), kit.ask("hello"))
 
 
 @topology("no graph at all", Expect("", "hello"))
@@ -212,20 +206,6 @@ def tool_strategy(kit: Kit) -> Program:
 
 
 @topology(
-    "with_structured_output in a node",
-    *Expect.turns("answer", SAFETY, "so it is", apart=0, task="node"),
-)
-def structured_node(kit: Kit) -> Program:
-    shaped = kit.model.with_structured_output(Safety)
-
-    def node(state: Any) -> Any:
-        verdict = yield shaped, state["messages"]
-        return {"messages": [(yield kit.says("so it is") + str(verdict.safe))]}
-
-    yield kit.run(alone(talk(kit, node)), kit.ask(SAFETY))
-
-
-@topology(
     "the best of three, by a critic",
     Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "hello", step=1, task="node"),
@@ -269,25 +249,6 @@ def tool_node(kit: Kit) -> Program:
     graph.add_node("tools", ToolNode([look])).add_edge(START, "agent").add_edge("tools", "agent")
     graph.add_conditional_edges("agent", tools_condition)
     yield kit.run(graph.compile(), kit.ask({"calls": [LOOK, LOOK]}, "two doors"))
-
-
-@in_two_modes(
-    "a tool that steers the graph",
-    Expect("desk", "pass_on", step=1),
-    Expect("expert", "solved", step=3),
-    remark="a tool's `Command(goto=…, update=…)`",
-)
-def steering_tool(kit: Kit) -> Program:
-    @tool
-    def pass_on(id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
-        """Pass on."""
-        done = ToolMessage("Passed on.", tool_call_id=id)
-        return Command(goto="expert", update={"messages": [done]})
-
-    graph = line(MessagesState, desk=kit.node(kit.model.bind_tools([pass_on])))
-    graph.add_node("tools", ToolNode([pass_on])).add_edge("desk", "tools")
-    graph.add_node("expert", kit.node())
-    yield kit.run(graph.compile(), kit.ask({"call": "pass_on"}, "solved"))
 
 
 @in_two_modes(

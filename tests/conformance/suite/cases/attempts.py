@@ -124,20 +124,6 @@ def fallback(kit: Kit) -> Program:
 
 
 @topology(
-    "with_retry on a graph",
-    Expect("early", "e", step=1, why="superseded_error"),
-    Expect("shaky", "s", step=2, why="superseded_error"),
-    *Expect.line(early="e", shaky="s"),
-    modes=("invoke", "ainvoke"),
-    remark="a stream is retried only before its first chunk, so this runs whole",
-)
-def graph_retried(kit: Kit) -> Program:
-    shaky = chain(kit, "s", then=Failing(1))
-    graph = line(Said, early=chain(kit, "e"), shaky=shaky).compile()
-    yield kit.run(graph.with_retry(wait_exponential_jitter=False), {"said": []})
-
-
-@topology(
     "a failed graph, and another after it",
     Expect("shaky", "s", step=1, why="superseded_error"),
     Expect("sure", "s", step=1),

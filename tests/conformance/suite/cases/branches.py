@@ -1,9 +1,9 @@
-"""Branches: parallel, conditional, going in circles, handing over, jumping."""
+"""Branches: parallel, sent, handed over to."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -97,31 +97,6 @@ def interleaved(kit: Kit) -> Program:
         for name in ("left", "right")
     }
     yield kit.run(beside(Said, **branches).compile(), {"said": []})
-
-
-@topology(
-    "parallel branches, one prompt",
-    *(Expect(branch, "same", step=1) for branch in ("left", "right")),
-    ordered=False,
-    remark="both were shown the same tokens and said the same: two samples, both trained",
-)
-def one_prompt(kit: Kit) -> Program:
-    nodes = {name: chain(kit, "same") for name in ("left", "right")}
-    yield kit.run(beside(Said, **nodes).compile(), {"said": []})
-
-
-@topology(
-    "conditional edges and a cycle",
-    *Expect.turns("think", "more", "even more", "enough", apart=1),
-    Expect("answer", "yes", step=4),
-)
-def cycle(kit: Kit) -> Program:
-    def onward(state: Any) -> Literal["think", "answer"]:
-        return "think" if "more" in state["messages"][-1].text else "answer"
-
-    graph = StateGraph(MessagesState).add_node("think", kit.node()).add_node("answer", kit.node())
-    graph.add_edge(START, "think").add_conditional_edges("think", onward)
-    yield kit.run(graph.compile(), kit.ask("more", "even more", "enough", "yes"))
 
 
 @topology(

@@ -98,20 +98,6 @@ def own_callbacks_caught(kit: Kit) -> Program:
 
 
 @topology(
-    "a graph with callbacks of its own, in a node",
-    Expect("team/early", "e", step=1),
-    Expect("team/late", "l", step=2),
-)
-def own_callbacks_graph(kit: Kit) -> Program:
-    team = OwnCallbacks(line(MessagesState, early=kit.node(), late=kit.node()).compile())
-
-    def node(state: Any) -> Any:
-        return (yield team, state)
-
-    yield kit.run(line(MessagesState, team=talk(kit, node)).compile(), kit.ask("e", "l"))
-
-
-@topology(
     "calls with callbacks of their own, a handler in the graph's config",
     *(Expect("shaky", way, step=1, task="shaky", why="superseded_retried") for way in WAYS),
     *(Expect("shaky", way, step=1, task="shaky", attempt=2) for way in WAYS),

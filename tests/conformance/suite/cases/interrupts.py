@@ -12,9 +12,8 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
 from langgraph.types import Command, interrupt
 
-from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, same, topology
 from tests.conformance.suite.nodes import Failing, Said, beside, chain, line, talk
-from tests.conformance.suite.outcomes import same
 
 
 def careful(kit: Kit, *questions: str) -> Any:
@@ -129,21 +128,6 @@ def parallel_interrupts(kit: Kit) -> Program:
 
 
 @topology(
-    "an interrupt inside of a subgraph",
-    Expect("team/early", "e", step=1),
-    Expect("team/careful", "sure? 1", step=2, task="careful", why="superseded_interrupted"),
-    Expect("team/careful", "sure? 2", step=2, task="careful"),
-    Expect("late", "done", step=2),
-    threaded=True,
-)
-def subgraph_interrupt(kit: Kit) -> Program:
-    team = line(MessagesState, early=kit.node(), careful=careful(kit, "sure?")).compile()
-    agent = line(MessagesState, team=team, late=kit.node()).compile(checkpointer=InMemorySaver())
-    yield kit.run(agent, kit.ask("e"))
-    yield kit.run(agent, Command(resume="yes"))
-
-
-@topology(
     "a graph on a thread of its own, left waiting",
     Expect("asks/careful", "sure? 1", step=1, threaded=True),
     Expect("goes_on", "fine", step=2),
@@ -216,15 +200,6 @@ def failed_thread(kit: Kit) -> Program:
         yield kit.run(agent, {"said": []})
     except ConnectionError:
         yield kit.run(agent, None)
-
-
-@topology(
-    "several turns of one thread", *Expect.turns("answer", "one", "two", apart=3), threaded=True
-)
-def turns_of_a_thread(kit: Kit) -> Program:
-    agent = line(MessagesState, answer=kit.node()).compile(checkpointer=InMemorySaver())
-    yield kit.run(agent, kit.ask("one", "two"))
-    yield kit.run(agent, {"messages": [("user", "And?")]})
 
 
 @in_two_modes(

@@ -15,9 +15,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.runtime import RunControl
 from langgraph.types import Command, RetryPolicy
 
-from tests.conformance.suite.harness import Expect, Kit, Program, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, same, topology
 from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line, talk
-from tests.conformance.suite.outcomes import same
 from tests.conformance.suite.tools import run_agent
 
 HANDLER = "shaky/__error_handler__shaky"
@@ -56,23 +55,6 @@ def _handled(kit: Kit, handler: Any, failures: int = 1, **options: Any) -> Any:
 )
 def error_handler_retried(kit: Kit) -> Program:
     graph = _handled(kit, _handler(kit, "mended", then=_go_on), failures=3, retry_policy=RETRY)
-    yield kit.run(graph.compile(), {"said": []})
-
-
-@topology(
-    "an error handler, and a failure after it",
-    Expect("shaky", "one", step=1, why="superseded_error"),
-    Expect(HANDLER, "mended", step=1),
-    Expect("late", "late", step=2),
-    status="failed",
-    raises=ValueError,
-)
-def error_handler_then_failure(kit: Kit) -> Program:
-    graph = StateGraph(Said)
-    shaky = chain(kit, "one", then=Failing(1))
-    graph.add_node("shaky", shaky, error_handler=_handler(kit, "mended", then=_go_on))
-    graph.add_node("late", chain(kit, "late", then=Failing(1, ValueError)))
-    graph.add_edge(START, "shaky").add_edge("shaky", "late")
     yield kit.run(graph.compile(), {"said": []})
 
 

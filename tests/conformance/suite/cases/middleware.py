@@ -1,4 +1,4 @@
-"""Agents with middleware: what it asks by itself, rewrites, retries, holds back, or jumps to."""
+"""Agents with middleware: what it asks by itself, rewrites, retries, or holds back."""
 
 from __future__ import annotations
 
@@ -9,20 +9,13 @@ from langchain.agents.middleware import (
     ClearToolUsesEdit,
     ContextEditingMiddleware,
     HumanInTheLoopMiddleware,
-    LLMToolSelectorMiddleware,
-    ModelCallLimitMiddleware,
     ModelFallbackMiddleware,
-    PIIMiddleware,
     SummarizationMiddleware,
     ToolRetryMiddleware,
     after_agent,
-    after_model,
     before_agent,
-    dynamic_prompt,
     wrap_model_call,
-    wrap_tool_call,
 )
-from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
@@ -63,29 +56,6 @@ def summarising(kit: Kit) -> Program:
 def context_editing(kit: Kit) -> Program:
     edit = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=1)])
     yield run_agent(kit, LOOK, WEIGH, "a heavy door", tools=[look, weigh], middleware=[edit])
-
-
-@topology(
-    "a dynamic prompt",
-    *Expect.turns("model", "look", "a door"),
-    remark="the system prompt changes with the state: no prompt extends the last",
-)
-def changing_prompt(kit: Kit) -> Program:
-    @dynamic_prompt
-    def prompt(request: Any) -> str:
-        return f"There are {len(request.messages)} messages."
-
-    yield run_agent(kit, LOOK, "a door", middleware=[prompt])
-
-
-@topology(
-    "middleware that redacts replies",
-    *Expect.turns("model", "Ask ann@example.com.", "a door", first=2, apart=4),
-    remark="the next prompt does not repeat what was sampled: it forks there",
-)
-def redacting(kit: Kit) -> Program:
-    redact = PIIMiddleware("email", apply_to_input=False, apply_to_output=True)
-    yield run_agent(kit, {"say": "Ask ann@example.com.", **LOOK}, "a door", middleware=[redact])
 
 
 @topology(
@@ -140,53 +110,6 @@ def human_in_the_loop(kit: Kit) -> Program:
     yield kit.run(agent, Command(resume={"decisions": [reject]}))
 
 
-@topology(
-    "tool-selecting middleware",
-    Expect(
-        "model/tool_selection",
-        '{"tools": ["look"]}',
-        step=1,
-        node="model",
-        task="first",
-    ),
-    Expect("model", "look", step=1, task="first"),
-    Expect(
-        "model/tool_selection",
-        '{"tools": ["weigh"]}',
-        step=3,
-        node="model",
-        task="second",
-    ),
-    Expect("model", "a door", step=3, task="second"),
-    remark="other tools are another prompt: each starts a row",
-)
-def tool_selecting(kit: Kit) -> Program:
-    chosen = iter(("look", "weigh"))
-
-    class Select(LLMToolSelectorMiddleware):
-        def _prepare_selection_request(self, request: Any) -> Any:
-            self.system_prompt = kit.says(f'{{"tools": ["{next(chosen)}"]}}')
-            return super()._prepare_selection_request(request)
-
-    agent = create_agent(
-        kit.model,
-        [look, weigh],
-        system_prompt=kit.says(LOOK, "a door"),
-        middleware=[Select(model=kit.model)],
-    )
-    yield kit.run(agent, {"messages": [("user", f"Look, {kit.number}.")]})
-
-
-@in_two_modes(
-    "a limit of model calls",
-    *Expect.turns("model", "look", "weigh", first=2, apart=4),
-    remark="ModelCallLimitMiddleware ends the agent in the model's place",
-)
-def model_call_limit(kit: Kit) -> Program:
-    limit = ModelCallLimitMiddleware(run_limit=2, exit_behavior="end")
-    yield run_agent(kit, LOOK, WEIGH, "never", tools=[look, weigh], middleware=[limit])
-
-
 @in_two_modes(
     "calls before and after an agent",
     Expect("opening.before_agent", "a plan", step=1),
@@ -205,21 +128,6 @@ def around_agent(kit: Kit) -> Program:
 
 
 @in_two_modes(
-    "a guard that sends the model back",
-    *Expect.turns("model", "rude", "polite"),
-    remark="`after_model` with `jump_to`",
-)
-def sent_back(kit: Kit) -> Program:
-    @after_model(can_jump_to=["model"])
-    def guard(state: Any, runtime: Any) -> Any:
-        if state["messages"][-1].text == "rude":
-            return {"messages": [HumanMessage("Be polite.")], "jump_to": "model"}
-        return None
-
-    yield run_agent(kit, "rude", "polite", middleware=[guard])
-
-
-@in_two_modes(
     "another model from the second step on",
     Expect("model", "look", step=1),
     Expect("model", "a door", step=3, why="other_policy"),
@@ -234,19 +142,3 @@ def other_model(kit: Kit) -> Program:
 
     middleware = [wrap_model_call(talk(kit, choose))]
     yield run_agent(kit, LOOK, "a door", middleware=middleware)
-
-
-@in_two_modes(
-    "a tool call that the model checks",
-    *Expect.line(model="look", tools="not allowed"),
-    Expect("model", "a pity", step=3),
-    remark="`wrap_tool_call` asks, and answers in the tool's place",
-)
-def checked_tool(kit: Kit) -> Program:
-    prompt = kit.says("not allowed")
-
-    def check(request: Any, handler: Any) -> Any:
-        said = yield prompt
-        return ToolMessage(said.text, tool_call_id=request.tool_call["id"])
-
-    yield run_agent(kit, LOOK, "a pity", middleware=[wrap_tool_call(talk(kit, check))])

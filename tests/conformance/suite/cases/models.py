@@ -1,23 +1,14 @@
-"""Several models in one graph; calls that cannot be trained say why; a decision model."""
+"""Several models in one graph; calls that cannot be trained say why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.decisions import (
-    BaseDecisionModel,
-    ClassifierResponse,
-    Noul,
-    NoulAnswer,
-)
 from langchain_core.language_models import FakeListLLM
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.runtime import Runtime
 
 from tests.conformance.suite.cases.agents import alone
 from tests.conformance.suite.cases.nesting import chain
-from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import talk
 from tests.conformance.suite.tools import look
 
@@ -101,65 +92,3 @@ def samplings(kit: Kit) -> Program:
 def cut_short(kit: Kit) -> Program:
     said = "1, 2, 3"  # a digit is one token, whatever the tokenizer
     yield kit.run(alone(kit.node(kit.chat(max_tokens=1))), kit.ask(said))
-
-
-class Decider(BaseDecisionModel):
-    """A decision model that asks a chat model: each answer is what that says."""
-
-    model: str = "decider"
-    chat: Any
-    prompt: str
-
-    @property
-    def _provider(self) -> str:
-        return "conformance"
-
-    def _classify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
-        return self._answered(self.chat.invoke(self.prompt).text, questions)
-
-    async def _aclassify(self, state: Any, questions: dict[str, Any]) -> ClassifierResponse:
-        return self._answered((await self.chat.ainvoke(self.prompt)).text, questions)
-
-    def _answered(self, said: str, questions: dict[str, Any]) -> ClassifierResponse:
-        answers: Any = {name: NoulAnswer(type="noul", noul=float(said)) for name in questions}
-        return ClassifierResponse(model=self.model, answers=answers)
-
-
-@topology(
-    "a decision in a node",
-    *Expect.turns("answer", "0.2", "hello", apart=0, task="node"),
-    remark="a decision model, asked as any Runnable",
-)
-def decision(kit: Kit) -> Program:
-    decider = Decider(chat=kit.model, prompt=kit.says("0.2"))
-    asked: Any = {"state": "Once", "questions": {"urgent": Noul(instructions="Is it urgent?")}}
-
-    def node(state: Any) -> Any:
-        yield decider, asked
-        return {"messages": [(yield kit.says("hello"))]}
-
-    yield kit.run(alone(talk(kit, node)), {"messages": []})
-
-
-@dataclass
-class Who:
-    """A run's context."""
-
-    name: str
-
-
-@in_two_modes(
-    "a context that names the model",
-    Expect("answer", "hello", step=1, why="other_policy"),
-    Expect("check", "fine", step=2),
-    remark="`context_schema`, and `Runtime` in the node",
-)
-def contextual(kit: Kit) -> Program:
-    def answer(state: MessagesState, runtime: Runtime[Who]) -> Any:
-        reply = yield kit.chat(runtime.context.name), state["messages"]
-        return {"messages": [reply]}
-
-    graph = StateGraph(MessagesState, context_schema=Who)
-    graph.add_node("answer", talk(kit, answer))
-    graph.add_node("check", kit.node()).add_edge(START, "answer").add_edge("answer", "check")
-    yield kit.run(graph.compile(), kit.ask("hello", "fine"), context=Who(kit.rival))

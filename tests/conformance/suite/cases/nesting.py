@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from functools import partial
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
 
-from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import line, talk
 from tests.conformance.suite.tools import LOOK, WEIGH, look, run_agent, weigh
 
@@ -130,21 +129,3 @@ def extracting(kit: Kit) -> Program:
 
     graph = line(MessagesState, chat=kit.node(), memorise=talk(kit, memorise), answer=kit.node())
     yield kit.run(graph.compile(), kit.ask("I am Ann"))
-
-
-@in_two_modes(
-    "a graph that calls itself",
-    Expect("work", "three", step=1, task="a"),
-    Expect("work/work", "two", step=1),
-    Expect("work/work/work", "one", step=1),
-)
-def recursive(kit: Kit) -> Program:
-    def work(state: Any) -> Generator[Any, AIMessage, Any]:
-        reply = yield state["messages"]
-        messages = [*state["messages"], reply]
-        if reply.text != "one":
-            yield graph, {"messages": messages}
-        return {"messages": [reply]}
-
-    graph = line(MessagesState, work=talk(kit, work)).compile()
-    yield kit.run(graph, kit.ask("three", "two", "one"))

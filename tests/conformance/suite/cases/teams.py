@@ -136,27 +136,6 @@ def entrypoint_node(kit: Kit) -> Program:
     )
 
 
-_PLAN = {"call": "write_todos", "args": {"todos": [{"content": "look", "status": "pending"}]}}
-
-
-_WRITE = {"call": "write_file", "args": {"file_path": "/note.txt", "content": "a door"}}
-
-
-_READ = {"call": "read_file", "args": {"file_path": "/note.txt"}}
-
-
-@in_two_modes(
-    "a deep agent that plans and writes files",
-    *Expect.turns("model", "write_todos", "write_file", "read_file", "a door", first=2),
-    remark="deepagents",
-)
-def planning(kit: Kit) -> Program:
-    from deepagents import create_deep_agent
-
-    agent = create_deep_agent(kit.model, [look])
-    yield kit.run(agent, kit.ask(_PLAN, _WRITE, _READ, "a door"))
-
-
 @in_two_modes(
     "a deep agent that asks two sub-agents at once, on a thread",
     Expect("model", "task, task", step=2),

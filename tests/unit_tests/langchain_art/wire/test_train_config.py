@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from langchain_art.wire import (
     ConstantAggregation,
     IcePop,
     KLPenalty,
+    LoraConfig,
     LRSchedule,
     OverlongPenalty,
+    PolicySpec,
     PreferenceConfig,
     SequenceMask,
     SFTConfig,
@@ -27,7 +30,12 @@ from langchain_art.wire import (
     TrainRequest,
     TruncatedIS,
     TurnCredit,
+    default_learning_rate,
+    with_learning_rate,
 )
+from langchain_art.wire.field_hints import in_words
+from langchain_art_server.gateway.chat.request import ChatBody
+from langchain_art_server.gateway.refusals import refuse
 
 
 def test_the_string_of_a_kind_is_that_kind_with_its_defaults() -> None:
@@ -138,3 +146,78 @@ def test_rewards_of_a_request_are_of_its_runs_and_are_read() -> None:
     for wrong in (math.nan, math.inf, 1e10, True, "1"):
         with pytest.raises(ValidationError, match=r"turns\.call"):
             TrainRequest(policy="p", groups=groups, turns={"call": wrong})
+
+
+SHAPE = LoraConfig()
+
+
+def test_a_larger_model_never_learns_faster_and_no_default_is_above_its_bound() -> None:
+    for parameters, rate in ((0.2e6, 2.4e-3), (10e6, 4.05e-4), (135e6, 1.24e-4), (9e9, 5e-5)):
+        assert default_learning_rate(int(parameters), SHAPE) == pytest.approx(rate, rel=0.02)
+    rates = [default_learning_rate(10**n, SHAPE) for n in range(13)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 3e-2 and rates[-1] == pytest.approx(5e-5)
+
+
+def test_alpha_over_rank_divides_it_and_the_rank_alone_does_not_matter() -> None:
+    at = 10**9
+    assert default_learning_rate(at, LoraConfig(rank=64, alpha=128.0)) == pytest.approx(5e-5)
+    assert default_learning_rate(at, LoraConfig(rank=16, alpha=16.0)) == pytest.approx(1e-4)
+    assert default_learning_rate(at, LoraConfig(rank=8, alpha=32.0)) == pytest.approx(2.5e-5)
+
+
+def test_a_config_without_a_rate_gets_that_of_its_kind() -> None:
+    for config in (TrainConfig(learning_rate=1e-4), PreferenceConfig()):
+        assert with_learning_rate(config, 10**9, SHAPE) is config
+    by_reward = with_learning_rate(TrainConfig(loss="gspo"), 10**9, SHAPE)
+    assert by_reward == TrainConfig(loss="gspo", learning_rate=by_reward.learning_rate)
+    assert by_reward.learning_rate == pytest.approx(5e-5)
+    assert with_learning_rate(SFTConfig(), 10**9, SHAPE).learning_rate == pytest.approx(2.5e-4)
+    assert '"learning_rate"' in by_reward.model_dump_json(exclude_unset=True)
+
+
+ORDER = {"policy": "p", "groups": [["a"]]}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"learning_rte": 1e-3}, "learning_rte: .* did you mean learning_rate?"),
+        ({"lr": 1e-3}, "lr: .* did you mean learning_rate?"),
+        (
+            {"loss": {"importance_sampling": {"kind": "icepop", "hihg": 2.0}, "kind": "gspo"}},
+            "loss.importance_sampling.hihg: .* did you mean high?",
+        ),
+        ({"zzz": 1}, "zzz: .* leave it out, or take one of .*learning_rate"),
+        ({"learning_rate": 5}, r"learning_rate: .* less than or equal to 0.1 \(got 5\)"),
+    ],
+    ids=str,
+)
+def test_a_config_says_what_may_have_been_meant(config: dict[str, Any], words: str) -> None:
+    words = words.replace("?", r"\?")
+    with pytest.raises(ConfigError, match=f"^TrainConfig: {words}"):
+        TrainConfig(**config)
+    with pytest.raises(ValidationError) as bad:
+        TrainRequest.model_validate(ORDER | {"config": config})
+    refused = refuse(bad.value.errors(), TrainRequest)
+    assert refused.param == "config"
+    assert re.match(f"config.{words}", str(refused))
+
+
+def test_a_field_of_a_body_too() -> None:
+    for kind, body, words in (
+        (TrainRequest, ORDER | {"trainabel": {}}, "did you mean trainable?"),
+        (ChatBody, {"model": "m", "messages": [{}], "temprature": 1}, "did you mean temperature?"),
+        (ChatBody, {"model": "m", "messages": [{}], "art": {"nod": "a"}}, "art.nod: "),
+    ):
+        with pytest.raises(ValidationError) as bad:
+            kind.model_validate(body)
+        assert words in str(refuse(bad.value.errors(), kind))
+        assert words in in_words(bad.value, kind)
+
+
+def test_each_group_of_settings_is_checked_where_it_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"^LoraConfig: rnk: .* did you mean rank"):
+        LoraConfig(rnk=1)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ConfigError, match=r"^PolicySpec: name: got 'My Agent', expected a"):
+        PolicySpec(name="My Agent")
