@@ -37,7 +37,6 @@ def sources(*roots: Path) -> list[Path]:
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """All that a module's source is made of."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 
@@ -128,7 +127,6 @@ IMPORTS_BY_NAME = {
 
 @cache
 def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
-    """The calls of a module, each with its function as it is written."""
     calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
     return [(dotted(one.func), one) for one in calls]
 

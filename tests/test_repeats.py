@@ -27,7 +27,6 @@ def item(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pyt
 
 
 def drawn(item: pytest.Item, *, fails: bool) -> int:
-    """The seed of the next run of a test that passes or fails."""
     seeds.begin(item)
     seed = seeds.drawn_seed()
     seeds.end(fails)

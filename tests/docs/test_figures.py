@@ -51,7 +51,6 @@ def figures(text: str) -> list[Decimal]:
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences and cells of tables, without blocks of code."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     blocks = re.split(r"\n\s*\n|\n(?=[>\s]*(?:\||[-*] |\d+\. ))", prose)
     return [
@@ -154,7 +153,6 @@ WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 
 
 def moves(walk: Walk, player: str) -> list[str]:
-    """Those that a player draws from."""
     if player.startswith("any move that"):
         return list(walk.moves)
     signs = walk.board.replace(" ", "").replace("\n", "")

@@ -4,13 +4,10 @@ import ast
 import importlib
 import io
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from langchain_art import __version__
 from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import NodeReport, TrainResult
@@ -49,7 +46,6 @@ def test_public_names_are_documented(package: str) -> None:
 
 
 def said_by_the_code() -> str:
-    """All texts of both packages; where a value goes in, there is an ellipsis."""
     texts: list[str] = []
     for root in PACKAGES:
         for path in root.rglob("*.py"):
@@ -75,23 +71,6 @@ def test_messages_and_reasons_that_troubleshooting_explains_exist() -> None:
     assert len(reasons) > 15
     unknown = {f"{unit}.{word}" for unit, word in reasons if word.rstrip("_") not in said}
     assert not unknown
-
-
-def test_the_version_stands_once() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=REPO, capture_output=True, text=True, check=True
-    )
-    suffixes = {".py", ".md", ".toml", ".yml", ".cfg", ".json"}
-    pattern = re.compile(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])")
-    places = [
-        name
-        for name in listed.stdout.splitlines()
-        if Path(name).suffix in suffixes
-        and (REPO / name).exists()
-        and pattern.search((REPO / name).read_text())
-    ]
-    places.remove("requirements/langchain-art.cdx.json")  # written from it, which `test_sbom` holds
-    assert places == ["langchain_art/_version.py"]
 
 
 PAGE = REPO / "docs" / "first-run.md"

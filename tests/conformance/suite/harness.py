@@ -52,13 +52,11 @@ class CannotBeChecked(ArtError, code="cannot_be_checked"):
 
 
 def same(what: str, seen: Any, expected: Any) -> None:
-    """Nothing if both are equal. Else raises `NotHeld` with both."""
     if seen != expected:
         raise NotHeld(f"{what}: got {_shown(seen)}, expected {_shown(expected)}")
 
 
 def holds(condition: object, reason: str) -> None:
-    """Nothing if the condition is true. Else raises `NotHeld` with the reason."""
     if not condition:
         raise NotHeld(reason)
 
@@ -91,7 +89,6 @@ class Served:
     base_model: str | None = "base_model"
     """The model that no training changes; None: there is none."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Further arguments of every `ChatART`."""
 
 
 @dataclass(frozen=True)
@@ -141,19 +138,16 @@ class Topology:
     """By `capture()`; by ``kit.handler`` alone; by the server alone, from tagged calls."""
     status: str = "completed"
     raises: type[BaseException] | None = None
-    """What leaves the program."""
     modes: tuple[Mode, ...] = MODES
     remark: str = ""
     """For the table: what is special; why a mode is missing."""
 
     @property
     def excluded(self) -> Counter[str]:
-        """Reason -> calls that are not trained."""
         return Counter(expect.why for expect in self.expects if expect.why)
 
     @property
     def trained(self) -> int:
-        """Calls that are."""
         return sum(expect.why is None for expect in self.expects)
 
 
@@ -210,44 +204,36 @@ class Kit:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the program is to await its models."""
         return self.mode in ("ainvoke", "astream")
 
     @property
     def streaming(self) -> bool:
-        """Whether its graphs are streamed."""
         return self.mode in ("stream", "astream")
 
     @cached_property
     def model(self) -> ChatART:
-        """The policy that is trained."""
         return self.chat()
 
     def chat(self, name: str | None = None, **options: Any) -> ChatART:
-        """Any model of the server: by default the policy that is trained."""
         return ChatART(model=name or self.served.policy, **self.address, **options)
 
     @property
     def address(self) -> dict[str, Any]:
-        """Arguments of every `ChatART`, but for the model's name."""
         return {"base_url": self.served.base_url, **self.served.options}
 
     @property
     def rival(self) -> str:
-        """The name of a second policy. Raises CannotBeChecked if the server has none."""
         if self.served.rival is None:
             raise CannotBeChecked("needs a second policy (POST /v1/policies)")
         return self.served.rival
 
     @property
     def base_model(self) -> str:
-        """The name of the base model. Raises CannotBeChecked if the server does not tell."""
         if self.served.base_model is None:
             raise CannotBeChecked("needs the base model's name (GET /status)")
         return self.served.base_model
 
     def foreign(self, *lines: str) -> Foreign:
-        """A model that our server does not serve."""
         return Foreign(lines=list(lines))
 
     def says(self, *steps: Any) -> str:
@@ -256,11 +242,9 @@ class Kit:
         return script(*steps, intro=intro) if steps else intro
 
     def ask(self, *steps: Any) -> dict[str, Any]:
-        """A state with that prompt."""
         return {"messages": [("user", self.says(*steps))]}
 
     def node(self, model: Runnable[Any, Any] | None = None) -> Any:
-        """A node that asks the model with the state's messages."""
         asked = model or self.model
 
         def node(state: Any) -> Any:

@@ -115,12 +115,10 @@ class Failing:
 
 
 def line(state: type[Any], **nodes: Any) -> StateGraph[Any]:
-    """A graph whose nodes run one after the other."""
     return StateGraph(state).add_sequence(list(nodes.items())).add_edge(START, next(iter(nodes)))
 
 
 def beside(state: type[Any], **nodes: Any) -> StateGraph[Any]:
-    """A graph whose nodes run in parallel."""
     graph = StateGraph(state)
     for name, node in nodes.items():
         graph.add_node(name, node).add_edge(START, name)

@@ -39,8 +39,6 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True)
 class PromiseCheck:
-    """What became of one promise, for one topology in one mode."""
-
     topology: str
     mode: Mode
     promise: str
@@ -196,7 +194,6 @@ def _finding(
     lacks: str | None,
     check: Callable[[], object],
 ) -> PromiseCheck:
-    """What a check says, unless something `lacks` for it."""
     state: State = "held"
     reason = ""
     try:

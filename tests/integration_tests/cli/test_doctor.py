@@ -20,7 +20,6 @@ KEY = new_api_key()
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:
-    """A machine with these GPUs, as far as the driver's tool tells."""
     tool = folder / "nvidia-smi"
     tool.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
     tool.chmod(0o755)

@@ -83,7 +83,6 @@ def test_serve_becomes_the_server_with_the_same_arguments(become: list[list[str]
 
 
 def test_the_servers_options_are_shown() -> None:
-    """`langchain-art serve`, which the server's own parser answers in the same process."""
     command = [sys.executable, "-m", "langchain_art.cli.main", "serve", "--help"]
     done = forked_start.run(command)
     shown = done.stdout
@@ -302,7 +301,6 @@ def test_merged_weights_load_as_any_model(
 def test_what_cannot_be_merged_is_said_in_a_line(
     here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: ArtClient
 ) -> None:
-    """An install is advised only where something is missing."""
     other, whole = save_model(tmp_path / "other"), tmp_path / "whole"
     monkeypatch.setattr("langchain_art.cli.export.subprocess.run", merge_here)
     with pytest.raises(ArtError, match="cannot be put on") as failed:
@@ -367,7 +365,6 @@ def test_eval_samples_with_the_rollouts_own_settings(
 def test_eval_fails_at_the_first_run_of_another_version(
     here: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model that the rollout makes in each run cannot be found before."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "eval_versions_mod.py").write_text(
         "from langchain_art import ChatART\n"

@@ -52,8 +52,6 @@ def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path)
 
 
 class Spoilt(JsonServer):
-    """Passes calls on to our server, and spoils an answer on the way."""
-
     def __init__(self, upstream: str, spoil: Callable[[str, Any], Any]) -> None:
         super().__init__()
         self._upstream, self._spoil = upstream.removesuffix("/v1"), spoil

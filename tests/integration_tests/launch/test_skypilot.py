@@ -22,7 +22,6 @@ PARSER = Path(__file__).with_name("sky_task.py")
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """For SkyPilot, whose state is under HOME."""
     more = {"HOME": str(tmp_path), "ART_API_KEY": KEY, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     return os.environ | more
 

@@ -16,27 +16,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.report import estimate
 from benchmarks.gpu.shapes import SHAPES, random_model, step_flops
-from langchain_art.gpu_memory import MemoryNeeds, Shape
 from tests.support import forked_start
 from tests.support.live_server import REPO
 from tests.support.soak import share
 
 torch.set_num_threads(1)
-
-
-def benchmark(tmp_path: Path, *options: str) -> tuple[int, str, str]:
-    """Exit status, the report and the standard output of the whole benchmark's small form."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", tmp_path, *options],
-        cwd=REPO,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode in (0, 1), done.stderr[-4000:]
-    return done.returncode, (tmp_path / "report-small.md").read_text(), done.stdout
 
 
 def figures(tmp_path: Path, part: str) -> dict[str, Any]:
@@ -51,8 +36,15 @@ def figures(tmp_path: Path, part: str) -> dict[str, Any]:
 def test_parts_write_one_report(tmp_path: Path) -> None:
     """In ``make test-vllm`` two parts: of vLLM, and of the whole server."""
     chosen = () if share() else ("--parts", "sampler", "server")
-    status, report, _ = benchmark(tmp_path, *chosen)
-    assert status == 0, report
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--small", "--out", tmp_path, *chosen],
+        cwd=REPO,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    report = (tmp_path / "report-small.md").read_text()
+    assert done.returncode == 0, report + done.stderr[-4000:]
     assert "failed" not in report
     check_vllms_and_the_servers(tmp_path, report)
     if share():
@@ -129,22 +121,10 @@ def test_every_part_imports_with_what_the_lock_of_a_gpu_has_and_refuses_without_
     assert "needs a GPU" in log.read_text()
 
 
-def test_the_estimate_in_the_report_is_the_doctors() -> None:
-    about = {"model": "qwen3-8b", "dtype": "bfloat16", "lora_rank": 16, "hardware": {"memory": 1}}
-    shape = Shape(36, 4096, 12288, 4096, 1024, 151936)
-    expected = MemoryNeeds(shape, "bfloat16", 16).step(5000)
-    assert estimate(about, 5000, checkpointed=True) == expected
-
-
-def parameters(name: str) -> int:
-    model = random_model(SHAPES[name](), torch.bfloat16, torch.device("meta"))
-    return sum(p.numel() for p in model.parameters())
-
-
-def test_the_shapes_are_those_of_the_models() -> None:
-    """Counts of the published checkpoints."""
-    assert parameters("qwen2.5-7b") == 7_615_616_512
-    assert parameters("qwen3-8b") == 8_190_735_360
+def test_the_shapes_are_those_of_the_published_checkpoints() -> None:
+    for name, count in (("qwen2.5-7b", 7_615_616_512), ("qwen3-8b", 8_190_735_360)):
+        model = random_model(SHAPES[name](), torch.bfloat16, torch.device("meta"))
+        assert sum(p.numel() for p in model.parameters()) == count
 
 
 def test_the_operations_are_those_that_torch_counts() -> None:

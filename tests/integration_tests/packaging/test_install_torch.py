@@ -26,7 +26,6 @@ RELEASE = install_torch.PIN.read_text().rsplit("torch==", 1)[1].strip()
 
 
 def publish(folder: Path, name: str, version: str, *needs: str, size: int = 0) -> None:
-    """A package in a folder that is laid out as an index."""
     project = folder / name
     project.mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace('-', '_')}-{version}"
@@ -62,7 +61,6 @@ def pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pytorch(tmp_path: Path) -> Iterator[str]:
-    """PyTorch's own index, over HTTP."""
     publish(tmp_path / "whl", "torch", f"{RELEASE}+cpu")
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     handler = functools.partial(quiet, directory=str(tmp_path / "whl"))

@@ -30,9 +30,8 @@ class Safety(BaseModel):
     safe: bool
 
 
-def alone(node: Any, **options: Any) -> Any:
-    """A graph of one node."""
-    graph = StateGraph(MessagesState).add_node("answer", node, **options)
+def alone(node: Any) -> Any:
+    graph = StateGraph(MessagesState).add_node("answer", node)
     return graph.add_edge(START, "answer").compile()
 
 
@@ -211,11 +210,11 @@ def tool_strategy(kit: Kit) -> Program:
     Expect("answer", "hello", step=1, task="node"),
     Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "the second", step=1, task="node"),
-    remark="one prompt, three replies: the node returns one of them",
+    remark="one prompt, three replies, one at another temperature: the node returns one of them",
 )
 def best_of_three(kit: Kit) -> Program:
     def node(state: Any) -> Any:
-        yield state["messages"]
+        yield kit.model.bind(temperature=0.7), state["messages"]
         second = yield state["messages"]
         yield state["messages"]
         yield kit.says("the second")

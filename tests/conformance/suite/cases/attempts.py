@@ -114,16 +114,6 @@ def chain_retried(kit: Kit) -> Program:
 
 
 @topology(
-    "with_fallbacks on a model that is not there",
-    Expect("answer", "", step=1, task="answer", why="superseded_error"),
-    Expect("answer", "fine", step=1, task="answer"),
-)
-def fallback(kit: Kit) -> Program:
-    model = kit.chat("nobody").with_fallbacks([kit.model])
-    yield kit.run(line(MessagesState, answer=kit.node(model)).compile(), kit.ask("fine"))
-
-
-@topology(
     "a failed graph, and another after it",
     Expect("shaky", "s", step=1, why="superseded_error"),
     Expect("sure", "s", step=1),

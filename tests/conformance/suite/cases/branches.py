@@ -13,56 +13,35 @@ from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, 
 from tests.conformance.suite.nodes import (
     RETRY,
     Failing,
-    Rendezvous,
     Said,
-    beside,
     chain,
     line,
     talk,
 )
 
 
-def _worker(kit: Kit, fails: int | None = None) -> Any:
-    failing = Failing(1)
-
-    def body(state: Any) -> Generator[Any, AIMessage, Any]:
-        reply = yield [("user", kit.says(f"part {state['part']}"))]
-        if state["part"] == fails:
-            failing()
-        return {"said": [reply.text]}
-
-    return talk(kit, body)
-
-
-def _fan_out(state: Any) -> list[Send]:
-    return [Send("worker", {"part": part}) for part in range(3)]
-
-
 @topology(
-    "map-reduce with Send",
-    *(Expect("worker", f"part {part}", step=1) for part in range(3)),
-    Expect("reduce", "part 0 part 1 part 2", step=2),
-    ordered=False,
-)
-def map_reduce(kit: Kit) -> Program:
-    def reduce(state: Any) -> Generator[Any, AIMessage, Any]:
-        yield [("user", kit.says(" ".join(sorted(state["said"]))))]
-
-    graph = StateGraph(Said).add_node("worker", _worker(kit)).add_node("reduce", talk(kit, reduce))
-    graph.add_conditional_edges(START, _fan_out, ["worker"]).add_edge("worker", "reduce")
-    yield kit.run(graph.compile(), {"said": []})
-
-
-@topology(
-    "Send, one branch retried",
+    "map-reduce with Send, one branch retried",
     *(Expect("worker", f"part {part}", step=1) for part in (0, 2)),
     Expect("worker", "part 1", step=1, task="one", why="superseded_retried"),
     Expect("worker", "part 1", step=1, task="one", attempt=2),
+    Expect("reduce", "part 0 part 1 part 2", step=2),
     ordered=False,
 )
 def send_retried(kit: Kit) -> Program:
-    graph = StateGraph(Said).add_node("worker", _worker(kit, fails=1), retry_policy=RETRY)
-    graph.add_conditional_edges(START, _fan_out, ["worker"])
+    failing = Failing(1)
+
+    def worker(state: Any) -> Generator[Any, AIMessage, Any]:
+        reply = yield [("user", kit.says(f"part {state['part']}"))]
+        return {"said": [reply.text if state["part"] != 1 else failing(reply.text)]}
+
+    def reduce(state: Any) -> Generator[Any, AIMessage, Any]:
+        yield [("user", kit.says(" ".join(sorted(state["said"]))))]
+
+    graph = StateGraph(Said).add_node("worker", talk(kit, worker), retry_policy=RETRY)
+    sends = [Send("worker", {"part": part}) for part in range(3)]
+    graph.add_conditional_edges(START, lambda state: sends, ["worker"])
+    graph.add_node("reduce", talk(kit, reduce)).add_edge("worker", "reduce")
     yield kit.run(graph.compile(), {"said": []})
 
 
@@ -78,25 +57,6 @@ def send_subgraphs(kit: Kit) -> Program:
     sends = [Send("team", kit.ask(f"draft {name}", f"check {name}")) for name in "ab"]
     graph.add_conditional_edges(START, lambda state: sends, ["team"])
     yield kit.run(graph.compile(), {"messages": []})
-
-
-@topology(
-    "parallel branches that interleave",
-    *(
-        Expect(branch, f"{branch} {number}", step=1, task=branch)
-        for number in range(3)
-        for branch in ("left", "right")
-    ),
-    ordered=False,
-    remark="each branch waits for the other before each call",
-)
-def interleaved(kit: Kit) -> Program:
-    meeting = Rendezvous(2)
-    branches = {
-        name: chain(kit, *(f"{name} {number}" for number in range(3)), meeting=meeting)
-        for name in ("left", "right")
-    }
-    yield kit.run(beside(Said, **branches).compile(), {"said": []})
 
 
 @topology(

@@ -17,8 +17,6 @@ from tests.conformance.suite.tools import LOOK, look
 
 
 class OwnCallbacks:
-    """Runs something with callbacks and metadata of the call's own."""
-
     def __init__(self, runnable: Any) -> None:
         self._runnable = runnable
         self._config = {"callbacks": [BaseCallbackHandler()], "metadata": {"mine": "1"}}
@@ -194,22 +192,6 @@ def with_and_without(kit: Kit) -> Program:
         return {"messages": [(yield tooled, state["messages"])]}
 
     yield kit.run(alone(talk(kit, body)), kit.ask("plan"))
-
-
-@topology(
-    "the best of two temperatures",
-    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
-    Expect("answer", "hello", step=1, task="node"),
-    remark="temperature, seed and the like draw another answer to the same question",
-)
-def two_temperatures(kit: Kit) -> Program:
-    cool = kit.model.bind(temperature=0.7)
-
-    def body(state: Any) -> Generator[Any, AIMessage, Any]:
-        yield cool, state["messages"]
-        return {"messages": [(yield state["messages"])]}
-
-    yield kit.run(alone(talk(kit, body)), kit.ask("hello"))
 
 
 @topology(

@@ -80,25 +80,18 @@ def waits(kit: Kit) -> Program:
     yield kit.run(graph.compile(checkpointer=InMemorySaver()), kit.ask("e"))
 
 
-@topology("interrupt_before", *Expect.line(plan="p", act="a"), threaded=True)
-def stops_before(kit: Kit) -> Program:
-    graph = line(MessagesState, plan=kit.node(), act=kit.node())
-    agent = graph.compile(checkpointer=InMemorySaver(), interrupt_before=["act"])
-    yield kit.run(agent, kit.ask("p", "a"))
-    same("the next node", agent.get_state(kit.config).next, ("act",))
-    yield kit.run(agent, None)
-
-
 @topology(
-    "interrupt_after, and not resumed",
-    Expect("plan", "p", step=1),
+    "interrupt_before, and interrupt_after that is not resumed",
+    *Expect.line(plan="p", act="a"),
     threaded=True,
     status="interrupted",
 )
-def stops_after(kit: Kit) -> Program:
-    graph = line(MessagesState, plan=kit.node(), act=kit.node())
-    agent = graph.compile(checkpointer=InMemorySaver(), interrupt_after=["plan"])
+def stops(kit: Kit) -> Program:
+    graph = line(MessagesState, plan=kit.node(), act=kit.node(), late=kit.node())
+    agent = graph.compile(InMemorySaver(), interrupt_before=["act"], interrupt_after=["act"])
     yield kit.run(agent, kit.ask("p", "a"))
+    same("the next node", agent.get_state(kit.config).next, ("act",))
+    yield kit.run(agent, None)
 
 
 @topology(

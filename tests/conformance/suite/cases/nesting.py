@@ -8,7 +8,6 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
@@ -83,28 +82,6 @@ def agents_in_parallel_tools(kit: Kit) -> Program:
 
     both = [{"call": "delegate", "args": {"side": side}} for side in asks]
     yield run_agent(kit, {"calls": both}, "both", tools=[tool(talk(kit, delegate))])
-
-
-@topology(
-    "the functional API",
-    Expect("essay/draft", "a draft", step=0),
-    Expect("essay/review", "well done", step=0),
-    Expect("essay", "the end", step=0),
-)
-def functional(kit: Kit) -> Program:
-    def draft(text: str) -> Any:
-        return (yield text).text
-
-    def review(text: str) -> Any:
-        return (yield kit.says("well done") + text).text
-
-    drafts, reviews = task(talk(kit, draft)), task(talk(kit, review))
-
-    def essay(text: str) -> Any:
-        verdict = yield reviews, (yield drafts, text)
-        return (yield kit.says("the end") + verdict).text
-
-    yield kit.run(entrypoint()(talk(kit, essay)), kit.says("a draft"))
 
 
 @topology(

@@ -62,8 +62,6 @@ def swarm_thread(kit: Kit) -> Program:
 
 
 def _task(kit: Kit, words: str, then: Any = None, **options: Any) -> Any:
-    """A task of the functional API that asks the model."""
-
     def part(name: str) -> Any:
         reply = (yield kit.says(words + name)).text
         return then(reply) if then else reply

@@ -40,7 +40,6 @@ FORMS = {
 
 
 def asked_models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the models that are called from now on."""
     found: list[str] = []
 
     def note(self: ChatART, *_: object, **__: object) -> object:
