@@ -30,7 +30,7 @@ one of its modes, and trains a third; `make soak` runs all, and trains each in o
 - **trained**: two runs, rewarded 0 and 1, make a training step of just those tokens; learner and
   sampler agree on their log-probabilities to 2e-5; what is excluded is counted by its reason.
 
-Runs over several scopes, processes and handlers, cancelled runs and streams that nobody reads to
+Runs over several scopes and handlers, cancelled runs and streams that nobody reads to
 their end are in `test_control_flow.py` and `test_cancelled.py`, graphs drawn at random in
 `test_random_graphs.py`, all in `tests/conformance/topologies/`. The suite itself also runs against
 [any other server](conformance.md).

@@ -8,8 +8,12 @@ import pytest
 from langchain_core.load import dumpd
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
+from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError
 from langchain_art.traces.from_jsonl import read_file
+from langchain_art.traces.importing import conversations
+from langchain_art.traces.stored import StoredTrace
+from langchain_art.wire import Message, Trajectory, Turn
 from langchain_art.wire.identifiers import scenario_name
 
 USER = {"role": "user", "content": "When?"}
@@ -26,13 +30,16 @@ def file(folder: Path, *lines: Any) -> Path:
 
 def test_a_conversation_is_a_trace_of_one_call(tmp_path: Path) -> None:
     line = {"messages": [USER, ANSWER], "tools": [TOOL], "score": 0.5, "call_id": "chatcmpl-1"}
-    no_reply = {"messages": [USER]}
-    read = read_file(file(tmp_path, line, no_reply))
-    [trace] = read.traces
+    named = [7, "q" * 300, {"id": "may", "q": "When?"}, None]
+    others = [{"messages": [USER, ANSWER], "scenario": one} for one in named]
+    read = read_file(file(tmp_path, line, {"messages": [USER]}, *others))
+    trace, *scenarios = read.traces
     [call] = trace.calls
     assert (trace.input, trace.output, trace.score) == ("When?", "In May.", 0.5)
     assert (call.messages, call.reply, call.tools) == ((USER,), ANSWER, (TOOL,))
     assert call.call_id == "chatcmpl-1"
+    expected = ["7", scenario_name("q" * 300), "may", None]  # as a fit names them
+    assert [one.scenario for one in scenarios] == expected
     assert read.unreadable == {"unknown_shape": 1}
 
 
@@ -62,22 +69,6 @@ def test_a_line_of_an_odd_shape_is_counted_and_the_others_are_read(
     read = read_file(file(tmp_path, line, line | {"id": "s", "trace_id": "s"} | odd))
     assert len(read.traces) == 1
     assert read.unreadable == {"unknown_shape": 1}
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        (7, "7"),
-        ("q" * 256, "q" * 256),
-        ("q" * 300, scenario_name("q" * 300)),
-        ({"id": "may", "q": "When?"}, "may"),
-        (None, None),
-    ],
-)
-def test_a_scenario_is_named_as_a_fit_names_it(tmp_path: Path, given: Any, name: str) -> None:
-    line = {"messages": [USER, ANSWER], "scenario": given}
-    [trace] = read_file(file(tmp_path, line)).traces
-    assert trace.scenario == name
 
 
 @pytest.mark.parametrize("outputs", [None, {}, {"generations": [[]], "llm_output": None}])
@@ -183,12 +174,56 @@ def test_observations_of_langfuse_are_traces(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_another_shape_is_refused(tmp_path: Path, lines: list[Any], words: str) -> None:
+    path = file(tmp_path, *lines)
     with pytest.raises(ConfigError, match=words):
-        read_file(file(tmp_path, *lines))
-
-
-def test_a_file_that_is_not_in_utf8_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes(json.dumps({"messages": [USER, ANSWER]}).encode() + b'\n{"q": "caf\xe9"}\n')
-    with pytest.raises(ConfigError, match=r"latin\.jsonl is not in UTF-8: .*0xe9.*Save it"):
         read_file(path)
+    path.write_bytes(json.dumps({"messages": [USER, ANSWER]}).encode() + b'\n{"q": "caf\xe9"}\n')
+    with pytest.raises(ConfigError, match=r"traces\.jsonl is not in UTF-8: .*0xe9.*Save it"):
+        read_file(path)
+
+
+# ---- what of a trace is shown to a model
+
+
+def say(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def shown(*calls: tuple[list[Message], str, tuple[Message, ...], str | None]) -> list[Any]:
+    """The conversations of a trace of these calls: prompt, reply, tools, why one is excluded."""
+    turns = [
+        Turn(
+            messages=tuple(asked),
+            reply=say("assistant", reply),
+            tools=tools,
+            excluded_because=why,  # type: ignore[arg-type]
+            ours=False,
+        )
+        for asked, reply, tools, why in calls
+    ]
+    return conversations(StoredTrace(id="t", input="x", calls=turns))
+
+
+def test_calls_that_continue_each_other_are_one_conversation(tmp_path: Path) -> None:
+    history = [say("user", "earlier"), say("assistant", "not sampled here"), say("user", "q")]
+    longer = [*history, say("assistant", "a1"), say("tool", "result")]
+    [found] = shown((history, "a1", (TOOL,), None), (longer, "a2", (TOOL,), None))
+    weights = [one.get("weight", 1) for one in found["messages"] if one["role"] == "assistant"]
+    assert weights == [0, 1, 1] and found["tools"] == [TOOL]
+    [read] = read_conversations(file(tmp_path, found))
+    assert isinstance(read, Trajectory)
+    assert [turn.reply and turn.reply["content"] for turn in read.turns] == ["a1", "a2"]
+    assert read.prompt(1) == longer
+
+
+def test_other_histories_tools_and_repeated_calls_are_conversations_of_their_own() -> None:
+    asked = [say("user", "q")]
+    longer = [*asked, say("assistant", "a1"), say("user", "go on")]
+    found = shown(
+        (asked, "a0", (), "retried"),  # what the graph discarded is not shown
+        (asked, "a1", (), None),
+        ([say("system", "judge"), *asked], "ok", (), None),
+        (longer, "a2", (TOOL,), None),
+        (asked, "a1", (), None),
+    )
+    assert [one["messages"][-1]["content"] for one in found] == ["a1", "ok", "a2", "a1"]
