@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from tests.conformance.suite.checks import trains
 from tests.conformance.suite.performance import Performance
 
 
 def each_token_once(seen: Performance) -> list[Row]:
-    """Rows hold every sampled token of every call that may train, once, after what it was shown."""
+    """The rows of the calls that may train."""
     learns = {turn.call_id for turn in seen.trajectory.turns if trains(turn, seen)}
     calls = [
         SampledCall(
@@ -17,24 +20,26 @@ def each_token_once(seen: Performance) -> list[Row]:
             token_ids=call.token_ids or [],
             logprobs=call.logprobs or [],
             temperature=seen.record(call.id)["temperature"],
-            advantage=1.0,
         )
         for turn in seen.trajectory.turns
         if turn.call_id in learns and (call := seen.witnessed.get(turn.call_id or ""))
     ]
+    return laid_out(calls)
+
+
+def laid_out(calls: Sequence[SampledCall]) -> list[Row]:
+    """Rows train each sampled token of the calls once, behind what it was shown, and no other."""
     rows = rows_of_run(calls)
-    free = [[bool(trained) for trained in row.mask] for row in rows]
-    for call in calls:
-        shown, both = len(call.prompt_token_ids), [*call.prompt_token_ids, *call.token_ids]
-        here = slice(shown, len(both))
-        holding = [
-            index
-            for index, row in enumerate(rows)
-            if row.token_ids[: len(both)] == both
-            and row.logprobs[here] == list(call.logprobs)
-            and all(free[index][here])
-        ]
-        assert holding, f"no row holds {call.call_id}"
-        free[holding[0]][here] = [False] * len(call.token_ids)
-    assert not any(any(row) for row in free), "a token is trained that nothing sampled"
+    wanted = Counter(
+        ((*call.prompt_token_ids, *call.token_ids[: place + 1]), logprob)
+        for call in calls
+        for place, logprob in enumerate(call.logprobs)
+    )
+    found = Counter(
+        (tuple(row.token_ids[: place + 1]), row.logprobs[place])
+        for row in rows
+        for place, trained in enumerate(row.mask)
+        if trained
+    )
+    assert found == wanted
     return rows

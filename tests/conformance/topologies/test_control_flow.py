@@ -12,10 +12,9 @@ from uuid import uuid4
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import MessagesState, StateGraph
-from langgraph.types import CachePolicy, Command
+from langgraph.graph import MessagesState
+from langgraph.types import Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
 from langchain_art.client.sync_client import ArtClient
@@ -106,25 +105,6 @@ def test_a_run_told_on_by_another_handler(kit: Kit, seen: Seen) -> None:
         Expect("careful", "sure? 1", step=1, task="careful", why="superseded_interrupted"),
         Expect("careful", "sure? 2", step=1, task="careful"),
     )
-
-
-def test_a_node_from_the_cache_in_another_run(kit: Kit, client: ArtClient, seen: Seen) -> None:
-    graph = StateGraph(MessagesState)
-    graph.add_node("costly", kit.node(), cache_policy=CachePolicy()).add_node("free", kit.node())
-    graph.set_entry_point("costly").add_edge("costly", "free")
-    agent = graph.compile(cache=InMemoryCache())
-    state: Any = {"messages": [HumanMessage(kit.says("c", "f"), id="1")]}
-    runs: list[Any] = []
-    for _ in range(2):
-        with capture() as run:
-            agent.invoke(state)
-        runs.append(run)
-    free = Expect("free", "f", step=2)
-    one = seen(runs[0].trajectory(), Expect("costly", "c", step=1), free, threaded=False)
-    other = seen(runs[1].trajectory(), free, threaded=False)
-    assert "sampled_elsewhere" not in one.trajectory.metadata
-    assert other.trajectory.metadata["sampled_elsewhere"] == [runs[0].turns[0].call_id]
-    trains(client, kit, one, other)
 
 
 def test_raw_threads_that_no_scope_hears(kit: Kit, seen: Seen) -> None:

@@ -262,19 +262,6 @@ def test_a_redirect_is_followed(server: RawServer, ask: Ask) -> None:
     assert [seen.target for seen in server.seen] == [path, path, "/there"]
 
 
-def test_connections_are_used_again(server: RawServer) -> None:
-    model = model_of(server)
-    for _ in range(20):
-        model.invoke("hi")
-
-    async def twenty() -> None:
-        for _ in range(20):
-            await model.ainvoke("hi")
-
-    asyncio.run(twenty())
-    assert len({seen.connection for seen in server.seen}) == 2
-
-
 def test_a_connection_that_the_server_closed_is_not_used_again(server: RawServer, ask: Ask) -> None:
     def last(send: Callable[[bytes], None]) -> bool:
         send(answer())
@@ -299,79 +286,29 @@ def test_compressed_answers(server: RawServer, ask: Ask) -> None:
     assert caught.value.code == "c"
 
 
-def chunked(kind: str, *pieces: bytes) -> Callable[[Callable[[bytes], None]], bool]:
-    """A body that comes in these pieces."""
-
-    def play(send: Callable[[bytes], None]) -> bool:
-        send(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\n".encode())
-        send(b"transfer-encoding: chunked\r\n\r\n")
-        for piece in pieces:
-            send(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-        send(b"0\r\n\r\n")
-        return True
-
-    return play
-
-
-def event(delta: dict[str, Any], finish: str | None = None) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-    chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m@1"}
-    return b"data: " + json.dumps(chunk | {"choices": [choice]}, ensure_ascii=False).encode()
-
-
-HELLO = [
-    event({"role": "assistant", "content": ""}),
-    event({"content": "é😀"}),
-    event({"content": "!"}),
-    event({}, "stop"),
-    b"data: [DONE]",
-]
-SSE = b"".join(one + b"\n\n" for one in HELLO)
-
-
-def stream(model: ChatART, how: str) -> list[Any]:
-    async def chunks() -> list[Any]:
-        return [chunk async for chunk in model.astream("hi")]
-
-    return list(model.stream("hi")) if how == "stream" else asyncio.run(chunks())
-
-
 @pytest.mark.parametrize("how", ["stream", "astream"])
-def test_a_stream_in_pieces_that_was_refused_first(server: RawServer, how: str) -> None:
+def test_a_stream_that_was_refused_first_and_then_says_an_error(
+    server: RawServer, how: str
+) -> None:
+    delta = {"index": 0, "delta": {"role": "assistant", "content": "é😀"}}
+    chunk: Any = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m@1"}
+    chunk |= {"created": 1, "choices": [delta]}
+    error = EngineUnavailable("the engine is gone").body()
+    said = [b"data: %b\n\n" % json.dumps(one).encode() for one in (chunk, error)]
+    server.answers = [refusal(503, retry_after_ms="1")]
+    server.answers += [answer(b"".join(said), content_type="text/event-stream")]
+    seen: list[Any] = []
+
+    async def chunks() -> None:
+        async for one in model.astream("hi"):
+            seen.append(one)
+
     model = model_of(server, include_response_headers=True)
-    pieces = [SSE[i : i + 7] for i in range(0, len(SSE), 7)]
-    server.answers = [refusal(503, retry_after_ms="1"), chunked("text/event-stream", *pieces)]
-    first, *rest = stream(model, how)
-    assert "".join(chunk.text for chunk in (first, *rest)) == "é😀!"
-    assert first.response_metadata["call_id"] == "chatcmpl-1"
-    assert first.response_metadata["headers"]["content-type"] == "text/event-stream"
-    assert server.seen[-1].body["stream"] is True
-    assert retries(server) == ["0", "1"]
-
-
-@pytest.mark.parametrize("how", ["stream", "astream"])
-def test_a_stream_that_is_cut_off_says_so(server: RawServer, how: str) -> None:
-    def cut(send: Callable[[bytes], None]) -> bool:
-        send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
-        send(b"transfer-encoding: chunked\r\n\r\n")
-        first = HELLO[0] + b"\n\n" + HELLO[1] + b"\n\n"
-        send(f"{len(first):x}\r\n".encode() + first + b"\r\n")
-        return False
-
-    server.answers = [cut]
-    with pytest.raises((openai.APIConnectionError, httpx.TransportError)) as caught:
-        stream(model_of(server), how)
-    assert is_server_away(caught.value, "http://another/v1")
-    assert len(server.seen) == 1  # half of a sample is no reason to draw another
-
-
-@pytest.mark.parametrize("how", ["stream", "astream"])
-def test_an_error_inside_of_a_stream(server: RawServer, how: str) -> None:
-    error = (
-        b"data: " + json.dumps(EngineUnavailable("the engine is gone").body()).encode() + b"\n\n"
-    )
-    server.answers = [chunked("text/event-stream", HELLO[0] + b"\n\n", error)]
     with pytest.raises(openai.APIError, match="the engine is gone") as caught:
-        stream(model_of(server), how)
+        seen.extend(model.stream("hi")) if how == "stream" else asyncio.run(chunks())
     assert caught.value.code == "engine_unavailable"
     assert is_server_away(caught.value, "http://another/v1")
+    assert retries(server) == ["0", "1"]
+    assert [one.text for one in seen] == ["é😀"]
+    assert seen[0].response_metadata["call_id"] == "chatcmpl-1"
+    assert seen[0].response_metadata["headers"]["content-type"] == "text/event-stream"

@@ -22,7 +22,6 @@ from langchain_art.errors import (
     InvalidRequest,
     JobFailed,
     NotFound,
-    Overloaded,
     RequestRefused,
     UnknownModel,
 )
@@ -93,36 +92,21 @@ def test_each_code_of_the_wire_is_its_error(server: RawServer) -> None:
     assert len(server.seen) == len(codes), "a refusal is not retried"
 
 
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that a synchronous client would have slept for."""
-    slept: list[float] = []
-    monkeypatch.setattr("langchain_art.client.sync_client.time.sleep", slept.append)
-    return slept
-
-
 def test_busy_answers_are_retried_and_retry_after_is_honoured(
     server: RawServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers = [refuse("overloaded", 429, retry_after="0.3")]
     server.answers += [refuse("engine_unavailable", 503), answer(POLICY)]
-    slept = pauses(monkeypatch)
+    slept: list[float] = []
+    monkeypatch.setattr("langchain_art.client.sync_client.time.sleep", slept.append)
     with ArtClient(server.base_url) as client:
         assert client.policy("p") == PolicyStatus.model_validate(POLICY)
     assert len(server.seen) == 3
     assert slept[0] == 0.3 and len(slept) == 2
-
-
-def test_patience_ends_in_the_typed_refusal(
-    server: RawServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.answers = [refuse("overloaded", 429)] * 100
-    with ArtClient(server.base_url, patience=0.5) as client, pytest.raises(Overloaded):
-        client.policy("p")
     server.answers = [refuse("engine_unavailable", 503, retry_after="60")]
-    slept = pauses(monkeypatch)
     with ArtClient(server.base_url, patience=5) as client, pytest.raises(EngineUnavailable):
         client.policy("p")
-    assert not slept, "it asked for more than there is patience"
+    assert len(slept) == 2, "it asked for more than there is patience"
 
 
 async def test_the_async_twin_sends_retries_and_raises_alike(server: RawServer) -> None:
@@ -131,15 +115,10 @@ async def test_the_async_twin_sends_retries_and_raises_alike(server: RawServer) 
         assert (await client.policy("p")).version == 3
         with pytest.raises(UnknownModel):
             await client.policy("q")
+    names = [{name for name in dir(kind) if name[0] != "_"} for kind in (ArtClient, AsyncArtClient)]
+    assert names[0] == names[1] > {"train", "wait", "close"}
     sent = [seen.headers["authorization"] for seen in server.seen]
     assert sent == [f"Bearer {'k' * 16}"] * 3
-
-
-def test_the_two_clients_have_the_same_methods() -> None:
-    def names(kind: type) -> set[str]:
-        return {name for name in dir(kind) if not name.startswith("_")}
-
-    assert names(ArtClient) == names(AsyncArtClient) > {"train", "wait", "close"}
 
 
 def test_paths_are_quoted(server: RawServer) -> None:
@@ -232,29 +211,20 @@ def test_an_archive_that_reaches_out_is_refused(server: RawServer, tmp_path: Pat
         assert list(tmp_path.iterdir()) == []
 
 
-def _bombs() -> Iterator[tuple[str, bytes]]:
-    """Archives from which comes more than they are, or whose names no file may have."""
-    plain = archive({"adapter_config.json": b"{}" * 4096})
-    for pack in (gzip.compress, bz2.compress, lzma.compress):
-        yield pack.__module__, pack(plain)
-    pax = io.BytesIO()
-    with tarfile.open(fileobj=pax, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        member = tarfile.TarInfo("a")
-        member.pax_headers = {"path": "a\0b"}
-        tar.addfile(member)
-    yield "a NUL in a name", pax.getvalue()
-    sparse = io.BytesIO()
-    with tarfile.open(fileobj=sparse, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        member = tarfile.TarInfo("a")
-        member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)}
-        tar.addfile(member)
-    yield "holes", sparse.getvalue()
-
-
 def test_an_archive_that_grows_or_names_no_file_is_refused(tmp_path: Path) -> None:
+    plain = archive({"adapter_config.json": b"{}" * 4096})
+    bombs = [pack(plain) for pack in (gzip.compress, bz2.compress, lzma.compress)]
+    holes = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)}
+    for headers in ({"path": "a\0b"}, holes):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            member = tarfile.TarInfo("a")
+            member.pax_headers = headers
+            tar.addfile(member)
+        bombs.append(buffer.getvalue())
     (tmp_path / "out").mkdir()
-    for name, packed in _bombs():
+    for number, packed in enumerate(bombs):
         (tmp_path / "a.tar").write_bytes(packed)
         with pytest.raises(ArtError, match="archive"):
             unpack(tmp_path / "a.tar", tmp_path / "out")
-        assert not list((tmp_path / "out").iterdir()), name
+        assert not list((tmp_path / "out").iterdir()), number
