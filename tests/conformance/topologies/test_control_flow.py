@@ -24,8 +24,7 @@ from tests.conformance.suite.cases.interrupts import careful
 from tests.conformance.suite.harness import Expect, Kit, Topology
 from tests.conformance.suite.nodes import Rendezvous, line
 from tests.conformance.suite.performance import Performance
-from tests.conformance.topologies.journal import served_by, witnessed
-from tests.conformance.topologies.rows import each_token_once
+from tests.conformance.topologies.journal import each_token_once, served_by, witnessed
 from tests.support.live_server import RuleServer
 from tests.support.soak import count
 

@@ -20,9 +20,8 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import Trajectory, TrajectoryGroup
 from langchain_art_server.algorithms.sequences.training_rows import SampledCall
 from tests.conformance.suite.harness import MODES, Kit, Mode
-from tests.conformance.topologies.journal import served_by
+from tests.conformance.topologies.journal import laid_out, served_by
 from tests.conformance.topologies.random_graphs import Group, Played, programs
-from tests.conformance.topologies.rows import laid_out
 from tests.support.live_server import RuleServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count

@@ -20,8 +20,7 @@ from tests.conformance.suite.harness import TOPOLOGIES, Kit, Mode, Topology
 from tests.conformance.suite.performance import perform
 from tests.conformance.topologies import table
 from tests.conformance.topologies.cases_remote import deployment
-from tests.conformance.topologies.journal import JournalWitness, served_by
-from tests.conformance.topologies.rows import each_token_once
+from tests.conformance.topologies.journal import JournalWitness, each_token_once, served_by
 from tests.support.live_server import REPO, RuleServer
 from tests.support.soak import count, share
 

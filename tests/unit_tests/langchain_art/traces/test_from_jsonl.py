@@ -71,24 +71,21 @@ def test_a_line_of_an_odd_shape_is_counted_and_the_others_are_read(
     assert read.unreadable == {"unknown_shape": 1}
 
 
-@pytest.mark.parametrize("outputs", [None, {}, {"generations": [[]], "llm_output": None}])
-def test_a_call_of_langsmith_that_failed_and_was_made_again_is_left_out(
-    tmp_path: Path, outputs: Any
+def langsmith(trace: str, *calls: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of a trace: its root, and calls, the last one first."""
+    root: dict[str, Any] = {"id": trace, "trace_id": trace, "run_type": "chain", "start_time": "1"}
+    root |= {"inputs": {"question": "When?"}, "outputs": {"answer": "In May."}}
+    root |= {"feedback_stats": {"human_reward": {"n": 2, "avg": 0.75}}}
+    more = {"invocation_params": {"tools": [TOOL]}, "metadata": {"langgraph_node": "agent"}}
+    llm = root | {"parent_run_id": trace, "run_type": "llm", "extra": more}
+    made = [llm | {"id": f"{trace}-{n}", "start_time": f"{n}"} | one for n, one in enumerate(calls)]
+    return [*reversed(made), root]
+
+
+@pytest.mark.parametrize("nothing", [None, {}, {"generations": [[]], "llm_output": None}])
+def test_runs_of_langsmith_are_traces_with_their_calls_in_order_without_those_that_failed(
+    tmp_path: Path, nothing: Any
 ) -> None:
-    root = {"id": "r", "trace_id": "r", "run_type": "chain", "inputs": {"q": 1}, "start_time": "1"}
-    llm = root | {"parent_run_id": "r", "run_type": "llm", "inputs": {"messages": [[USER]]}}
-    failed = llm | {"id": "a", "start_time": "2", "error": "429", "outputs": outputs}
-    answered = {"generations": [[{"message": ANSWER}]]}
-    made = llm | {"id": "b", "start_time": "3", "outputs": answered}
-    alone = [one | {"trace_id": "s"} for one in (root | {"id": "s"}, failed)]
-    odd = [one | {"trace_id": "t"} for one in (root | {"id": "t"}, llm | {"outputs": outputs})]
-    read = read_file(file(tmp_path, root, failed, made, *alone, *odd))
-    [trace] = read.traces
-    assert [call.reply for call in trace.calls] == [ANSWER]
-    assert read.unreadable == {"no_calls": 1, "unknown_shape": 1}
-
-
-def test_runs_of_langsmith_are_traces_with_their_calls_in_order(tmp_path: Path) -> None:
     asked = [SystemMessage("Be brief."), HumanMessage("When?")]
     called = AIMessage(
         "",
@@ -97,45 +94,29 @@ def test_runs_of_langsmith_are_traces_with_their_calls_in_order(tmp_path: Path) 
     )
     answered = AIMessage("In May.", response_metadata={"id": "chatcmpl-2"})
 
-    def llm(id_: str, at: str, prompt: list[Any], reply: AIMessage) -> dict[str, Any]:
-        return {
-            "id": id_,
-            "trace_id": "t-1",
-            "parent_run_id": "root",
-            "run_type": "llm",
-            "start_time": at,
-            "inputs": {"messages": [[dumpd(one) for one in prompt]]},
-            "outputs": {"generations": [[{"message": dumpd(reply), "text": ""}]]},
-            "extra": {
-                "invocation_params": {"tools": [TOOL]},
-                "metadata": {"langgraph_node": "agent"},
-            },
-        }
+    def call(*prompt: Any, said: AIMessage) -> dict[str, Any]:
+        given = {"messages": [[dumpd(one) for one in prompt]]}
+        return {"inputs": given, "outputs": {"generations": [[{"message": dumpd(said)}]]}}
 
-    root = {
-        "id": "root",
-        "trace_id": "t-1",
-        "run_type": "chain",
-        "start_time": "1",
-        "inputs": {"question": "When?"},
-        "outputs": {"answer": "In May."},
-        "feedback_stats": {"human_reward": {"n": 2, "avg": 0.75}},
-    }
-    result = ToolMessage("May", tool_call_id="c-1")
-    later = llm("b", "3", [*asked, called, result], answered)
-    alone = {"id": "x", "trace_id": "t-2", "run_type": "chain", "inputs": {}}
-    read = read_file(file(tmp_path, later, root, llm("a", "2", asked, called), alone))
+    first, later = (
+        call(*asked, said=called),
+        call(*asked, called, ToolMessage("May", tool_call_id="c-1"), said=answered),
+    )
+    failed = first | {"error": "429", "outputs": nothing}  # and was made again
+    runs = langsmith("t", first, failed, later)
+    runs += [*langsmith("failed", failed), *langsmith("odd", first | {"outputs": nothing})]
+    read = read_file(file(tmp_path, *runs))
     [trace] = read.traces
     assert (trace.input, trace.score) == ({"question": "When?"}, 0.75)
-    first, second = trace.calls
-    assert (first.call_id, first.model, first.node) == ("chatcmpl-1", "agent@3", "agent")
-    assert [one["role"] for one in first.messages] == ["system", "user"]
-    assert first.reply is not None and first.reply["tool_calls"] == [CALL]
-    assert first.tools == (TOOL,)
-    assert second.messages[2] == first.reply
-    assert second.messages[3] == {"role": "tool", "content": "May", "tool_call_id": "c-1"}
-    assert (second.reply, second.call_id) == (ANSWER, "chatcmpl-2")
-    assert read.unreadable == {"no_calls": 1}
+    one, other = trace.calls
+    assert (one.call_id, one.model, one.node) == ("chatcmpl-1", "agent@3", "agent")
+    assert [message["role"] for message in one.messages] == ["system", "user"]
+    assert one.reply is not None and one.reply["tool_calls"] == [CALL]
+    assert one.tools == (TOOL,)
+    assert other.messages[2] == one.reply
+    assert other.messages[3] == {"role": "tool", "content": "May", "tool_call_id": "c-1"}
+    assert (other.reply, other.call_id) == (ANSWER, "chatcmpl-2")
+    assert read.unreadable == {"no_calls": 1, "unknown_shape": 1}
 
 
 def test_observations_of_langfuse_are_traces(tmp_path: Path) -> None:

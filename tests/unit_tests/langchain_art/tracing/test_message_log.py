@@ -166,15 +166,6 @@ def test_a_signed_reply_is_what_was_sampled(content: Any) -> None:
     assert log.add_prompt([hi, reply.model_copy(), hi], "a:1").extends == 0
 
 
-def test_arguments_that_are_no_json_are_no_edit() -> None:
-    reply = AIMessage("so", tool_calls=[{**CALL, "args": {"what": {1, 2}}}])
-    sampled = SampledReply.of(reply)
-    assert sampled.edited() is None
-    reply.tool_calls = [dict(call) for call in reply.tool_calls]  # type: ignore[misc]
-    reply.content = "so ".strip()
-    assert sampled.edited() is None
-
-
 @dataclass
 class Node:
     name: str

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from multiprocessing import get_context
 from typing import Annotated, Any, TypedDict
@@ -103,20 +102,6 @@ def test_input_and_output_are_those_of_the_call_whatever_is_appended_to_them() -
     found = run.trajectory()
     assert [one["content"] for one in found.input["messages"]] == ["hi"]
     assert [one["content"] for one in found.output["messages"]] == ["hi", "one", "and?", "two"]
-
-
-@dataclass
-class Question:
-    words: str
-    messages: list[Any] = field(default_factory=list[Any])
-
-
-def test_a_state_that_is_a_data_class_is_recorded_by_its_fields() -> None:
-    graph = StateGraph(Question).add_node("n", lambda state: {"words": state.words + "!"})
-    with capture() as run:
-        graph.add_edge(START, "n").compile().invoke(Question("why?", [HumanMessage("hi")]))
-    asked = [{"role": "user", "content": "hi"}]
-    assert run.trajectory().input == {"words": "why?", "messages": asked}
 
 
 class Fan(TypedDict):
