@@ -98,6 +98,8 @@ def test_generators_that_are_read_in_turns_hear_their_own_calls(seed: int) -> No
                 with capture() as other:
                     asking("of the reader").compile().invoke(ASK)
                 assert heard(other) == ["of the reader in a node"] * 3
+    model.invoke("after")
+    assert var_child_runnable_config.get() is None
     for name, run in runs.items():
         assert all(question.startswith(name) for question in heard(run))
     # The reader's scope is around all of them, as it is around any function that opens its own.
@@ -200,17 +202,6 @@ def test_a_generator_hears_that_its_graph_stops_where_it_was_told_to() -> None:
     assert (run.status, other.status) == ("interrupted", "completed")
     assert list(second) == []
     assert other.status == "interrupted"
-
-
-def test_a_generator_that_ends_leaves_nothing_behind() -> None:
-    runs: dict[str, Any] = {}
-    first, second = rollout("a", runs), rollout("b", runs)
-    next(first), next(second)
-    first.close(), second.close()
-    model.invoke("after")
-    asking("after").compile().invoke(ASK)
-    assert [heard(run) for run in runs.values()] == [[], []]
-    assert var_child_runnable_config.get() is None
 
 
 @contextmanager
