@@ -50,6 +50,7 @@ TURN = {
     "response": {"choices": [{"message": ANSWER}]},
     "loss_mask": [1],
 }
+TRACE = {"schema_version": 1, "turns": [TURN]}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,8 @@ TURN = {
         (LLM, {"outputs": "In May."}),
         (LLM, {"extra": {"invocation_params": {"tools": 1}}}),
         (LLM, {"feedback_stats": "good"}),
-        ({"schema_version": 1, "turns": [TURN]}, {"turns": [TURN | {"metadata": "none"}]}),
+        (TRACE, {"turns": [TURN | {"metadata": "none"}]}),
+        (TRACE, {"schema_version": 2}),
     ],
 )
 def test_a_line_of_an_odd_shape_is_counted_and_the_others_are_read(

@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from importlib.metadata import version
 from multiprocessing import get_context
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
@@ -23,15 +22,14 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
-from packaging.version import Version
 
 from langchain_art import CaptureHandler, Trajectory, capture
 from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.wire.identifiers import scenario_id
-from tests.support.graphs import Scripted
+from tests.support.graphs import Scripted, graph_of
 
 ASK: Any = {"messages": [("user", "hi")]}
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -43,10 +41,8 @@ def says(*lines: str) -> Any:
     return lambda state: {"messages": [model.invoke(state["messages"])]}
 
 
-def line(saver: Any = None, stop: list[str] | None = None, **nodes: Any) -> Any:
-    graph = StateGraph(MessagesState).add_sequence(list(nodes.items()))
-    graph.add_edge(START, next(iter(nodes)))
-    return graph.compile(checkpointer=saver, interrupt_before=stop)
+def line(saver: Any = None, **nodes: Any) -> Any:
+    return graph_of(**nodes).compile(checkpointer=saver)
 
 
 def asking(*lines: str) -> Any:
@@ -161,22 +157,6 @@ def chat_bytes(turns: int) -> int:
 
 def test_size_is_linear_in_turns() -> None:
     assert chat_bytes(40) <= 2.1 * chat_bytes(20)
-
-
-MERGES = Version(version("langgraph")) >= Version("1.2.3")
-"""Whether a config with callbacks adds to those around it, or replaces them."""
-
-
-@pytest.mark.parametrize("config", [{}, {"callbacks": [BaseCallbackHandler()]}][: 1 + MERGES])
-def test_a_scope_hears_that_a_graph_stops_where_it_was_told_to(config: Any) -> None:
-    agent = line(InMemorySaver(), ["act"], plan=says("p"), act=says("a"))
-    chain: Runnable[Any, Any] = RunnableLambda(lambda ask: ask) | agent
-    with capture() as outer, capture() as run:
-        chain.invoke(ASK, THREAD | config)
-        assert outer.status == run.status == "interrupted"
-        agent.invoke(None, THREAD | config)
-    assert run.status == "completed"
-    assert told(run) == [("p", None), ("a", None)]
 
 
 class Refusing(FakeListChatModel):
