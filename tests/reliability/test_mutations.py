@@ -1,18 +1,41 @@
-"""Whatever is sent, the answer is one that the OpenAPI document names; 503 says when to retry."""
+"""Whatever is sent, the answer is one that the OpenAPI document names, and its schema.
 
+Answers in the formats of calls are what the models of the formats' own SDKs take, too.
+"""
+
+import copy
+import json
+import random
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter, ValidationError
 
-from tests.support.live_server import ForkedServer, small_model
-from tests.support.mutations import Sent, Valid, mutants
+from langchain_art.wire.api_keys import new_api_key
+from tests.conformance.suite.scripts import script
+from tests.support.live_server import ForkedServer, RuleServer, small_model
+from tests.support.mutations import Sent, Valid, mutants, sent_as_is
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 
 REQUESTS = count(100, 20_000)
+#: Of each route: an answer, and an event of a streamed one.
+MODELS: dict[str, tuple[TypeAdapter[Any], TypeAdapter[Any] | None]] = {
+    "/v1/chat/completions": (TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)),
+    "/v1/responses": (TypeAdapter(Response), TypeAdapter(ResponseStreamEvent)),
+    "/v1/messages": (TypeAdapter(Message), TypeAdapter(RawMessageStreamEvent)),
+    "/v1/messages/count_tokens": (TypeAdapter(MessageTokensCount), None),
+}
+ERROR = TypeAdapter(ErrorResponse)
 SAY = [
     {"role": "system", "content": "Answer."},
     {"role": "user", "content": [{"type": "text", "text": "When?"}]},
@@ -178,29 +201,81 @@ def valid_requests(call: str, run: str, job: str) -> list[Valid]:
     ]
 
 
-def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -> str:
-    """What is wrong with an answer; empty if nothing is."""
-    status = answer.status_code
-    if status >= 500 and (status != 503 or "Retry-After" not in answer.headers):
-        return f"{status} without Retry-After"
-    known = documented[f"{sent.method} {sent.path}"]
-    # A name that is empty, or has a slash, is another path (307: one slash less).
-    if str(status) not in known and not (status in (307, 404, 405) and "{" in sent.path):
-        return f"{status} is not among {sorted(known)}"
-    if status >= 400:
-        error = answer.json().get("error")
-        if not isinstance(error, dict) or not error.get("message"):
-            return f"{status} without OpenAI's error"
-    return ""
+class Document:
+    """What the OpenAPI document promises of an answer, and the SDKs expect of it."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self.whole = http.get("/openapi.json").json()
+        self.responses: dict[str, dict[str, Any]] = {
+            f"{method.upper()} {path}": about["responses"]
+            for path, methods in self.whole["paths"].items()
+            for method, about in methods.items()
+        }
+        self.seen = Counter[str]()
+
+    def problem(self, answer: httpx.Response, sent: Sent) -> str:
+        """What is wrong with an answer; empty if nothing is."""
+        status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
+        if status >= 500 and (status != 503 or "Retry-After" not in answer.headers):
+            return f"{status} without Retry-After"
+        known = self.responses[f"{sent.method} {sent.path}"]
+        # A name that is empty, or has a slash, is another path (307: one slash less).
+        if str(status) not in known:
+            if status in (307, 404, 405) and "{" in sent.path:
+                return ""
+            return f"{status} is not among {sorted(known)}"
+        content = known[str(status)].get("content", {})
+        if content and kind not in content:
+            return f"{kind} is not among {sorted(content)}"
+        if kind == "application/json" and "schema" in content.get(kind, {}):
+            schema = content[kind]["schema"] | {"components": self.whole["components"]}
+            if error := best_match(Draft202012Validator(schema).iter_errors(answer.json())):
+                return f"{status}: {error.message[:300]} at {error.json_path}"
+        if status >= 400 and not answer.json()["error"]["message"]:
+            return f"{status} without words"
+        try:
+            if status == 200 and sent.path in MODELS:
+                self.seen[take(answer, sent.path)] += 1
+            elif sent.path.startswith("/v1/messages"):
+                ERROR.validate_python(answer.json())
+        except ValidationError as error:
+            return str(error)
+        return ""
+
+
+def take(answer: httpx.Response, path: str) -> str:
+    """Read an answer, which is none of an error, as the format's SDK does; returns its kind."""
+    whole, piece = MODELS[path]
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        whole.validate_python(answer.json())
+        return f"{path} whole"
+    assert piece is not None
+    for line in answer.text.splitlines():
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        event = json.loads(line[6:])
+        if "error" in event or event.get("type") == "error":
+            if path != "/v1/chat/completions":
+                (ERROR if path == "/v1/messages" else piece).validate_python(event)
+            return f"{path} error in a stream"
+        piece.validate_python(event)
+    return f"{path} streamed"
+
+
+def send(http: httpx.Client, sent: Sent) -> httpx.Response:
+    headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
+    return http.request(sent.method, sent.url, content=sent.content, headers=headers)
 
 
 @pytest.mark.slow
 @pytest.mark.soak("S4", REQUESTS, "mutated requests")
 def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
     short = small_model(max_position_embeddings=256)  # of a call whose limit is mutated away
-    with ForkedServer(tmp_path / "data", model=short) as server:
+    env = {"ART_API_KEY": new_api_key()}
+    with ForkedServer(tmp_path / "data", model=short, env=env) as server:
         found: dict[str, str] = {}
         with server.http() as http:
+            document = Document(http)
             call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
             run = f"run-{uuid.uuid4().hex}"
             body = chat().body | {"art": {"trajectory_id": run}}
@@ -208,25 +283,90 @@ def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
             http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).raise_for_status()
             train = {"policy": "tiny", "groups": [[run]]}
             job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "first"}).json()
-            routes = http.get("/openapi.json").json()["paths"]
-            documented = {
-                f"{method.upper()} {path}": set(about["responses"])
-                for path, methods in routes.items()
-                for method, about in methods.items()
-            }
+            few = {"name": "few", "tenant": "default", "scopes": ["metrics"]}
+            key = http.post("/v1/keys", json=few).raise_for_status().json()["key"]
             requests = valid_requests(call, run, job["id"])
-            assert {f"{one.method} {one.path}" for one in requests} == documented.keys()
+            assert {f"{one.method} {one.path}" for one in requests} == document.responses.keys()
+            plain = [sent_as_is(one) for one in requests]
+            with server.http(key) as allowed_little, httpx.Client(base_url=server.root) as nobody:
+                for sent in plain:
+                    for client in (http, allowed_little, nobody):
+                        if problem := document.problem(answer := send(client, sent), sent):
+                            found[f"{sent.method} {sent.path}: {problem}"] = answer.text[:300]
             for sent in mutants(requests, drawn_seed(), REQUESTS):
-                headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
                 try:
-                    answer = http.request(
-                        sent.method, sent.url, content=sent.content, headers=headers
-                    )
+                    answer = send(http, sent)
                 except httpx.TransportError as error:  # no answer
                     found[f"{sent.method} {sent.path}: {error!r}"] = str(sent)
                     continue
-                if problem := wrong(answer, sent, documented):
+                if problem := document.problem(answer, sent):
                     found[f"{sent.method} {sent.path}: {problem}"] = f"{sent} {answer.text[:300]}"
             assert not found, "\n".join(f"{said}\n    {last}" for said, last in found.items())
             assert http.get("/status").json()["engine_restarts"] == 0
             assert http.post("/v1/chat/completions", json=chat().body).status_code == 200
+
+
+CALL = {"call": "search", "args": {"what": "a door"}}
+REPLIES: list[Any] = [
+    "In May.",
+    "",
+    "<think>A door, or two.</think>",
+    "<think></think>In May.",
+    "<think>It never ends",
+    "1 < 2, <thin and <tool_call",
+    "é ✓ 日本 🙂",
+    CALL,
+    CALL | {"say": "I look."},
+    CALL | {"say": "<think>A door?</think>\n\nI look."},
+    {"calls": [CALL, CALL | {"args": {}}]},
+    {"error": "the template fails"},
+]
+
+
+def drawn(rng: random.Random, one: Valid, stream: bool) -> Valid:
+    """The request with another reply and limit."""
+    one = copy.deepcopy(one)
+    said = script(rng.choice(REPLIES), intro=rng.choice(["", "When?", "x" * 300]))
+    body: dict[str, Any] = one.body
+    turns = body.get("messages", body.get("input"))
+    turns += [{"role": "user", "content": said}]
+    for limit in body.keys() & {"max_tokens", "max_output_tokens"}:
+        body[limit] = rng.choice([1, 2, 5, 200])
+    if one.path != "/v1/messages/count_tokens":
+        body["stream"] = stream
+        if not body["stream"]:
+            body.pop("stream_options", None)
+    return one
+
+
+def has_grammar(one: Valid) -> bool:
+    """Whether the reply must follow one, which a script does not."""
+    choice = one.body.get("tool_choice")
+    forced = choice == "required" or (isinstance(choice, dict) and choice["type"] == "any")
+    text = one.body.get("text") or one.body.get("output_config") or one.body.get("response_format")
+    return forced or text is not None or any(t.get("strict") for t in one.body.get("tools") or ())
+
+
+@pytest.mark.slow
+@pytest.mark.soak("S4", REQUESTS // 2, "drawn and mutated requests in the three formats of calls")
+@pytest.mark.timeout(count(300, 3600))
+def test_the_sdks_models_take_each_answer(tmp_path: Path) -> None:
+    """Replies follow a script."""
+    with RuleServer(tmp_path / "data") as server, server.http() as http:
+        rng, found, document = random.Random(drawn_seed()), dict[str, str](), Document(http)
+        call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
+        several = {"n": 2, "logprobs": True, "top_logprobs": 2, "stop": ["."]}
+        of = [chat(tools=[TOOL]), chat(**several), *other_formats(call)]
+        of += [chat(stream_options={"include_usage": True})]
+        of = [one for one in of if not has_grammar(one)]
+        for number in range(REQUESTS // 4):
+            turn, at = divmod(number, len(of))
+            one = drawn(rng, of[at], stream=(turn + at) % 2 == 0)
+            for sent in (sent_as_is(one), *mutants([one], rng.getrandbits(32), 1)):
+                if problem := document.problem(answer := send(http, sent), sent):
+                    found[problem] = f"{sent}\n    {answer.text[:2000]}"
+        assert http.get("/status").json()["engine_restarts"] == 0
+    assert not found, "\n".join(f"{said}\n    {last}" for said, last in list(found.items())[:5])
+    kinds = {f"{path} {how}" for path in list(MODELS)[:3] for how in ("whole", "streamed")}
+    assert all(document.seen[kind] > REQUESTS // 100 for kind in kinds), document.seen
+    print(f"{REQUESTS // 2:,} requests; {dict(document.seen)}")  # noqa: T201

@@ -4,7 +4,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -70,20 +70,24 @@ def _mutant(one: Valid, rng: random.Random) -> Sent:
             parts += [one.body] * 6
         if parts:
             _mutate(rng.choice(parts), rng)
+    sent = sent_as_is(one)
+    if sent.content and rng.random() < 0.08:
+        sent = replace(sent, content=_torn(sent.content, rng))
+    if rng.random() < 0.1:
+        name, value = rng.choice(HEADERS)
+        sent = replace(sent, headers=list((dict(sent.headers) | {name: value}).items()))
+    return sent
+
+
+def sent_as_is(one: Valid) -> Sent:
     url = one.path
     for name, value in one.names.items():
         url = url.replace(f"{{{name}}}", _quoted(value))
     if one.query:
         url += "?" + "&".join(f"{name}={_quoted(value)}" for name, value in one.query.items())
-    content = b"" if one.body is None else json.dumps(one.body).encode()
-    if content and rng.random() < 0.08:
-        content = _torn(content, rng)
-    headers = dict(one.headers)
+    content, headers = b"", dict(one.headers)
     if one.body is not None:
-        headers["Content-Type"] = "application/json"
-    if rng.random() < 0.1:
-        name, value = rng.choice(HEADERS)
-        headers[name] = value
+        content, headers["Content-Type"] = json.dumps(one.body).encode(), "application/json"
     return Sent(one.method, one.path, url, content, list(headers.items()))
 
 
