@@ -348,7 +348,7 @@ def has_grammar(one: Valid) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.soak("S4", REQUESTS // 2, "drawn and mutated requests in the three formats of calls")
+@pytest.mark.soak("S4", REQUESTS, "drawn and mutated requests in the three formats of calls")
 @pytest.mark.timeout(count(300, 3600))
 def test_the_sdks_models_take_each_answer(tmp_path: Path) -> None:
     """Replies follow a script."""
@@ -359,7 +359,7 @@ def test_the_sdks_models_take_each_answer(tmp_path: Path) -> None:
         of = [chat(tools=[TOOL]), chat(**several), *other_formats(call)]
         of += [chat(stream_options={"include_usage": True})]
         of = [one for one in of if not has_grammar(one)]
-        for number in range(REQUESTS // 4):
+        for number in range(REQUESTS // 2):
             turn, at = divmod(number, len(of))
             one = drawn(rng, of[at], stream=(turn + at) % 2 == 0)
             for sent in (sent_as_is(one), *mutants([one], rng.getrandbits(32), 1)):
@@ -369,4 +369,4 @@ def test_the_sdks_models_take_each_answer(tmp_path: Path) -> None:
     assert not found, "\n".join(f"{said}\n    {last}" for said, last in list(found.items())[:5])
     kinds = {f"{path} {how}" for path in list(MODELS)[:3] for how in ("whole", "streamed")}
     assert all(document.seen[kind] > REQUESTS // 100 for kind in kinds), document.seen
-    print(f"{REQUESTS // 2:,} requests; {dict(document.seen)}")  # noqa: T201
+    print(f"{REQUESTS:,} requests; {dict(document.seen)}")  # noqa: T201

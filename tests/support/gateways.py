@@ -1,19 +1,22 @@
-"""Several servers of one database and one data directory, and a client of all of them."""
+"""Several servers of one database and one data directory, their clients, calls and jobs."""
 
-import contextlib
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import sqlalchemy as sa
 
 from langchain_art_server.storage.schema import connect
+from tests.support import steps_of_a_fit
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres
-from tests.support.storms import PATIENCE, Persistent
+from tests.support.storms import Patient
+
+QUESTION = [{"role": "user", "content": "When is the audit?"}]
+#: Seconds within which each server routes to what was published.
+SOON = 1.0
 
 
 class Gateway(ForkedServer):
@@ -32,13 +35,7 @@ class Gateway(ForkedServer):
         status = Path(f"/proc/{self.process.pid}/stat").read_text()
         return status.rpartition(")")[2].split()[0] == "T"
 
-    def freeze(self) -> None:
-        """SIGSTOP."""
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGSTOP)
-
     def thaw(self) -> None:
-        """SIGCONT."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGCONT)
 
@@ -76,29 +73,74 @@ class Gateways:
         return found
 
 
-class AnyGateway(Persistent):
-    """Sends each request to one server, and to the next until one answers otherwise than 503."""
+class AnyGateway(Patient):
+    """Sends each request to one server, and to the next until one answers."""
 
     def __init__(self, fleet: Gateways, first: int = 0) -> None:
-        self._roots = [one.root for one in fleet.all]
-        #: The server that is asked.
-        self.at = first % len(self._roots)
-        headers = {"Authorization": f"Bearer {fleet.all[0].api_key}"}
-        self._http = httpx.Client(headers=headers, timeout=30)
-        self.resent = 0
-        #: When the request that was answered last was sent.
-        self.sent = 0.0
+        super().__init__(fleet.all[0])
+        self.roots, self.at = [one.root for one in fleet.all], first
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        deadline = time.monotonic() + PATIENCE
-        self.at = (self.at + 1) % len(self._roots)
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                url, self.sent = self._roots[self.at] + path, time.time()
-                answer = self._http.request(method, url, json=body, headers=headers)
-                if answer.status_code != 503:
-                    return answer
-            self.resent += 1
-            assert time.monotonic() < deadline, f"{method} {path} is not answered"
-            self.at = (self.at + 1) % len(self._roots)
-            time.sleep(0.02)
+
+# --- calls and jobs ------------------------------------------------------------------------------
+
+
+def said(gateway: Gateway, policy: str, **more: Any) -> Any:
+    """A call, and what answered it."""
+    body = {"model": policy, "messages": QUESTION, "max_tokens": 4} | more
+    with gateway.http() as http:
+        return http.post("/v1/chat/completions", json=body)
+
+
+def routes_to(gateway: Gateway, policy: str, model: str) -> None:
+    """Wait until a server routes a policy's name to `model`: calls that are sent `SOON` from now.
+
+    However long such a call takes: it waits until the server knows what to answer with.
+    """
+    soon, until, found = time.monotonic() + SOON, time.monotonic() + 60, None
+    while found != model:
+        sent = time.monotonic()
+        assert sent < until, found
+        found = said(gateway, policy).json().get("model")
+        assert sent < soon or found in (None, model), f"{found} is stale"
+
+
+def make_runs(gateways: list[Gateway], policy: str, name: str) -> list[str]:
+    """Four runs with rewards, whose calls go to the servers in turn."""
+    runs = [f"{policy}-{name}-{seed}" for seed in range(4)]
+    for seed, run in enumerate(runs):
+        gateway = gateways[seed % len(gateways)]
+        answer = said(gateway, policy, seed=seed, max_tokens=8, art={"trajectory_id": run})
+        assert answer.status_code == 200, answer.text
+        with gateways[(seed + 1) % len(gateways)].http() as http:
+            reward = {"reward": float(seed % 2)}
+            http.put(f"/v1/trajectories/{run}/reward", json=reward).raise_for_status()
+    return runs
+
+
+def order(gateway: Gateway, policy: str, runs: list[str], key: str) -> Any:
+    body = {"policy": policy, "groups": [runs], "config": {"learning_rate": 1e-3}}
+    with gateway.http() as http:
+        answer = http.post("/v1/train", json=body, headers={"Idempotency-Key": key})
+        return answer.raise_for_status().json()
+
+
+def ended(gateway: Gateway, job: Any) -> Any:
+    with gateway.http() as http:
+        return steps_of_a_fit.ended(http, job)
+
+
+def make_policy(fleet: Gateways, name: str) -> str:
+    with fleet.all[0].http() as http:
+        http.post("/v1/policies", json={"name": name}).raise_for_status()
+    return name
+
+
+def stopped(fleet: Gateways) -> tuple[Gateway, Gateway]:
+    """The server that has stopped itself, and the other one."""
+    until = time.monotonic() + 60
+    while True:
+        for one, other in (fleet.all, fleet.all[::-1]):
+            if one.is_stopped and not fleet.stop_file.exists():
+                return one, other
+        assert time.monotonic() < until, "no server came to it"
+        time.sleep(0.01)

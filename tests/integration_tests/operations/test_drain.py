@@ -202,7 +202,7 @@ def alive_and_not_ready(server: FaultyServer, process: Any) -> dict[str, Any]:
         waiter = threading.Thread(target=poll)
         waiter.start()
         time.sleep(1.0)  # it is sent
-        process.terminate()
+        process.send_signal(signal.SIGHUP)  # as SIGTERM
         while (ready := http.get("/readyz")).status_code == 200:
             time.sleep(0.02)
         assert "shutting down" in ready.json()["reasons"]["server"]
