@@ -1,4 +1,4 @@
-"""kill -9 while policies are created, rolled back, pinned and reviewed, and rollouts are queued.
+"""kill -9 while policies are created and rolled back, and rollouts are queued.
 
 What was acknowledged is there, and once; what was not is there whole, or not at all. The engines
 compute nothing (`tests.support.stub_engines`).
@@ -18,7 +18,7 @@ from tests.support.seeds import drawn_seed
 from tests.support.soak import count
 from tests.support.stub_engines import StubServer
 
-KILLS, VERSIONS, RUNS, ROLLOUTS = count(2, 200), 3, 4, 3
+KILLS, VERSIONS, ROLLOUTS = count(2, 200), 3, 3
 LEASE = {"worker": "w", "name": "w", "rollout": "r", "slots": 9, "free": 9, "seconds": 600.0}
 
 
@@ -28,8 +28,6 @@ class Changes:
     def __init__(self, draw: random.Random) -> None:
         self.draw, self.number = draw, 0
         self.may_be: dict[tuple[str, Any], set[Any]] = {("serving", "tiny"): {VERSIONS}}
-        self.may_be |= {("pinned", version): {False} for version in range(VERSIONS)}
-        self.may_be |= {("review", run): {None} for run in range(RUNS)}
         self.held: dict[str, str] = {}  # the rollouts that are leased, with their attempts
         self.done = Counter[str]()  # those that were taken and said to have arrived
         self.acknowledged = Counter[str]()
@@ -37,7 +35,7 @@ class Changes:
     def one(self, http: httpx.Client) -> None:
         """Make a change; a connection that ends leaves both values possible."""
         self.number += 1
-        make = self.draw.choice([self.create, self.roll_back, self.pin, self.review, self.queue])
+        make = self.draw.choice([self.create, self.roll_back, self.queue])
         make(http)
         self.acknowledged[make.__name__] += 1
 
@@ -56,19 +54,6 @@ class Changes:
         body = {"version": self.draw.randrange(VERSIONS + 1), "why": "so"}
         path = "/v1/policies/tiny/rollback"
         self.set("serving", "tiny", body["version"], lambda: http.post(path, json=body))
-
-    def pin(self, http: httpx.Client) -> None:
-        version, pinned = self.draw.randrange(VERSIONS), self.draw.random() < 0.5
-        path = f"/v1/policies/tiny/checkpoints/{version}/pin"
-        ask = http.put if pinned else http.delete
-        self.set("pinned", version, pinned, lambda: ask(path))
-
-    def review(self, http: httpx.Client) -> None:
-        run, value = self.draw.randrange(RUNS), self.draw.choice([0.0, 0.5, 1.0])
-        said = {"id": f"v{run}", "source": "api", "trajectory": f"swap-tiny-0-{run}"}
-        said |= {"kind": "score", "name": "n", "value": value, "at": float(self.number)}
-        body = {"reviews": [said]}
-        self.set("review", run, value, lambda: http.put("/v1/reviews", json=body))
 
     def queue(self, http: httpx.Client) -> None:
         step = self.draw.choice(["put", "lease", "complete", "take"])
@@ -108,26 +93,15 @@ class Changes:
         assert set(names.values()) == {1}
         [tiny] = [one for one in policies if one["name"] == "tiny"]
         self.is_one_of("serving", "tiny", tiny["version"])
-        versions = http.get("/v1/policies/tiny/checkpoints").json()["data"]
-        reviews = http.get("/v1/reviews", params={"source": "api"}).json()["data"]
-        assert len({one["id"] for one in reviews}) == len(reviews)
-        values = {one["id"]: one["value"] for one in reviews}
-        pinned = {one["version"]: one["pinned"] for one in versions}
         for kind, of in list(self.may_be):
             if kind == "policy":
                 self.is_one_of(kind, of, True if of in names else None)
-            elif kind == "pinned":
-                self.is_one_of(kind, of, pinned[of])
-            elif kind == "review":
-                self.is_one_of(kind, of, values.get(f"v{of}"))
             elif kind == "batch":
                 answer = http.get(f"/v1/rollouts/batches/{of}")
                 self.is_one_of(kind, of, True if answer.status_code == 200 else None)
                 if answer.status_code == 200:
-                    status, gone = (
-                        answer.json(),
-                        sum(self.done[f"{of}-{n}"] for n in range(ROLLOUTS)),
-                    )
+                    status = answer.json()
+                    gone = sum(self.done[f"{of}-{n}"] for n in range(ROLLOUTS))
                     left = status["queued"] + status["leased"] + status["finished"]
                     assert left <= ROLLOUTS - gone, (of, status, gone)
 
@@ -136,7 +110,7 @@ class Changes:
         self.may_be[kind, of] = {value}
 
 
-@pytest.mark.soak("F9", KILLS, "kills while policies, pins, reviews and rollouts change")
+@pytest.mark.soak("F9", KILLS, "kills while policies and rollouts change")
 @pytest.mark.slow
 @pytest.mark.timeout(count(300, 3600))
 def test_a_change_is_there_once_or_not_whenever_the_server_is_killed(tmp_path: Path) -> None:
@@ -174,5 +148,5 @@ def test_a_change_is_there_once_or_not_whenever_the_server_is_killed(tmp_path: P
                 changes.take(http, batch)
                 status = http.get(f"/v1/rollouts/batches/{batch}").json()
                 assert not (status["queued"] + status["leased"] + status["finished"]), status
-    assert set(changes.acknowledged) == {"create", "roll_back", "pin", "review", "queue"}
+    assert set(changes.acknowledged) == {"create", "roll_back", "queue"}
     print(f"{sum(changes.acknowledged.values())} changes: {dict(changes.acknowledged)}")  # noqa: T201

@@ -1,22 +1,18 @@
 """Whatever number enters is refused in words, or left out and counted; no weight ever stops being
 finite.
 
-A number enters by the HTTP routes, from engines, from evaluators and rollouts, and from files of
-traces. `HOSTILE` are those that break arithmetic; each is put at every place where one is read.
+A number enters from engines, from evaluators and rollouts, from files of traces, and by the HTTP
+routes (`test_mutations`). `HOSTILE` are those that break arithmetic.
 Rewards and advantages of any size move a policy no further than those of one: the gradient is cut
 at `max_grad_norm`, AdamW's step is bounded by the learning rate, and by `max_kl`, too.
 """
 
-import copy
 import json
 import math
-import random
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -28,14 +24,12 @@ from langchain_art.evaluators.scoring import score_groups
 from langchain_art.rollout.gather import gather
 from langchain_art.traces.from_jsonl import read_file
 from langchain_art.tracing.scope import capture
-from langchain_art.wire import KLPenalty, TrainConfig, TrainResult, Trajectory, TrajectoryGroup
+from langchain_art.wire import TrainConfig, TrainResult, Trajectory, TrajectoryGroup
 from langchain_art.wire.identifiers import MAX_REWARD
 from langchain_art_server.backends.models.adapter_files import OPTIMIZER_FILE, WEIGHTS_FILE
 from langchain_art_server.jobs.swap_check import MOST_RATES
 from tests.support.live_server import FaultyServer, LiveServer
-from tests.support.seeds import drawn_seed
-from tests.support.soak import count
-from tests.support.steps_of_a_fit import ended, rewarded
+from tests.support.steps_of_a_fit import rewarded, trained
 
 NAN, INF = math.nan, math.inf
 HOSTILE: list[Any] = [
@@ -45,7 +39,6 @@ HOSTILE: list[Any] = [
 ]
 #: Of these, the ones that are a reward: the others must never be taken for one.
 REWARDS = [5e-324, -0.0, 0, -1, 1e9, -1e9, 0.1, 1.0]
-NUMBERS = count(30, 2_000)
 SAY = [{"role": "user", "content": "When is it?"}]
 
 
@@ -92,8 +85,9 @@ async def test_what_an_evaluator_says_is_a_reward_or_the_group_is_not_judged(
     assert sent == found.groups, "what was scored can be stored and sent"
     assert len(found.groups) + found.unjudged == 2 and found.groups[0].id == "good"
     if found.unjudged:
-        assert found.first_error
-        assert not is_reward(value) or (place == "score" and value is None)
+        assert "expected" in str(found.first_error)
+        kinds = ("score", "value", "part")
+        assert not is_reward(value) or (place in kinds and value is None)
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=repr)
@@ -128,139 +122,6 @@ def test_a_traces_score_is_a_reward_or_the_trace_is_left_out(value: Any, tmp_pat
             assert trace.score is None or abs(trace.score) <= MAX_REWARD
 
 
-# --- HTTP ----------------------------------------------------------------------------------------
-
-
-class Door:
-    """A server, a policy of its own, and runs of it that every job trains anew."""
-
-    def __init__(self, server: LiveServer, http: httpx.Client) -> None:
-        self.server, self.http = server, http
-        self.policy = f"hostile-{uuid.uuid4().hex[:8]}"
-        http.post("/v1/policies", json={"name": self.policy, "lora": {"rank": 2, "alpha": 4.0}})
-        self.runs = [f"{self.policy}-{i}" for i in range(2)]
-        self.calls = [self.say(run, seed) for seed, run in enumerate(self.runs)]
-        for run, reward in zip(self.runs, (0.0, 1.0), strict=True):
-            http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward}).raise_for_status()
-        self.trained = self.refused = 0
-
-    def say(self, run: str, seed: int) -> str:
-        body = {"model": self.policy, "messages": SAY, "max_tokens": 4, "seed": seed}
-        answer = self.http.post("/v1/chat/completions", json=body | {"art": {"trajectory_id": run}})
-        return answer.raise_for_status().json()["id"]
-
-    def requests(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """A valid request for each way in which numbers enter, with all that it may have."""
-        one, other = self.runs
-        call = {"call_id": self.calls[0], "messages": SAY, "reward": 0.5, "latency": 0.1}
-        call |= {"started_at": 1.0, "step": 1, "attempt": 1}
-        call |= {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}
-        run = {
-            "id": "x",
-            "turns": [call, call | {"extends": 0}],
-            "reward": 0.5,
-            "scores": {"a": 1.0},
-        }
-        group = {"id": "x", "trajectories": [run, run | {"id": "y"}]}
-        train: dict[str, Any] = {"policy": self.policy, "groups": [[one, other]], "retrain": True}
-        train |= {"schedule_step": 1, "seconds": {"rollout": 1.0, "judge": 1.0}}
-        given = {one: [[0.5, 0.5, -0.5, 0.1]], other: [-1.0]}
-        said = {"source": "api", "trajectory": one, "at": 1.5, "id": f"{one}-r", "kind": "score"}
-        said |= {"name": "x", "value": 1.0}
-        chat = {"model": self.policy, "messages": SAY, "max_tokens": 2, "temperature": 1.0}
-        chat |= {"top_p": 0.9, "top_k": 3, "seed": 1, "n": 1, "top_logprobs": 1, "logprobs": True}
-        chat |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-        lora = {"rank": 2, "alpha": 4.0, "seed": 0}
-        learn = TrainConfig(
-            learning_rate=1e-3,
-            max_kl=0.1,
-            entropy_bonus=0.001,
-            kl=KLPenalty(estimator="k3", coefficient=0.1),
-        ).model_dump(mode="json")
-        optimizer = {name: learn[name] for name in ("schedule", "max_grad_norm", "optimizer_steps")}
-        optimizer |= {"learning_rate": 1e-3, "tokens_per_microbatch": 4096}
-        prefers = {"kind": "dpo", "beta": 0.1, "learning_rate": 1e-3, "max_grad_norm": 1.0}
-        plain = {"policy": self.policy, "groups": [[one, other]]}
-        train_by = {"config": learn, "rewards": {one: 1.0}, "turns": {self.calls[1]: 0.0}}
-        return [
-            ("POST", "/v1/trajectories", run),
-            ("POST", "/v1/groups", group),
-            (
-                "PUT",
-                f"/v1/trajectories/{self.policy}-new/reward",
-                {"reward": 0.5, "scores": {"a": 1.0}},
-            ),
-            ("PUT", f"/v1/trajectories/{one}/reward", {"turns": {self.calls[0]: 0.5}}),
-            ("PUT", "/v1/reviews", {"reviews": [said]}),
-            ("POST", "/v1/policies", {"name": self.policy, "lora": lora}),
-            ("POST", f"/v1/policies/{self.policy}/rollback", {"version": 0}),
-            ("POST", "/v1/chat/completions", chat),
-            ("POST", "/v1/train", train | train_by),
-            ("POST", "/v1/train", train | {"advantages": given, "config": {"learning_rate": 1e-3}}),
-            ("POST", "/v1/train", plain | {"config": optimizer | {"kind": "sft"}}),
-            ("POST", "/v1/train", plain | {"config": prefers}),
-        ]
-
-    def send(self, method: str, path: str, body: dict[str, Any]) -> None:
-        """It is refused in words, or taken; a job that is taken ends, and harms no weight."""
-        headers = {"Content-Type": "application/json", "Idempotency-Key": uuid.uuid4().hex}
-        text = json.dumps(body).encode()  # with NaN and Infinity, as Python writes them
-        answer = self.http.request(method, path, content=text, headers=headers)
-        if answer.status_code >= 400:
-            assert answer.status_code < 500, answer.text
-            assert answer.json()["error"]["message"], answer.text
-            self.refused += 1
-            return
-        if path == "/v1/train":
-            self.trained += 1
-            job = ended(self.http, answer.json())
-            assert job["state"] == "succeeded" or job["error"], job
-            version = job["result"]["version"] if job["state"] == "succeeded" else 0
-            files = self.server.data_dir / "adapters" / self.policy / str(version)
-            for name in (WEIGHTS_FILE, OPTIMIZER_FILE)[: 2 if version else 1]:
-                weights = load_file(files / name)
-                assert all(np.isfinite(one).all() for one in weights.values()), (name, body)
-            back = {"version": 0}
-            self.http.post(f"/v1/policies/{self.policy}/rollback", json=back).raise_for_status()
-
-
-def places(root: Any) -> Iterator[tuple[Any, Any]]:
-    """Parent and key of every number below."""
-    for key in list(root) if isinstance(root, dict) else range(len(root)):
-        if isinstance(root[key], dict | list):
-            yield from places(root[key])
-        elif isinstance(root[key], int | float) and not isinstance(root[key], bool):
-            yield root, key
-
-
-@pytest.mark.soak("T4", NUMBERS, "requests with hostile numbers")
-def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveServer) -> None:
-    rng = random.Random(drawn_seed())
-    with art_server.http() as http:
-        restarts = http.get("/status").json()["engine_restarts"]  # other tests end its engines
-        door = Door(art_server, http)
-        requests = door.requests()
-        for method, path, body in requests:
-            door.send(method, path, body)
-        assert door.trained == 4, "each is valid as it is"
-        often = [one for one in requests if one[1] != "/v1/train"]  # a step takes longer
-        sent = 0
-        while sent < NUMBERS or (door.trained < 6 and sent < 10 * NUMBERS):
-            sent += 1
-            method, path, body = rng.choice(requests + 2 * often)
-            body = copy.deepcopy(body)
-            found = list(places(body))
-            for parent, key in rng.sample(found, min(len(found), rng.choice((1, 1, 2)))):
-                parent[key] = copy.deepcopy(rng.choice(HOSTILE))
-                if isinstance(parent, list) and rng.random() < 0.2:  # one too many
-                    parent.append(0.5)
-            door.send(method, path, body)
-        assert door.trained > 5, "some of them are numbers like any other"
-        assert door.say(f"{door.policy}-last", 0)
-        assert http.get("/status").json()["engine_restarts"] == restarts
-        print(f"{door.refused} refused; {door.trained} jobs")  # noqa: T201 - for the report
-
-
 # --- engines -------------------------------------------------------------------------------------
 
 
@@ -278,21 +139,23 @@ def test_a_number_of_a_request_is_refused_or_harms_no_weight(art_server: LiveSer
 def test_what_an_engine_says_wrongly_is_not_trained(
     faulty_server: FaultyServer, said: str, words: str
 ) -> None:
+    runs = [f"said-{uuid.uuid4().hex}" for _ in range(2)]
     with faulty_server.http() as http:
+        before = http.get("/v1/policies/tiny").json()["version"]
         faulty_server.fault(f"reply has {said}")
         try:
-            door = Door(faulty_server, http)
-        except httpx.HTTPStatusError as error:
-            assert error.response.status_code < 500
-            assert words in error.response.text
-            return
+            for reward, run in enumerate(runs):
+                body = {"model": "tiny", "messages": SAY, "art": {"trajectory_id": run}}
+                answer = http.post("/v1/chat/completions", json=body | {"max_tokens": 4})
+                if answer.is_error:
+                    assert answer.status_code < 500 and words in answer.text
+                    return
+                http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
         finally:
             faulty_server.fault("")
-        body = {"policy": door.policy, "groups": [door.runs]}
-        key = {"Idempotency-Key": uuid.uuid4().hex}
-        job = ended(http, http.post("/v1/train", json=body, headers=key).json())
+        job = trained(http, [runs])
         assert job["state"] == "failed" and words in job["error"], job
-        assert http.get(f"/v1/policies/{door.policy}").json()["version"] == 0
+        assert http.get("/v1/policies/tiny").json()["version"] == before
 
 
 # --- sizes ---------------------------------------------------------------------------------------

@@ -105,9 +105,8 @@ class Machine(RuleBasedStateMachine):
     def _submit(self) -> str:
         run = f"{self.policy}-{len(self.model.sampled)}"
         ask = [{"role": "user", "content": run}]
-        answer = self.client.ok(
-            "POST", "/v1/chat/completions", {"model": self.policy, "messages": ask}
-        )
+        body: dict[str, Any] = {"model": self.policy, "messages": ask}
+        answer = self.client.ok("POST", "/v1/chat/completions", body)
         assert answer["model"] == f"{self.policy}@{self.model.serving}"
         call = self.client.ok("GET", f"/v1/calls/{answer['id']}")
         assert marked(call, self._folder(self.model.serving) / WEIGHTS), "of another version"

@@ -98,17 +98,17 @@ def _quoted(value: Any) -> str:
 
 def _mutate(root: Any, rng: random.Random) -> None:
     """Change one place anywhere below a list or an object."""
-    places = list(_places(root))
-    if not places:
+    found = list(places(root))
+    if not found:
         return
-    parent, key = rng.choice(places)
+    parent, key = rng.choice(found)
     kind = rng.random()
     if kind < 0.6:
         parent[key] = copy.deepcopy(rng.choice(HOSTILE))
     elif kind < 0.75:
         del parent[key]
     elif kind < 0.85:
-        value, other = parent[key], rng.choice(places)
+        value, other = parent[key], rng.choice(found)
         other[0][other[1]] = copy.deepcopy(value)
     elif isinstance(parent, dict):
         name = rng.choice(["x", "model", "id", "messages", "type", "n", ""])
@@ -117,12 +117,13 @@ def _mutate(root: Any, rng: random.Random) -> None:
         parent += [copy.deepcopy(parent[key])] * rng.choice((1, 20))
 
 
-def _places(root: Any) -> Iterator[tuple[Any, Any]]:
-    keys = list(root) if isinstance(root, dict) else range(len(root))
+def places(root: Any) -> Iterator[tuple[Any, Any]]:
+    """Parent and key of all below a list or an object."""
+    keys = list(root or {}) if isinstance(root, dict | None) else range(len(root))
     for key in keys:
         yield root, key
         if isinstance(root[key], dict | list):
-            yield from _places(root[key])
+            yield from places(root[key])
 
 
 def _torn(content: bytes, rng: random.Random) -> bytes:
