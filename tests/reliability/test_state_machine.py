@@ -1,4 +1,4 @@
-"""Submit, judge, train, publish, roll back, crash, in any order: the server does as a model does.
+"""Submit, judge, train, roll back, lease, crash, in any order: the server does as a model does.
 
 The model is a few sets and dictionaries. The server is the real one, over engines that compute
 nothing (`tests.support.stub_engines`); a crash is a kill -9 of its process.
@@ -94,6 +94,9 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.policy = f"p-{next(self.numbers)}"
         self.model, self.client, self.crashes = Model(), Patient(self.server), 0
+        #: Batch -> its rollouts that have not been taken -> state; a leased rollout -> its attempt.
+        self.batches: dict[str, dict[str, str]] = {}
+        self.held: dict[str, str] = {}
         self.client.ok("POST", "/v1/policies", {"name": self.policy})
 
     # --- what clients do ------------------------------------------------------------------------
@@ -210,6 +213,45 @@ class Machine(RuleBasedStateMachine):
         assert self.client.ask("GET", f"/v1/trajectories/{run}").status_code == 404
         self.model.rewards.pop(run)
 
+    # --- what workers do ------------------------------------------------------------------------
+
+    @rule()
+    def put_up(self) -> None:
+        batch = f"{self.policy}-{len(self.batches)}"
+        rollouts = [{"id": f"{batch}-{n}", "scenario": {}} for n in range(2)]
+        body = {"batch": batch, "rollout": self.policy, "rollouts": rollouts}
+        self.client.ok("POST", "/v1/rollouts", body)
+        self.batches[batch] = {one["id"]: "queued" for one in rollouts}
+
+    @precondition(lambda self: self.batches)
+    @rule(free=st.integers(1, 4))
+    def lease(self, free: int) -> None:
+        body = {"worker": self.policy, "name": "w", "rollout": self.policy, "slots": 9}
+        body |= {"free": free, "seconds": 600.0, "holds": [*self.held.values()]}
+        for one in self.client.ok("POST", "/v1/rollouts/lease", body)["leases"]:
+            states = self.batches[one["id"].rpartition("-")[0]]
+            assert states[one["id"]] == "queued", f"{one['id']} is leased once more"
+            states[one["id"]], self.held[one["id"]] = "leased", one["trajectory_id"]
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        rollout = data.draw(st.sampled_from(sorted(self.held)))
+        run = self.held.pop(rollout)
+        body = {"trajectory_id": run, "trajectory": {"id": run, "reward": 1.0}}
+        self.client.ok("POST", f"/v1/rollouts/{rollout}/complete", body)
+        self.batches[rollout.rpartition("-")[0]][rollout] = "finished"
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(sorted(self.batches)))
+        states, done = self.batches[batch], list[str]()
+        path = f"/v1/rollouts/batches/{batch}/take"
+        while found := self.client.ok("POST", path, {"done": done})["finished"]:
+            done = [one["id"] for one in found]
+            assert {states.pop(one) for one in done} == {"finished"}
+
     # --- what happens ---------------------------------------------------------------------------
 
     @precondition(lambda self: self.crashes < CRASHES)
@@ -234,6 +276,10 @@ class Machine(RuleBasedStateMachine):
         assert [one["version"] for one in kept if one["serving"]] == [self.model.serving]
         on_disk = self._folder(0).parent.iterdir()
         assert {int(one.name) for one in on_disk} == self.model.kept
+        for batch, states in self.batches.items():
+            status = self.client.ok("GET", f"/v1/rollouts/batches/{batch}")
+            for state in ("queued", "leased", "finished"):
+                assert status[state] == [*states.values()].count(state), (batch, states, status)
 
     def teardown(self) -> None:
         for run, reward in self.model.rewards.items():

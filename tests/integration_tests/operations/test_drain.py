@@ -9,8 +9,6 @@ import signal
 import sqlite3
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,53 +71,39 @@ def refused_call(server: LiveServer) -> threading.Thread:
     return caller
 
 
-@dataclass
-class Callers:
-    """Many clients at once, each with one call after the other, until the server takes no more."""
+async def call_until_refused(server: LiveServer, number: int, answered: set[str]) -> None:
+    """One call after the other, until the server takes no more."""
+    body = SAY | {"max_tokens": 12, "seed": number, "stream": number % 2 == 0}
+    async with httpx.AsyncClient(base_url=server.root, timeout=60) as http:
+        while True:
+            answer = None
+            try:
+                async with http.stream("POST", CHAT, json=body) as answer:
+                    said = (await answer.aread()).decode()
+            except httpx.TransportError:
+                assert answer is None, "an answer was cut"
+                return
+            if answer.status_code == 503:
+                assert "retry-after" in answer.headers
+                return
+            assert answer.status_code == 200, said
+            assert not body["stream"] or "data: [DONE]" in said
+            answered.add(re.findall(r'"id":"(chatcmpl-\w+)"', said)[0])
 
-    server: LiveServer
-    acknowledged: set[str] = field(default_factory=set[str])
-    ends: Counter[str] = field(default_factory=Counter[str])
-    wrong: list[str] = field(default_factory=list[str])
 
-    async def run(self, number: int) -> None:
-        body = SAY | {"max_tokens": 12, "seed": number, "stream": number % 2 == 0}
-        async with httpx.AsyncClient(base_url=self.server.root, timeout=60) as http:
-            while True:
-                try:
-                    async with http.stream("POST", CHAT, json=body) as answer:
-                        try:
-                            said = (await answer.aread()).decode()
-                        except httpx.HTTPError as error:
-                            self.wrong.append(f"an answer was cut: {error!r}")
-                            return
-                except httpx.TransportError:
-                    self.ends["not taken"] += 1  # nothing of an answer had come
-                    return
-                if answer.status_code == 503:
-                    self.ends["refused"] += 1
-                    if "retry-after" not in answer.headers:
-                        self.wrong.append("503 without Retry-After")
-                    return
-                if answer.status_code != 200 or (body["stream"] and "data: [DONE]" not in said):
-                    self.wrong.append(f"{answer.status_code}: {said[-200:]}")
-                    return
-                found = re.search(r'"id":"(chatcmpl-\w+)"', said)
-                assert found is not None, said
-                self.acknowledged.add(found[1])
-
-    async def drain(self) -> float:
-        """Call, send SIGTERM in the middle of it; returns the seconds until the process ended."""
-        async with asyncio.TaskGroup() as group:
-            for number in range(CALLERS):
-                group.create_task(self.run(number))
-            while len(self.acknowledged) < CALLERS // 2:
-                await asyncio.sleep(0.01)
-            process, begun = self.server.process, time.monotonic()
-            assert process is not None
-            process.terminate()
-            assert await asyncio.to_thread(process.wait, 60) == 0
-            return time.monotonic() - begun
+async def drained(server: LiveServer, answered: set[str]) -> float:
+    """SIGTERM under many callers; the seconds until the process has ended."""
+    process, enough = server.process, len(answered) + CALLERS // 2
+    assert process is not None
+    async with asyncio.TaskGroup() as group:
+        for number in range(CALLERS):
+            group.create_task(call_until_refused(server, number, answered))
+        while len(answered) < enough:
+            await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, 60) == 0
+        return time.monotonic() - begun
 
 
 @pytest.mark.slow
@@ -128,18 +112,14 @@ class Callers:
 def test_no_call_is_lost_by_a_drain(tmp_path: Path) -> None:
     """Each call is answered whole and stored, or was refused before anything was done for it."""
     server = ForkedServer(tmp_path / "data")
-    acknowledged, seconds = set[str](), list[float]()
+    answered, seconds = set[str](), list[float]()
     for _ in range(DRAINS):
-        callers = Callers(server.start())
-        seconds.append(asyncio.run(callers.drain()))
-        assert not callers.wrong
-        assert sum(callers.ends.values()) == CALLERS
+        seconds.append(asyncio.run(drained(server.start(), answered)))
         assert summary(server)[2] == 0  # by the deadline
-        acknowledged |= callers.acknowledged
     with sqlite3.connect(server.data_dir / "art.sqlite3") as database:
         stored = {row[0] for row in database.execute("select id from calls")}
-    assert acknowledged <= stored
-    print(f"{DRAINS} drains, {len(acknowledged)} calls, at most {max(seconds):.1f} s")  # noqa: T201
+    assert answered <= stored
+    print(f"{DRAINS} drains, {len(answered)} calls, at most {max(seconds):.1f} s")  # noqa: T201
 
 
 def pause_sampler(server: LiveServer) -> None:
