@@ -16,7 +16,7 @@ import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
@@ -45,29 +45,22 @@ _NOT_DATA = (".lock", "lock", "-shm")
 WEIGHTS, DATABASE = "adapter_model.safetensors", "art.sqlite3"
 
 
-class Flip:
-    """One bit of one file, changed and changed back."""
+@contextlib.contextmanager
+def flipped(path: Path, bit: int) -> Iterator[None]:
+    """One bit of a file is changed, and changed back unless the server has written it again."""
+    at = bit // 8
 
-    def __init__(self, path: Path, bit: int) -> None:
-        self.path, self._at, self._mask = path, bit // 8, 1 << bit % 8
+    def change(byte: int) -> None:
+        with path.open("r+b") as file:
+            if os.pread(file.fileno(), 1, at)[0] == byte:
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << bit % 8]), at)
 
-    def __enter__(self) -> Self:
-        self.flipped = self._turn()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._byte() == self.flipped:  # else the server has written it again
-            self._turn()
-
-    def _byte(self) -> bytes:
-        with self.path.open("rb") as file:
-            return os.pread(file.fileno(), 1, self._at)
-
-    def _turn(self) -> bytes:
-        with self.path.open("r+b") as file:
-            turned = bytes([os.pread(file.fileno(), 1, self._at)[0] ^ self._mask])
-            os.pwrite(file.fileno(), turned, self._at)
-        return turned
+    whole = path.read_bytes()[at]
+    change(whole)
+    try:
+        yield
+    finally:
+        change(whole ^ 1 << bit % 8)
 
 
 class Stored:
@@ -150,7 +143,7 @@ def test_a_damaged_version_is_refused_wherever_it_is_asked_for(stored: Stored) -
     served = stored.get("/v1/policies/tiny")["version"]
     adapters = stored.server.data_dir / "adapters" / "tiny"
     for file in (WEIGHTS, "optimizer.safetensors", "manifest.json", "adapter_config.json"):
-        with Flip(adapters / "1" / file, 8 * 20):
+        with flipped(adapters / "1" / file, 8 * 20):
             answer = stored.http.post("/v1/policies/tiny/rollback", json={"version": 1})
             assert answer.status_code == 500 and answer.json()["error"]["code"] == "damaged"
             said = stored.refusal(answer)
@@ -163,7 +156,7 @@ def test_a_damaged_version_is_refused_wherever_it_is_asked_for(stored: Stored) -
             assert status == 1 and "tiny@1 is damaged" in words and "1 damaged" in words
             assert "roll back to one of [0, 2" in words
     assert stored.get("/v1/policies/tiny")["version"] == served
-    with Flip(adapters / str(served) / "optimizer.safetensors", 8 * 20):
+    with flipped(adapters / str(served) / "optimizer.safetensors", 8 * 20):
         job = stored.train()
         assert job["state"] == "failed" and f"tiny@{served} is damaged" in job["error"]
     assert stored.get("/v1/policies/tiny")["version"] == served
@@ -177,7 +170,7 @@ def test_an_engine_that_starts_again_does_not_load_a_damaged_version(stored: Sto
 
     assert ask("tiny@1").status_code == 200
     weights = stored.server.data_dir / "adapters" / "tiny" / "1" / WEIGHTS
-    with Flip(weights, 8 * weights.stat().st_size - 60):
+    with flipped(weights, 8 * weights.stat().st_size - 60):
         assert ask("tiny@1").status_code == 200  # it is in memory as it was
         for pid in engines(stored.server):
             os.kill(pid, signal.SIGKILL)
@@ -233,11 +226,11 @@ def test_no_bit_that_flips_is_served_or_exported_silently(stored: Stored) -> Non
         # Half of them anywhere, half in any of the files: else only the largest would be hit.
         sizes = [path.stat().st_size for path in files] if draw.random() < 0.5 else None
         [path] = draw.choices(files, sizes)
-        with Flip(path, draw.randrange(8 * path.stat().st_size)) as flip:
+        with flipped(path, draw.randrange(8 * path.stat().st_size)):
             answers = stored.answers()
         wrong = {one for one, said in answers.items() if said != stored.truth[one]}
         silent = {one for one in wrong if isinstance(answers[one], bytes)}
-        assert not silent, (flip.path, silent)
+        assert not silent, (path, silent)
         noticed += bool(wrong)
     assert noticed > FLIPS / 10
 
