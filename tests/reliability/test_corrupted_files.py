@@ -14,7 +14,7 @@ import signal
 import sqlite3
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ WEIGHTS, DATABASE = "adapter_model.safetensors", "art.sqlite3"
 
 
 @contextlib.contextmanager
-def flipped(path: Path, bit: int) -> Iterator[None]:
+def flipped(path: Path, bit: int) -> Generator[None]:
     """One bit of a file is changed, and changed back unless the server has written it again."""
     at = bit // 8
 

@@ -40,7 +40,7 @@ def main() -> None:
         come_to("before the step")
         return await step(*args)
 
-    AdapterStore.publish = published
+    AdapterStore.publish = published  # type: ignore[reportAttributeAccessIssue]
     PeftLearner.step = watched  # type: ignore[reportAttributeAccessIssue]
     door.cli()
 

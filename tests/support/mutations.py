@@ -119,7 +119,9 @@ def _mutate(root: Any, rng: random.Random) -> None:
 
 def places(root: Any) -> Iterator[tuple[Any, Any]]:
     """Parent and key of all below a list or an object."""
-    keys = list(root or {}) if isinstance(root, dict | None) else range(len(root))
+    if root is None:
+        return
+    keys = list(root) if isinstance(root, dict) else range(len(root))
     for key in keys:
         yield root, key
         if isinstance(root[key], dict | list):
