@@ -58,7 +58,7 @@ class Memory(threading.Thread):
 def load(server: LiveServer, **what: Any) -> dict[str, Any]:
     """What clients of a process of their own saw."""
     argv = [sys.executable, "-m", "tests.support.load_client"]
-    told = json.dumps({"port": server.port, "path": "/v1/chat/completions", "body": SAY} | what)
+    told = json.dumps({"port": server.port, "body": SAY} | what)
     done = subprocess.run(argv, input=told, stdout=subprocess.PIPE, text=True, cwd=REPO, check=True)
     return json.loads(done.stdout)
 
@@ -78,7 +78,7 @@ def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> Non
     kind = LiveServer if share() else ForkedServer  # in the soak it shares no memory
     server = kind(tmp_path / "attacked", settings=settings).start()
     body = SAY.replace("}]}", '}], "max_tokens": 4}')
-    honest = {"clients": 20, "pace": 20.0, "host": "127.0.0.6", "body": body}
+    honest = {"clients": 20, "between": 1.0, "host": "127.0.0.6", "body": body}
     argv = [sys.executable, "-m", "tests.support.hostile_client", str(server.port)]
     attackers = list[subprocess.Popen[bytes]]()
     try:
