@@ -355,8 +355,9 @@ def test_no_mutated_request_breaks_the_server(stored: Stored) -> None:
     http, document, found = stored.http, stored.document, dict[str, str]()
     assert {f"{one.method} {one.path}" for one in stored.requests} == document.responses.keys()
     few = {"name": "few", "tenant": "default", "scopes": ["metrics"]}
+    key = http.post("/v1/keys", json=few).raise_for_status().json()["key"]
     with (
-        stored.server.http(ok(http.post("/v1/keys", json=few))["key"]) as allowed_little,
+        stored.server.http(key) as allowed_little,
         httpx.Client(base_url=stored.server.root) as nobody,
     ):
         for sent in map(sent_as_is, stored.requests):
