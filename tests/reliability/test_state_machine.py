@@ -88,6 +88,7 @@ class Machine(RuleBasedStateMachine):
     server: ClassVar[StubServer]
     numbers: ClassVar[Iterator[int]] = itertools.count()
     published: ClassVar[int] = 0
+    taken: ClassVar[int] = 0
     runs, jobs = Bundle("runs"), Bundle("jobs")
 
     @initialize()
@@ -215,42 +216,35 @@ class Machine(RuleBasedStateMachine):
 
     # --- what workers do ------------------------------------------------------------------------
 
-    @rule()
-    def put_up(self) -> None:
+    @rule(free=st.integers(1, 4), most=st.integers(1, 4))
+    def work(self, free: int, most: int) -> None:
+        """A batch is put up; of what is leased some is completed."""
         batch = f"{self.policy}-{len(self.batches)}"
         rollouts = [{"id": f"{batch}-{n}", "scenario": {}} for n in range(2)]
         body = {"batch": batch, "rollout": self.policy, "rollouts": rollouts}
         self.client.ok("POST", "/v1/rollouts", body)
         self.batches[batch] = {one["id"]: "queued" for one in rollouts}
-
-    @precondition(lambda self: self.batches)
-    @rule(free=st.integers(1, 4))
-    def lease(self, free: int) -> None:
         body = {"worker": self.policy, "name": "w", "rollout": self.policy, "slots": 9}
         body |= {"free": free, "seconds": 600.0, "holds": [*self.held.values()]}
         for one in self.client.ok("POST", "/v1/rollouts/lease", body)["leases"]:
             states = self.batches[one["id"].rpartition("-")[0]]
             assert states[one["id"]] == "queued", f"{one['id']} is leased once more"
             states[one["id"]], self.held[one["id"]] = "leased", one["trajectory_id"]
+        for rollout in sorted(self.held)[:most]:
+            run = self.held.pop(rollout)
+            body = {"trajectory_id": run, "trajectory": {"id": run, "reward": 1.0}}
+            self.client.ok("POST", f"/v1/rollouts/{rollout}/complete", body)
+            self.batches[rollout.rpartition("-")[0]][rollout] = "finished"
 
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def complete(self, data: st.DataObject) -> None:
-        rollout = data.draw(st.sampled_from(sorted(self.held)))
-        run = self.held.pop(rollout)
-        body = {"trajectory_id": run, "trajectory": {"id": run, "reward": 1.0}}
-        self.client.ok("POST", f"/v1/rollouts/{rollout}/complete", body)
-        self.batches[rollout.rpartition("-")[0]][rollout] = "finished"
-
-    @precondition(lambda self: self.batches)
-    @rule(data=st.data())
-    def take(self, data: st.DataObject) -> None:
-        batch = data.draw(st.sampled_from(sorted(self.batches)))
-        states, done = self.batches[batch], list[str]()
-        path = f"/v1/rollouts/batches/{batch}/take"
-        while found := self.client.ok("POST", path, {"done": done})["finished"]:
-            done = [one["id"] for one in found]
-            assert {states.pop(one) for one in done} == {"finished"}
+    @precondition(lambda self: any("finished" in one.values() for one in self.batches.values()))
+    @rule()
+    def take(self) -> None:
+        for batch, states in self.batches.items():
+            path, done = f"/v1/rollouts/batches/{batch}/take", list[str]()
+            while found := self.client.ok("POST", path, {"done": done})["finished"]:
+                done = [one["id"] for one in found]
+                assert {states.pop(one) for one in done} == {"finished"}
+                Machine.taken += 1
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -309,6 +303,6 @@ def test_the_server_does_as_the_model_does(tmp_path: Path) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        assert Machine.published, "no sequence trained anything"
+        assert Machine.published and Machine.taken, "no sequence trained, or took, anything"
     finally:
         Machine.server.stop()
