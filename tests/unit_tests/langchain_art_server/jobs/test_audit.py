@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art.errors import InvalidRequest
-from langchain_art.wire import TrainRequest, Trajectory, Turn, Usage
-from langchain_art_server.jobs.audit import audit, chosen_calls
+from langchain_art.wire import TrainRequest, Trajectory, Turn
+from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.storage.tables import CallRecord, StoredRun
 from tests.support.call_records import record
@@ -18,65 +17,6 @@ from tests.support.soak import count
 
 def stored(*turns: Turn) -> StoredRun:
     return StoredRun(Trajectory(id="t", turns=turns, reward=1.0), False, {"p": "job-1"})
-
-
-def test_turns_and_how_their_prompts_meet_those_before() -> None:
-    records = {
-        one.id: one
-        for one in [
-            record("a", [1, 2], [3, 4]),
-            record("b", [1, 2, 3, 4, 5], [6]),
-            record("c", [1, 2, 3, 9], [7, 7]),
-            record("d", [8], [8], excluded_because="greedy: temperature 0"),
-            record("e", [1, 2, 3, 9, 7, 7], [5], policy="q", model="q@4"),
-        ]
-    }
-    turns = [Turn(call_id=i, node="n", path=("n",)) for i in "abcde"]
-    turns.append(Turn(call_id="x", model="p@0", usage=Usage(prompt_tokens=5, completion_tokens=6)))
-    turns.append(Turn(model="gpt", ours=False))
-    told = audit(stored(*turns), records, None, {})
-    seen = [
-        (t.prefix, t.prefix_turn, t.prefix_tokens, t.trained_tokens, t.excluded_because)
-        for t in told.turns
-    ]
-    assert seen == [
-        ("starts", None, 0, 2, None),
-        ("extends", 0, 4, 1, None),
-        ("forks", 1, 3, 2, None),
-        ("starts", None, 0, 0, "greedy"),
-        ("extends", 2, 6, 1, None),
-        (None, None, 0, 0, "lost"),
-        (None, None, 0, 0, "foreign"),
-    ]
-    assert (told.rows, told.trained_tokens, told.sampled_tokens) == (3, 6, 13)
-    assert told.turns[4].model == "q@4" and told.trained_by == {"p": "job-1"}
-    for_p = audit(stored(*turns), records, "p", {"q": False})
-    assert [t.excluded_because for t in for_p.turns][3:5] == ["greedy", "other_policy"]
-    assert (for_p.rows, for_p.trained_tokens) == (2, 5)
-
-
-def test_a_run_whose_calls_alone_have_rewards_is_scored() -> None:
-    turns = (Turn(call_id="a", reward=0.25), Turn(call_id="b", reward=0.5), Turn(call_id="c"))
-    run = StoredRun(Trajectory(id="t", turns=turns), False, {})
-    assert audit(run, {}, None, {}).reward == 0.75
-
-
-def test_a_record_that_makes_no_sense_is_refused_as_training_would() -> None:
-    broken = record("a", said=(2, 3), logprobs=[0.5, -1.0])
-    with pytest.raises(InvalidRequest, match=r"call 'a': got the logprob 0.5"):
-        audit(stored(Turn(call_id="a")), {"a": broken}, None, {})
-
-
-def test_which_calls_learn_can_be_asked_for() -> None:
-    assert chosen_calls([]) == {}
-    asked = ["writer:true", "a:b:false", "writer:true"]
-    assert chosen_calls(asked) == {"writer": True, "a:b": False}
-    for bad in ("writer", "writer:yes", ":true", "true", ""):
-        with pytest.raises(InvalidRequest, match="expected NAME:true or NAME:false") as caught:
-            chosen_calls([bad])
-        assert repr(bad) in str(caught.value) and caught.value.param == "trainable"
-    with pytest.raises(InvalidRequest, match="expected one of them"):
-        chosen_calls(["writer:true", "writer:false"])
 
 
 Runs = tuple[list[Turn], dict[str, CallRecord]]

@@ -1,4 +1,3 @@
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -109,35 +108,6 @@ def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
     frozen = batch_of(runs, records, {"writer": False})
     assert frozen.excluded["groups.empty"] == 1 and not frozen.rows
     assert frozen.excluded["runs.without_trainable_calls"] == 3
-
-
-def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
-    records = [
-        record("a-0", said=(2, 3, 4)),
-        record("a-1", prompt=(9,), said=(5,)),
-        record("b-0", said=(2,)),
-        record("b-1", prompt=(8,), said=(6, 7)),
-    ]
-    runs = {
-        "a": (1.0, [turn("a-0", path=("team", "writer")), turn("a-1", "critic")]),
-        "b": (0.0, [turn("b-0", path=("team", "writer")), turn("b-1", "critic"), turn("gone")]),
-    }
-    batch = batch_of(runs, records, {"critic": True, "writer": True})
-    nodes = batch.nodes()
-    assert list(nodes) == ["critic", "team/writer", "writer"]
-    writer, critic = nodes["team/writer"], nodes["critic"]
-    assert (writer.calls, writer.tokens, critic.calls, critic.tokens) == (2, 4, 2, 3)
-    assert writer.advantage_mean == pytest.approx((3 * 0.5 - 1 * 0.5) / 4)
-    assert critic.advantage_mean == pytest.approx((1 * 0.5 - 2 * 0.5) / 3)
-    assert writer.advantage_abs == critic.advantage_abs == 0.5
-    gone = nodes["writer"]
-    assert (gone.calls, gone.tokens, gone.advantage_mean, gone.excluded) == (0, 0, 0.0, {"lost": 1})
-    assert sum(node.tokens for node in nodes.values()) == sum(sum(row.mask) for row in batch.rows)
-    assert sum(node.calls for node in nodes.values()) == batch.metrics["calls_trained"]
-    by_reason: Counter[str] = Counter()
-    for node in nodes.values():
-        by_reason.update({f"calls.{reason}": count for reason, count in node.excluded.items()})
-    assert by_reason == batch.excluded
 
 
 def test_what_the_config_decides_reaches_the_rows() -> None:
