@@ -1,5 +1,4 @@
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from langchain_art.errors import EngineUnavailable
 from langchain_art_server.gateway import health as module
 from langchain_art_server.gateway.health import Health
 from langchain_art_server.storage.store import Store
@@ -37,39 +35,6 @@ async def becomes(health: Health, reasons: dict[str, str]) -> None:
     async with asyncio.timeout(10):
         while health.reasons != reasons:
             await asyncio.sleep(0.01)
-
-
-async def test_engines_and_store_and_disk_are_told_apart(
-    parts: tuple[Health, Any, Any, Store],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    health, sampler, learner, store = parts
-    await becomes(health, {})
-    sampler.problem, learner.problem = "its process is being started", "is down"
-    assert health.reasons == {"sampler": "its process is being started", "learner": "is down"}
-    sampler.problem = learner.problem = None
-
-    async def fails() -> None:
-        raise EngineUnavailable("postgres://secret is gone")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store, "probe", fails)
-        await becomes(health, {"store": "cannot be written to or read; the log says why"})
-    await becomes(health, {})
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
-        await becomes(health, {"disk": "has 9 bytes free, expected at least 1048576"})
-        with pytest.raises(EngineUnavailable, match="min_free_bytes is 1048576") as refused:
-            health.require_space()
-        assert refused.value.retry_after
-    await becomes(health, {})
-    health.require_space()
-    assert [record.levelname for record in caplog.records if "bytes free" in record.message] == [
-        "WARNING",
-        "INFO",
-    ]
 
 
 async def test_a_store_that_does_not_answer_is_told(

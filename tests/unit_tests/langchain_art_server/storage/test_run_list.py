@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.errors import InvalidRequest, NotFound
+from langchain_art.errors import NotFound
 from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
 from langchain_art_server.storage import run_list
 from langchain_art_server.storage.run_index import words_of
@@ -201,13 +201,3 @@ async def test_siblings_are_of_one_group_or_else_of_one_scenario(store: Store) -
     assert [run.id for run in await store.runs.siblings("x-3")] == ["x-3"]
     with pytest.raises(NotFound, match="nothing"):
         await store.runs.siblings("nothing")
-
-
-async def test_what_is_no_cursor_and_no_sort_is_refused(store: Store) -> None:
-    for after in ("", "x", "[1]", "[null, -1]", '["a", 1]', "[null, 1e99]"):
-        with pytest.raises(InvalidRequest, match="next"):
-            await store.runs.page(RunsQuery(after=after))
-    with pytest.raises(InvalidRequest, match="name of a score"):
-        await store.runs.page(RunsQuery(sort="score"))
-    with pytest.raises(ValueError, match="expected its name"):
-        RunsQuery(score_min=1.0)

@@ -6,12 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, FastAPI
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import KeyLimits, KeySpec
 from langchain_art.wire.api_keys import new_api_key
+from langchain_art_server.gateway import sessions
 from langchain_art_server.gateway.keys import keyring
 from langchain_art_server.gateway.keys.keyring import Keyring
+from langchain_art_server.gateway.keys.scopes import (
+    OPEN,
+    RULES,
+    is_path,
+    require_rules,
+    routes_of,
+    rule_of,
+    template_of,
+)
+from langchain_art_server.gateway.sessions import MAX_SESSIONS, SESSION_SECONDS, Sessions
 from langchain_art_server.storage.store import Store
 
 SERVERS = new_api_key()
@@ -86,3 +98,75 @@ async def test_a_tenant_that_cannot_be_opened_takes_no_other_along(store: Store)
 def test_a_tenants_name_is_that_of_a_directory_and_a_schema(tenant: str) -> None:
     with pytest.raises(ConfigError, match="expected 1-40 characters"):
         KeySpec(name="x", tenant=tenant)
+
+
+def test_a_route_without_a_rule_is_not_served() -> None:
+    app = FastAPI(docs_url=None, redoc_url=None)
+    require_rules(app.routes)
+    router = APIRouter(prefix="/page")
+
+    @router.get("/secrets")
+    def secrets() -> None: ...
+
+    app.include_router(router)
+    assert ("GET", "/page/secrets") in set(routes_of(app.routes))
+    with pytest.raises(LookupError, match="/page/secrets"):
+        require_rules(app.routes)
+
+
+def test_each_route_is_found_by_its_own_rule() -> None:
+    for (method, template), rule in RULES.items():
+        path = template
+        for name in ("name", "version", "call_id", "trajectory_id", "job_id", "key_id"):
+            path = path.replace(f"{{{name}}}", "pin")  # which is also a part of a path
+        assert rule_of(method, path) is rule, (method, template)
+        assert is_path(path) and is_path(f"{path}/")
+        assert rule_of("PATCH", path) is None
+    assert all(is_path(path) for _, path in OPEN)
+
+
+def test_a_models_name_may_have_slashes_and_no_other() -> None:
+    template = "/v1/models/{name}"
+    for path in ("/v1/models/base", "/v1/models/org/base", "/v1/models//srv/base"):
+        assert rule_of("GET", path) is RULES["GET", template] and template_of(path) == template
+    for path in ("/v1/models/", "/v1/models/base/", "/v1/policies/org/base"):
+        assert rule_of("GET", path) is None
+
+
+KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
+
+
+def cookie(one: Sessions, value: str) -> dict[bytes, bytes]:
+    return {b"cookie": f"other=1; {one.cookie}={value}".encode("latin-1")}
+
+
+def test_a_session_holds_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Sessions(KEY)
+    value = mine.new(b"hash")
+    token = mine.token(cookie(mine, value))
+    assert token and token not in value
+    now = sessions.time.monotonic()
+    for seconds, expected in ((SESSION_SECONDS - 60, token), (SESSION_SECONDS + 60, None)):
+        monkeypatch.setattr(sessions.time, "monotonic", lambda at=now + seconds: at)
+        assert mine.token(cookie(mine, value)) == expected
+
+
+def test_another_server_or_a_changed_cookie_opens_nothing() -> None:
+    mine, other = Sessions(KEY), Sessions(KEY[::-1])
+    assert mine.cookie != other.cookie
+    value = mine.new(b"hash")
+    assert Sessions(KEY).token(cookie(mine, value)) is None  # the server was started again
+    assert other.token(cookie(other, value)) is None
+    for changed in (value[:-1], f"{value}.", value.swapcase(), "", ".", "ÿ.ÿ.ÿ"):
+        assert mine.token(cookie(mine, changed)) is None, changed
+    assert mine.token({}) is None
+    assert mine.token({b"cookie": b"\xff=\xff; ;;="}) is None
+
+
+def test_the_sessions_of_one_key_end_none_of_another() -> None:
+    mine = Sessions(KEY)
+    kept = [cookie(mine, mine.new(key)) for key in (b"administrator", b"tenant")]
+    for count in range(1, 3 * MAX_SESSIONS):
+        newest = mine.new(b"tenant")
+        assert mine.token(cookie(mine, newest)) and mine.token(kept[0])
+        assert (mine.token(kept[1]) is not None) is (count < MAX_SESSIONS)
