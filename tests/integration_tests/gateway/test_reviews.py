@@ -103,19 +103,6 @@ async def test_lists_are_of_runs_and_not_of_what_a_correction_is_trained_with(st
     assert Trajectory.model_validate_json(known).id == halves[0]
 
 
-async def test_a_page_goes_on_where_the_last_one_ended(store: Store) -> None:
-    await store.add_trajectories([Trajectory(id="t-1")])
-    sent = [said(f"r-{i}", "t-1") for i in range(5)]
-    await store.reviews.put(sent)
-    first = await store.reviews.page(3)
-    assert first.has_more and first.last_id is not None
-    await store.reviews.put([said("late", "t-1")])
-    rest = await store.reviews.page(3, after=int(first.last_id))
-    ids = [Review.model_validate_json(one).id for one in (*first.items, *rest.items)]
-    assert ids == [*(one.id for one in sent), "late"]
-    assert not rest.has_more
-
-
 async def test_both_clients_put_and_read_reviews_of_real_calls(
     art_server: LiveServer, http: httpx.Client, client: ArtClient
 ) -> None:

@@ -6,7 +6,6 @@ import math
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.support.steps_of_a_fit import new_id, rewarded, trained
 from tests.support.stub_engines import StubServer
 
 SAY = [{"role": "user", "content": "When is the falcon review?"}]
-JSON = {"Content-Type": "application/json"}
 TOOL = {
     "type": "function",
     "function": {
@@ -128,67 +126,6 @@ def test_a_model_whose_name_has_a_slash_is_found(tmp_path: Path) -> None:
                 assert there == f"{server.root}{path.rstrip('/')}"
 
 
-BROKEN = {
-    "id": "c",
-    "type": "function",
-    "function": {"name": "search", "arguments": '{"query": "f'},
-}
-
-
-def test_a_bad_request_is_refused_by_name(http: httpx.Client) -> None:
-    before = http.get("/status").json()["calls"]
-    for status, code, body, words in (
-        (404, "model_not_found", {"model": "nobody"}, "'tiny'"),
-        (404, "model_not_found", {"model": "tiny@999"}, "kept"),
-        (404, "model_not_found", {"model": "tiny@" + "9" * 5000}, "kept"),
-        (400, "context_length_exceeded", prompt(5000), "tokens"),
-        (400, "context_length_exceeded", prompt(100_000), "characters of messages and tools"),
-        (400, "context_length_exceeded", prompt(7 << 20), ""),
-        (400, "invalid_request", {"messages": []}, "messages"),
-        (400, "invalid_request", {"messages": [{"role": "wizard", "content": "x"}]}, "wizard"),
-        (400, "invalid_request", {"frobnicate": 1}, "frobnicate"),
-        (400, "invalid_request", {"frequency_penalty": 0.5}, "frequency_penalty"),
-        (400, "invalid_request", {"max_tokens": 0}, "max_tokens"),
-        (400, "invalid_request", {"tool_choice": "required"}, "without tools"),
-        (400, "invalid_request", {"tools": [{"type": "function"}]}, "tools"),
-        (400, "invalid_request", {"art": {"trajectory_id": "a b"}}, "art"),
-        (400, "invalid_request", {"art": {"colour": 1}}, "colour"),
-        (400, "invalid_request", {"art": ["t-1"]}, "art"),
-        (
-            *(400, "invalid_request"),
-            {"messages": [*SAY, {"role": "assistant", "tool_calls": [BROKEN]}]},
-            "malformed JSON",
-        ),
-    ):
-        answer = chat(http, **body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (status, code), answer.text
-        assert words in error["message"]
-    assert http.get("/status").json()["calls"] == before
-
-
-def prompt(words: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "word " * words}]}
-
-
-def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
-    def pieces() -> Iterator[bytes]:  # no Content-Length: counted while it comes
-        for _ in range(40):
-            yield b" " * (1 << 20)
-
-    answer = http.post("/v1/trajectories", content=pieces(), headers=JSON)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-
-
-def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client) -> None:
-    for body in (b"", b"{", b'"x"', b'{"temperature": NaN}', b"\xff", b"[" * 100_000):
-        for path in ("/v1/chat/completions", "/v1/trajectories", "/v1/train"):
-            headers = JSON | {"Idempotency-Key": new_id("k")}
-            answer = http.post(path, content=body, headers=headers)
-            assert answer.status_code == 400, (path, answer.text)
-            assert answer.json()["error"]["code"] == "invalid_request"
-
-
 def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) -> None:
     flat = sampled_group(http, [1.0, 1.0])
     single = sampled_group(http, [1.0])
@@ -203,24 +140,6 @@ def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) 
         "groups.empty": 1,
         "runs.unscored": 2,
     }
-
-
-def test_a_bad_training_request_is_refused(http: httpx.Client) -> None:
-    ask = {"groups": [["a"]]}
-    for status, body, words in (
-        (400, {"groups": []}, "groups"),
-        (404, {"groups": [["nobody"]]}, "POST /v1/groups"),
-        (400, {"groups": [["a", "a"]]}, "more than once"),
-        (404, ask | {"policy": "nobody"}, "nobody"),
-        (400, ask | {"config": {"learning_rate": -1}}, "learning_rate"),
-        (400, ask | {"config": {"lr": 1}}, "lr"),
-        (400, ask | {"config": {"schedule": {"warmup_steps": 9, "decay_steps": 3}}}, "decay_steps"),
-    ):
-        answer = train(http, new_id("k"), **body)
-        assert answer.status_code == status, answer.text
-        assert words in answer.json()["error"]["message"]
-    missing = http.post("/v1/train", json={"policy": "tiny"} | ask)
-    assert missing.status_code == 400 and "Idempotency-Key" in missing.text
 
 
 def test_groups_are_stored_all_or_none_and_once(http: httpx.Client) -> None:

@@ -46,14 +46,12 @@ async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
     await store.set_reward("f", Reward(reward=1.0, metadata={"evaluation": "p@2"}))
     assert [one.versions for one in await store.runs.evaluations()] == ["p@0", "p@2"]
 
-
-async def test_rewards_that_change_places_change_the_interval(store: Store) -> None:
-    await store.add_trajectories([run(name, name[0], float(name == "s1"), "p") for name in NAMES])
-    before = (await store.runs.evaluations())[0].ci95
+    await store.delete_trajectory("f")
+    # Rewards that change places change the interval alone.
+    places = [run(name, name[0], float(name == "s1"), "q") for name in ("s1", "s2", "t1")]
+    await store.add_trajectories(places)
+    before = (await store.runs.evaluations())[1].ci95
     await store.set_reward("s1", Reward(reward=0.0))
     await store.set_reward("t1", Reward(reward=1.0))
-    [now] = await store.runs.evaluations()
+    [_, now] = await store.runs.evaluations()
     assert now.ci95 == mean_of_scenarios([[0.0, 0.0], [1.0]]).ci95 != before
-
-
-NAMES = ("s1", "s2", "t1")

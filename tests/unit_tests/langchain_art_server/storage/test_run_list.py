@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from langchain_art.errors import NotFound
 from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
 from langchain_art_server.storage import run_list
 from langchain_art_server.storage.run_index import words_of
@@ -188,16 +187,3 @@ async def test_what_is_listed_is_what_the_run_says_now(store: Store) -> None:
     with store.engine.connect() as connection:
         words = connection.exec_driver_sql("SELECT count(*) FROM run_words").scalar_one()
     assert words == 59
-
-
-async def test_siblings_are_of_one_group_or_else_of_one_scenario(store: Store) -> None:
-    await fill(store)
-    assert [run.id for run in await store.runs.siblings("run-9")] == [
-        f"run-{index}" for index in range(8, 12)
-    ]
-    for name, scenario in (("x-1", "s"), ("x-2", "s"), ("x-3", None)):
-        await store.add_trajectories([Trajectory(id=name, scenario=scenario)])
-    assert [run.id for run in await store.runs.siblings("x-2")] == ["x-1", "x-2"]
-    assert [run.id for run in await store.runs.siblings("x-3")] == ["x-3"]
-    with pytest.raises(NotFound, match="nothing"):
-        await store.runs.siblings("nothing")
