@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from langchain_art.errors import ConfigError, Damaged, InvalidRequest
+from langchain_art.errors import ConfigError
 from langchain_art_server.policies import adapter_store
 from langchain_art_server.policies.adapter_store import AdapterStore
 from tests.support.soak import count
@@ -32,31 +30,15 @@ def test_a_version_is_published_once(tmp_path: Path) -> None:
 
 def test_a_deleted_version_leaves_its_name_used(tmp_path: Path) -> None:
     store = AdapterStore(tmp_path)
-    assert store.unused("agent") == 0
+    left = staged(store)  # half built, as by a crash
     for version in (0, 1, 2):
+        assert store.unused("agent") == version
         store.publish(staged(store), "agent", version, {"job": None})
-    assert store.unused("agent") == 3
     store.delete("agent", 2)
     store.delete("agent", 1)
-    assert store.versions("agent") == [0]
-    assert store.unused("agent") == 3
-    assert AdapterStore(tmp_path).unused("agent") == 3, "a restart does not forget it"
-
-
-def test_what_a_crash_left_half_built_is_gone_at_the_next_start(tmp_path: Path) -> None:
-    store = AdapterStore(tmp_path)
-    left = staged(store)
-    again = AdapterStore(tmp_path)
+    for one in (store, AdapterStore(tmp_path)):  # and a restart does not forget it
+        assert (one.versions("agent"), one.unused("agent")) == ([0], 3)
     assert not left.exists()
-    assert again.versions("agent") == []
-
-
-@pytest.mark.parametrize("lost", ["adapter_model.safetensors", "manifest.json"])
-def test_a_file_that_is_gone_is_seen(tmp_path: Path, lost: str) -> None:
-    store = AdapterStore(tmp_path)
-    (store.publish(staged(store), "agent", 1, {"job": None}) / lost).unlink()
-    with pytest.raises(Damaged, match=r"agent@1 is damaged and is not used: .* from a backup"):
-        store.manifest("agent", 1)
 
 
 @pytest.mark.soak
@@ -94,16 +76,3 @@ def test_the_name_of_every_directory_is_flushed_to_disk(
                 path
             )
             path = path.parent
-
-
-@pytest.mark.soak
-@settings(max_examples=count(30, 100))
-@given(st.text(max_size=80))
-def test_no_name_leads_out_of_the_root(name: str) -> None:
-    store = AdapterStore.__new__(AdapterStore)
-    store._root = Path("/data/adapters")
-    try:
-        path = store.path(name, 1)
-    except InvalidRequest:
-        return
-    assert path.resolve().parent.parent == Path("/data/adapters")

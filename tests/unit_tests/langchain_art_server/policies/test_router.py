@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from langchain_art.errors import Damaged, InvalidRequest, UnknownModel
+from langchain_art.errors import InvalidRequest, UnknownModel
 from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.policies.adapter_store import AdapterStore
 from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
@@ -116,29 +116,3 @@ async def test_what_is_loaded_for_a_caller_that_left_is_unloaded_again(
         await asyncio.sleep(0)
     await router.keep([("agent", 1)], lambda _policy: False)
     assert sampler.loaded == ["agent@1"]
-
-
-@pytest.mark.parametrize("name", ["", "other", "agent@99", "agent@-1", "agent@x", "agent@", "@1"])
-async def test_an_unknown_name_says_what_there_is(tmp_path: Path, name: str) -> None:
-    store = AdapterStore(tmp_path)
-    router = Router("base", store, RecordingSampler())
-    store.publish(store.stage(), "agent", 0, {"job": None})
-    await router.serve("agent", 0)
-    with pytest.raises(UnknownModel, match="'agent', 'base'"):
-        await router.resolve(name)
-
-
-async def test_a_damaged_version_is_never_loaded(tmp_path: Path) -> None:
-    store, sampler = AdapterStore(tmp_path), RecordingSampler()
-    router = Router("base", store, sampler)
-    for version in (0, 1):
-        staged = store.stage()
-        (staged / "adapter_model.safetensors").write_bytes(b"weights")
-        store.publish(staged, "agent", version, {"job": None})
-    await router.serve("agent", 0)
-    (store.path("agent", 1) / "adapter_model.safetensors").write_bytes(b"weightz")
-    for load in (router.resolve("agent@1"), router.serve("agent", 1)):
-        with pytest.raises(Damaged, match="agent@1 is damaged"):
-            await load
-    assert sampler.loaded == ["agent@0"]
-    assert (await router.resolve("agent")).version == 0
