@@ -4,21 +4,14 @@ import uuid
 from typing import Any
 
 import httpx
-import pytest
 
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import Conflict
 from langchain_art.wire import (
-    LoraConfig,
     Review,
-    ReviewTraining,
-    TrainRequest,
     Trajectory,
     Turn,
 )
-from langchain_art_server.storage.job_store import ReviewStep
-from langchain_art_server.storage.review_store import VerdictMark
 from langchain_art_server.storage.run_list import RunsQuery
 from langchain_art_server.storage.store import Store
 from tests.support.live_server import LiveServer
@@ -69,28 +62,6 @@ async def test_what_is_about_nothing_known_is_refused_and_the_rest_is_kept(store
     await store.add_trajectories([Trajectory(id="t-2")])
     kept = await store.reviews.put(sent)
     assert (kept.new, kept.unchanged, len(kept.refused)) == (1, 2, 1)
-
-
-async def test_a_key_orders_once_and_a_step_that_failed_is_not_queued_again(store: Store) -> None:
-    run = Trajectory(id="t-0")
-    await store.add_trajectories([run])
-    await store.add_policy("p", LoraConfig())
-    await store.reviews.put([said("r-0", "t-0")])
-    mark = VerdictMark("t-0", "", "reward", "human_reward", "1.0", "t-0", [("langfuse", "r-0")])
-    request, asked = TrainRequest(policy="p", groups=(("t-0",),)), ReviewTraining(policy="p")
-    steps = [ReviewStep(f"job-{n}", request, [run], [mark]) for n in (1, 2)]
-    added = await store.jobs.add_reviewed("key", asked, steps[:1], [], 9)
-    assert added is not None and [job.id for job in added] == ["job-1"]
-    assert await store.jobs.add_reviewed("key", asked, steps[1:], [], 9) == added
-    other = await store.jobs.add_reviewed("other", asked, steps[1:], [], 9)
-    assert other is None  # it is ordered
-    with pytest.raises(Conflict, match="another request"):
-        await store.jobs.reviewed("key", ReviewTraining(policy="p", correction_steps=9))
-    assert [mark.state for mark in await store.reviews.marks("p")] == ["queued"]
-    await store.jobs.finish("job-1", None, "no space", retryable=True)
-    assert await store.reviews.marks("p") == []
-    [job] = await store.jobs.reviewed("key", asked)
-    assert job.state == "failed"  # by now another order may train its verdicts
 
 
 async def test_lists_are_of_runs_and_not_of_what_a_correction_is_trained_with(store: Store) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,12 +94,23 @@ def made(tmp_path: Path) -> Iterator[Made]:
     found.store.close()
 
 
-async def test_a_rollback_that_is_not_stored_is_not_routed(made: Made) -> None:
+async def test_what_is_not_stored_is_not_routed(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await made.fill()
     other = made.locked()
     with pytest.raises(EngineUnavailable):
         await made.policies.rollback("p", 0)
     other.close()
+    add = made.store.add_policy
+
+    async def failing(name: str, lora: LoraConfig) -> None:
+        with contextlib.closing(made.locked()):
+            await add(name, lora)
+
+    monkeypatch.setattr(made.store, "add_policy", failing)
+    with pytest.raises(EngineUnavailable):
+        await made.policies.create(PolicySpec(name="q"))
     assert made.router.serving == (await made.store.served())[0] == {"p": 2}
 
 
@@ -135,24 +147,6 @@ async def test_a_version_that_another_server_rolls_back_to_is_not_deleted(
     assert (await other.store.served())[0] == {"p": 1} and one.adapters.exists("p", 1)
     for made in (one, other):
         made.store.close()
-
-
-async def test_a_policy_that_is_not_stored_is_not_routed(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = made.store.add_policy
-
-    async def failing(name: str, lora: LoraConfig) -> None:
-        other = made.locked()
-        try:
-            await add(name, lora)
-        finally:
-            other.close()
-
-    monkeypatch.setattr(made.store, "add_policy", failing)
-    with pytest.raises(EngineUnavailable):
-        await made.policies.create(PolicySpec(name="p"))
-    assert not made.router.serving and not await made.policies.all()
 
 
 async def test_a_deleted_version_that_a_call_loaded_meanwhile_answers_no_more(

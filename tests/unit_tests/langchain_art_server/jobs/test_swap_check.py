@@ -219,12 +219,12 @@ def most_of_adam(betas: tuple[float, float]) -> float:
     return (1 - betas[0]) / math.sqrt((1 - betas[1]) * (1 - betas[0] ** 2 / betas[1]))
 
 
-def naive_adam(gradients: list[float], momentum: float, rate: float = 1.0) -> list[float]:
+def naive_adam(gradients: list[float], momentum: float) -> list[float]:
     """What AdamW adds to one weight in each update, as its paper writes it."""
     (one, two), m, v, moves = adam_betas(momentum), 0.0, 0.0, list[float]()
     for t, gradient in enumerate(gradients, 1):
         m, v = one * m + (1 - one) * gradient, two * v + (1 - two) * gradient**2
-        moves.append(rate * (m / (1 - one**t)) / (math.sqrt(v / (1 - two**t)) + ADAM_EPS))
+        moves.append((m / (1 - one**t)) / (math.sqrt(v / (1 - two**t)) + ADAM_EPS))
     return moves
 
 
