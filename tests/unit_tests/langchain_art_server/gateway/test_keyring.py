@@ -21,7 +21,6 @@ from langchain_art_server.gateway.keys.scopes import (
     require_rules,
     routes_of,
     rule_of,
-    template_of,
 )
 from langchain_art_server.gateway.sessions import MAX_SESSIONS, SESSION_SECONDS, Sessions
 from langchain_art_server.storage.store import Store
@@ -125,15 +124,6 @@ def test_each_route_is_found_by_its_own_rule() -> None:
     assert all(is_path(path) for _, path in OPEN)
 
 
-def test_a_models_name_may_have_slashes_and_no_other() -> None:
-    template = "/v1/models/{name}"
-    for path in ("/v1/models/base", "/v1/models/org/base", "/v1/models//srv/base"):
-        assert rule_of("GET", path) is RULES["GET", template] and template_of(path) == template
-    for path in ("/v1/models/", "/v1/models/base/", "/v1/policies/org/base"):
-        assert rule_of("GET", path) is None
-
-
-KEY = "PqT7cX0vM5hYw2Jd9sKf3LbR8nGz1Ua6EoWiC4tVyQx"
 
 
 def cookie(one: Sessions, value: str) -> dict[bytes, bytes]:

@@ -143,20 +143,3 @@ async def test_a_client_gets_one_page_at_a_time_and_then_waits_for_its_bytes() -
     assert len(apart) == 5 and min(apart) >= 0.049
     assert began["b"][0] - began["a"][0] < 0.04
     assert not turns._reading
-
-
-async def test_small_pages_and_failed_ones_take_no_time_of_the_next() -> None:
-    turns, clock = page_turns(), asyncio.get_running_loop().time
-    begun = clock()
-
-    async def small() -> Page[bytes]:
-        return Page([b"x"], None, False)
-
-    async def fails() -> Page[bytes]:
-        raise LookupError
-
-    for _ in range(20):
-        await turns.take("a", small)
-        await asyncio.gather(turns.take("a", fails), return_exceptions=True)
-    assert clock() - begun < 0.5
-    assert len(turns._free_at) <= 1

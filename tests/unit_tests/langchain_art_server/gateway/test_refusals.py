@@ -81,25 +81,6 @@ def test_a_key_that_is_refused_is_none_that_the_words_allow(key: str) -> None:
     assert checked_key("a.Z_0:@=", 8) and checked_key("9+-", 8)
 
 
-async def test_beyond_the_budget_the_largest_body_is_refused() -> None:
-    bodies = RequestBodies(1000)
-    senders = [Sender(bodies) for _ in range(3)]
-    for sender in senders[:2]:
-        await sender.send(950)
-    await senders[2].send(60)
-    assert [sender.task.done() for sender in senders] == [False] * 3
-    await senders[1].send(40)
-    await senders[2].send(30)  # 2,030 of 2,000 bytes
-    with pytest.raises(EngineUnavailable) as refused:
-        await senders[1].task
-    assert refused.value.retry_after
-    await senders[0].send(50, more=False)
-    assert await senders[0].task == 1000
-    await senders[2].send(10, more=False)
-    assert await senders[2].task == 100
-    assert bodies._held == 0 and not bodies._unfinished
-
-
 async def test_large_bodies_of_one_client_are_taken_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -204,22 +204,19 @@ def test_of_a_task_the_last_attempt_counts() -> None:
     assert excluded(assemble("t-1", calls)) == {"a1": "retried", "step2": "retried"}
 
 
-def test_a_task_that_asks_the_same_again_used_the_last_or_what_it_went_on_with() -> None:
+def test_only_the_same_request_of_a_task_is_asked_again() -> None:
     def call(name: str, second: float, text: str = "", **more: Any) -> CallRecord:
         tags = {"node": "n", "namespace": "n:1", **more.pop("tags", {})}
         return at(second, name, more.pop("messages", [USER]), text or name, tags=tags, **more)
 
-    bad, worse, good = call("bad", 0), call("worse", 1), call("good", 2)
-    assert excluded(assemble("t-1", [bad, worse, good])) == {"bad": "unchosen", "worse": "unchosen"}
-    on = call("on", 3, messages=[USER, said("worse"), USER])
-    assert excluded(assemble("t-1", [bad, worse, good, on])) == {"bad": "unchosen"}
+    good = call("good", 2)
     others = [
         call("hotter", 3, asked={"temperature": 2.0}),
         call("other-tools", 4, asked={"tools": [{"type": "function", "function": {"name": "f"}}]}),
         call("elsewhere", 5, tags={"namespace": "n:2"}),
         at(6, "of no graph", [USER], "of no graph", tags={"node": "n"}),
     ]
-    assert excluded(assemble("t-1", [good, *others])) == {"good": "unchosen"}
+    assert excluded(assemble("t-1", [good, *others])) == {"good": "unchosen"}  # by the hotter
 
 
 def test_a_lost_try_that_said_what_a_later_one_said_again_is_discarded() -> None:

@@ -130,23 +130,6 @@ def test_a_server_waits_until_postgresql_sees_the_end_of_the_last_one(postgres: 
     end.join()
 
 
-@pytest.mark.parametrize("damage", ["no database", "header", "page"])
-def test_a_damaged_file_is_refused_in_words(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "art.sqlite3"
-    Database(f"sqlite:///{path}").close()
-    data = bytearray(path.read_bytes())
-    match damage:
-        case "no database":
-            data = bytearray(b"all of it is something else\n" * 500)
-        case "header":
-            data[3] ^= 1
-        case _:
-            data[100] ^= 0xFF  # the kind of the first page
-    path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"which fails: .*Put it back from a backup"):
-        Database(f"sqlite:///{path}")
-
-
 async def test_a_read_of_many_queries_is_of_one_moment(database: Database) -> None:
     await database.add_calls([record("a")])
     began, came = threading.Event(), threading.Event()

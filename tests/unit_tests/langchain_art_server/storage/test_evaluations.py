@@ -8,24 +8,24 @@ from langchain_art_server.storage.run_list import EvaluatedRun
 from langchain_art_server.storage.store import Store
 
 
-def run(name: str, scenario: str | None, reward: float | None, versions: str | None) -> Trajectory:
+def evaluated(name: str, scenario: str | None, reward: float | None, versions: str | None) -> Trajectory:
     marked = {} if versions is None else {"evaluation": versions}
     return Trajectory(id=name, scenario=scenario, reward=reward, metadata=marked)
 
 
-RUNS = [
-    run("a", "s", 0.0, "p@0"),
-    run("b", "s", 1.0, "p@0"),
-    run("c", "t", 0.25, "p@0"),
-    run("d", None, None, "p@0"),
-    run("e", "s", 1.0, "p@1 + q@1"),
-    run("f", "s", 1.0, None),  # of training
+EVALUATED = [
+    evaluated("a", "s", 0.0, "p@0"),
+    evaluated("b", "s", 1.0, "p@0"),
+    evaluated("c", "t", 0.25, "p@0"),
+    evaluated("d", None, None, "p@0"),
+    evaluated("e", "s", 1.0, "p@1 + q@1"),
+    evaluated("f", "s", 1.0, None),  # of training
 ]
 
 
 async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
     assert await store.runs.evaluations() == []
-    await store.add_trajectories(RUNS)
+    await store.add_trajectories(EVALUATED)
     first, second = await store.runs.evaluations()
     expected = mean_of_scenarios([[0.0, 1.0], [0.25]])
     assert (first.versions, first.mean, first.ci95) == ("p@0", expected.mean, expected.ci95)
@@ -48,7 +48,7 @@ async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
 
     await store.delete_trajectory("f")
     # Rewards that change places change the interval alone.
-    places = [run(name, name[0], float(name == "s1"), "q") for name in ("s1", "s2", "t1")]
+    places = [evaluated(name, name[0], float(name == "s1"), "q") for name in ("s1", "s2", "t1")]
     await store.add_trajectories(places)
     before = (await store.runs.evaluations())[1].ci95
     await store.set_reward("s1", Reward(reward=0.0))

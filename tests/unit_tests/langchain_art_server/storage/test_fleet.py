@@ -1,11 +1,13 @@
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig, TrainRequest, Trajectory
 from langchain_art_server.storage import fleet, schema
+from langchain_art_server.storage.database import lock_data_dir
 from langchain_art_server.storage.fleet import LeaseLost, begin_call
 from langchain_art_server.storage.store import Store
 from tests.support.postgres import Postgres
@@ -113,3 +115,15 @@ def test_a_server_without_the_setting_is_refused_and_the_reverse(
     with pytest.raises(ConfigError, match=words):
         Store(url, shared=not first)
     one.close()
+
+
+def test_so_is_one_on_the_same_directory(tmp_path: Path) -> None:
+    one, other = lock_data_dir(tmp_path, shared=True), lock_data_dir(tmp_path, shared=True)
+    with pytest.raises(ConfigError, match="Another server uses"):
+        lock_data_dir(tmp_path)
+    one.close()
+    other.close()
+    alone = lock_data_dir(tmp_path)
+    with pytest.raises(ConfigError, match="set fleet = true"):
+        lock_data_dir(tmp_path, shared=True)
+    alone.close()
