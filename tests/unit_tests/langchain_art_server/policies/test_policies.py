@@ -1,7 +1,9 @@
+"""Routing of names to versions: a hot swap fails no call and changes no running call's version."""
+
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,19 +13,200 @@ from sqlalchemy import event
 
 from langchain_art.errors import (
     ArtError,
+    ConfigError,
     EngineUnavailable,
     InvalidRequest,
     QuotaExceeded,
     UnknownModel,
 )
 from langchain_art.wire import LoraConfig, PolicySpec, TrainRequest, Trajectory
+from langchain_art_server.backends.base import ChatDelta, ChatReply, ChatRequest, ModelInfo
 from langchain_art_server.config import Settings
 from langchain_art_server.gateway.policies import Policies, require_memory
 from langchain_art_server.jobs.job_runner import JobRunner
+from langchain_art_server.policies import adapter_store
 from langchain_art_server.policies.adapter_store import AdapterStore
-from langchain_art_server.policies.router import Router
+from langchain_art_server.policies.router import MAX_PINNED_LOADED, Router
 from langchain_art_server.storage.store import Store
 from tests.support.postgres import Postgres
+from tests.support.soak import count
+
+
+class RecordingSampler:
+    """Records which adapters are loaded; samples nothing."""
+
+    restarts = 0
+    info = ModelInfo("base", "base", 0, "cpu", "float32", 16, 16, 8)
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def load_adapter(self, name: str, path: Path, *, probe: bool = True) -> None:
+        self.loaded.append(name)
+
+    async def unload_adapter(self, name: str) -> None:
+        self.loaded.remove(name)
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatDelta | ChatReply]:
+        raise AssertionError
+        yield ChatDelta()
+
+
+async def of_two_versions(folder: Path) -> tuple[AdapterStore, RecordingSampler, Router]:
+    """A router of agent@0 and agent@1, which serves."""
+    store, sampler = AdapterStore(folder), RecordingSampler()
+    router = Router("base", store, sampler)
+    for version in (0, 1):
+        store.publish(store.stage(), "agent", version, {"job": None})
+    await router.serve("agent", 1)
+    return store, sampler, router
+
+
+async def test_a_name_is_routed_and_the_old_version_stays_while_it_is_used(tmp_path: Path) -> None:
+    store, sampler = AdapterStore(tmp_path), RecordingSampler()
+    router = Router("base", store, sampler)
+    for version in range(MAX_PINNED_LOADED + 3):
+        store.publish(store.stage(), "agent", version, {"job": None})
+    await router.serve("agent", 0)
+    async with router.use("agent") as target:
+        assert (target.adapter, target.model) == ("agent@0", "agent@0")
+        for version in range(1, MAX_PINNED_LOADED + 3):
+            await router.serve("agent", version)
+            await router.trim()
+        assert "agent@0" in sampler.loaded  # a call still runs on it
+        with pytest.raises(InvalidRequest, match="answering 1 calls"):
+            await router.forget("agent", 0)
+    assert "agent@0" not in sampler.loaded
+    assert len(sampler.loaded) == MAX_PINNED_LOADED + 1
+    assert (await router.resolve("agent")).version == MAX_PINNED_LOADED + 2
+    assert (await router.resolve("agent@0")).version == 0  # kept on disk: loaded again
+    assert "agent@0" in sampler.loaded
+    assert (await router.resolve("base")).adapter is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_what_is_deleted_while_it_is_loaded_is_not_loaded_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    store, sampler, router = await of_two_versions(tmp_path)
+    load = sampler.load_adapter
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(name: str, path: Path, *, probe: bool = True) -> None:
+        begun.set()
+        await goes_on.wait()
+        await load(name, path, probe=probe)
+
+    monkeypatch.setattr(sampler, "load_adapter", slowly)
+    calls = [asyncio.create_task(router.resolve("agent@0"))]
+    await begun.wait()
+    gone = asyncio.create_task(router.remove("agent") if whole else router.forget("agent", 0))
+    await asyncio.sleep(0)
+    if not whole:
+        calls.append(asyncio.create_task(router.resolve("agent@0")))
+        await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(*calls, gone)
+    assert sampler.loaded == ([] if whole else ["agent@1"])
+    store.delete("agent", 0)
+    with pytest.raises(UnknownModel):
+        await router.resolve("agent@0")
+
+
+async def test_what_is_loaded_for_a_caller_that_left_is_unloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, sampler, router = await of_two_versions(tmp_path)
+    load = sampler.load_adapter
+
+    async def slowly(name: str, path: Path, *, probe: bool = True) -> None:
+        call.cancel()
+        await asyncio.sleep(0)
+        await load(name, path, probe=probe)
+
+    monkeypatch.setattr(sampler, "load_adapter", slowly)
+    call = asyncio.create_task(router.resolve("agent@0"))
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    while "agent@0" not in sampler.loaded:
+        await asyncio.sleep(0)
+    await router.keep([("agent", 1)], lambda _policy: False)
+    assert sampler.loaded == ["agent@1"]
+
+
+#: Every bit of a version is changed, or every seventh: one of each byte at least.
+STRIDE = 7 // count(1, 7)
+
+
+def staged(store: AdapterStore, content: bytes = b"weights") -> Path:
+    path = store.stage()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").write_bytes(content)
+    return path
+
+
+def test_a_version_is_published_once(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    store.publish(staged(store), "agent", 1, {"job": "job-1"})
+    with pytest.raises(ConfigError, match="agent@1 exists"):
+        store.publish(staged(store, b"other"), "agent", 1, {"job": "job-2"})
+    assert store.path("agent", 1).joinpath("adapter_model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_deleted_version_leaves_its_name_used(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    left = staged(store)  # half built, as by a crash
+    for version in (0, 1, 2):
+        assert store.unused("agent") == version
+        store.publish(staged(store), "agent", version, {"job": None})
+    store.delete("agent", 2)
+    store.delete("agent", 1)
+    for one in (store, AdapterStore(tmp_path)):  # and a restart does not forget it
+        assert (one.versions("agent"), one.unused("agent")) == ([0], 3)
+    assert not left.exists()
+
+
+@pytest.mark.soak
+def test_every_byte_of_a_version_is_checked(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    metrics = {"loss": -0.25, "tokens": 12.0}
+    path = store.publish(staged(store), "agent", 1, {"job": None, "metrics": metrics})
+    for file in path.iterdir():
+        whole = file.read_bytes()
+        for bit in range(0, 8 * len(whole), STRIDE):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(flipped)
+            assert not store.is_whole("agent", 1), (file.name, bit)
+        file.unlink()
+        assert not store.is_whole("agent", 1), file.name
+        file.write_bytes(whole)
+    assert store.check("agent", 1)["metrics"] == metrics
+
+
+def test_the_name_of_every_directory_is_flushed_to_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[Path, list[str]]] = []
+
+    def noted(path: Path) -> None:
+        if path.is_dir():
+            flushed.append((path, [entry.name for entry in path.iterdir()]))
+
+    monkeypatch.setattr(adapter_store, "fsync", noted)
+    root = tmp_path / "data" / "adapters"
+    store = AdapterStore(root)
+    store.publish(staged(store), "agent", 0, {"job": None})
+    for path in (root / "agent" / "0", root / "agent", root, root / ".deleted", root / ".staging"):
+        while path != tmp_path:
+            assert any(path.parent == where and path.name in names for where, names in flushed), (
+                path
+            )
+            path = path.parent
 
 
 def test_a_policy_needs_memory_for_the_versions_that_stay_loaded(tmp_path: Path) -> None:
