@@ -2,13 +2,13 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -204,30 +204,20 @@ def test_the_server_is_not_ready_once_no_engine_is(server: ForkedServer) -> None
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call got, and when it was under way."""
-
     begun: float
     ended: float
     response: httpx.Response
 
 
-class Caller(threading.Thread):
-    """Asks one call after the other until a step is done."""
-
-    def __init__(self, server: LiveServer, stop: threading.Event) -> None:
-        super().__init__(daemon=True)
-        self.server, self.stop = server, stop
-        self.answers: list[Answer] = []
-
-    def run(self) -> None:
-        with self.server.http() as http:
-            while not self.stop.is_set():
-                body = {"model": "tiny", "messages": [{"role": "user", "content": "When?"}]}
-                begun = time.monotonic()
-                response = http.post("/v1/chat/completions", json=body | {"max_tokens": 4})
-                self.answers.append(Answer(begun, time.monotonic(), response))
-                if response.status_code == 503:
-                    self.stop.wait(0.05)
+def keep_asking(server: LiveServer, stop: Event, answers: list[Answer]) -> None:
+    """One call after the other, until a step is done."""
+    with server.http() as http:
+        while not stop.is_set():
+            begun = time.monotonic()
+            response = http.post("/v1/chat/completions", json=ASK)
+            answers.append(Answer(begun, time.monotonic(), response))
+            if response.status_code == 503:
+                stop.wait(0.05)
 
 
 @pytest.mark.parametrize("sampler", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
@@ -242,34 +232,31 @@ def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
     server = ForkedServer(tmp_path / "data", "--config", str(settings), model=model).start(
         timeout=600
     )
-    stop = threading.Event()
-    callers = [Caller(server, stop) for _ in range(6)]
-    try:
-        with server.http() as http:
-            ids = [
-                rewarded(http, f"turns-{seed}", float(seed % 2), seed=seed, max_tokens=64)
-                for seed in range(8)
-            ]
-            for caller in callers:
-                caller.start()
-            while not all(caller.answers or not caller.is_alive() for caller in callers):
-                time.sleep(0.01)  # a step is soon over: all are to ask while it runs
-            job = trained(http, [ids], config={"learning_rate": 2e-5, "optimizer_steps": 4})
-    finally:
-        stop.set()
-        for caller in callers:
-            caller.join()
-        server.stop()
+    stop, answers = Event(), [list[Answer]() for _ in range(6)]
+    with ExitStack() as ending:
+        ending.callback(server.stop)
+        pool = ending.enter_context(ThreadPoolExecutor(6))
+        ending.callback(stop.set)
+        http = ending.enter_context(server.http())
+        ids = [
+            rewarded(http, f"turns-{seed}", float(seed % 2), seed=seed, max_tokens=64)
+            for seed in range(8)
+        ]
+        asking = [pool.submit(keep_asking, server, stop, found) for found in answers]
+        # A step is soon over: all are to ask while it runs.
+        while not all(found or one.done() for found, one in zip(answers, asking, strict=True)):
+            time.sleep(0.01)
+        job = trained(http, [ids], config={"learning_rate": 2e-5, "optimizer_steps": 4})
     assert job["state"] == "succeeded", job
-    answers = [answer for caller in callers for answer in caller.answers]
-    refused = [answer for answer in answers if answer.response.status_code != 200]
+    all_of_them = [answer for found in answers for answer in found]
+    refused = [answer for answer in all_of_them if answer.response.status_code != 200]
     assert {answer.response.status_code for answer in refused} == {503}
-    assert all(int(answer.response.headers["retry-after"]) >= 1 for answer in refused)
     for one in refused:
+        assert int(one.response.headers["retry-after"]) >= 1
         assert "2 calls wait" in one.response.json()["error"]["message"]
         meanwhile = [
             answer.response.json()["model"]
-            for answer in answers
+            for answer in all_of_them
             if answer.begun < one.ended
             and answer.ended > one.begun
             and answer.response.status_code == 200

@@ -6,7 +6,6 @@ import math
 import subprocess
 import tarfile
 import threading
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id, rewarded, trained
 from tests.support.stub_engines import StubServer
 
-SAY = [{"role": "user", "content": "When is the falcon review?"}]
+SAY: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 TOOL = {
     "type": "function",
     "function": {
@@ -37,11 +36,6 @@ TOOL = {
 def chat(http: httpx.Client, **body: Any) -> httpx.Response:
     base = {"model": "tiny", "messages": SAY, "max_tokens": 12}
     return http.post("/v1/chat/completions", json=base | body)
-
-
-def train(http: httpx.Client, key: str, **body: Any) -> httpx.Response:
-    base: dict[str, Any] = {"policy": "tiny"}
-    return http.post("/v1/train", json=base | body, headers={"Idempotency-Key": key})
 
 
 def sampled_group(http: httpx.Client, rewards: list[float | None]) -> list[str]:
@@ -233,9 +227,6 @@ def test_a_full_disk_makes_no_policy_until_there_is_space(
     assert http.post("/v1/policies", json={"name": "on-a-full-disk"}).status_code == 200
 
 
-ASK: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
-
-
 class LossyRoad(httpx.HTTPTransport):
     """Lets each request through, and breaks the connection on the way back, so many times."""
 
@@ -252,18 +243,14 @@ class LossyRoad(httpx.HTTPTransport):
         return response
 
 
-def sdk(server: LiveServer, losses: int = 0) -> openai.OpenAI:
+def client_of(server: LiveServer, losses: int = 0) -> openai.OpenAI:
     client = httpx.Client(transport=LossyRoad(losses))
     return openai.OpenAI(
         base_url=server.base_url, api_key="none", max_retries=4, http_client=client
     )
 
 
-def new_run() -> str:
-    return f"t-{uuid.uuid4().hex}"
-
-
-def ask(client: openai.OpenAI, run: str, messages: list[Any] = ASK, **more: Any) -> Any:
+def ask(client: openai.OpenAI, run: str, messages: list[Any] = SAY, **more: Any) -> Any:
     tags = {"trajectory_id": run, **more.pop("art", {})}
     return client.chat.completions.create(
         model="tiny", messages=messages, max_tokens=12, extra_body={"art": tags}, **more
@@ -272,7 +259,7 @@ def ask(client: openai.OpenAI, run: str, messages: list[Any] = ASK, **more: Any)
 
 def goes_on(reply: Any, choice: int = 0) -> list[Any]:
     text = reply.choices[choice].message.content or ""
-    return [*ASK, {"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+    return [*SAY, {"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
 
 
 def put(http: httpx.Client, run: str, reward: float = 1.0) -> dict[str, Any]:
@@ -293,7 +280,7 @@ def excluded(http: httpx.Client, run: str) -> list[str | None]:
 def test_a_reply_that_was_lost_on_the_way_is_not_trained(
     http: httpx.Client, art_server: LiveServer
 ) -> None:
-    client, run = sdk(art_server, losses=2), new_run()
+    client, run = client_of(art_server, losses=2), new_id("t")
     got = ask(client, run, seed=7)  # so that all tries say the same
     then = ask(client, run, goes_on(got), seed=7)
     found = turns(put(http, run))
@@ -307,8 +294,8 @@ def test_a_reply_that_was_lost_on_the_way_is_not_trained(
 def test_a_part_whose_text_is_none_is_refused_and_the_run_can_be_rewarded(
     http: httpx.Client, art_server: LiveServer
 ) -> None:
-    run = new_run()
-    ask(sdk(art_server), run)
+    run = new_id("t")
+    ask(client_of(art_server), run)
     for text in (5, None, ["a"], {"a": 1}):
         content = [{"type": "text", "text": "When"}, {"type": "text", "text": text}]
         body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
@@ -320,7 +307,7 @@ def test_a_part_whose_text_is_none_is_refused_and_the_run_can_be_rewarded(
 
 
 def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: LiveServer) -> None:
-    client, run, other = sdk(art_server), new_run(), new_run()
+    client, run, other = client_of(art_server), new_id("t"), new_id("t")
     first = ask(client, run, seed=1)
     answer = http.put(
         f"/v1/trajectories/{run}/reward",
@@ -349,7 +336,7 @@ def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: Liv
 def test_a_run_that_was_sent_whole_is_not_assembled(
     http: httpx.Client, art_server: LiveServer
 ) -> None:
-    client, run = sdk(art_server), new_run()
+    client, run = client_of(art_server), new_id("t")
     reply = ask(client, run)
     ask(client, run)
     sent = {"id": run, "turns": [{"call_id": reply.id, "node": "writer"}]}
