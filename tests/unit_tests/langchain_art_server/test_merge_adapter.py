@@ -14,13 +14,7 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art_server.merge_adapter import TEXT, TOKENS, TOLERANCE, Merged, merge
 from langchain_art_server.quantize_base import quantized
 from tests.support.soak import count, in_soak_alone
-from tests.support.tiny_models import (
-    load_plain,
-    save_adapter,
-    save_model,
-    tokenizer,
-    with_adapter,
-)
+from tests.support.tiny_models import load_plain, save_adapter, save_model, tokenizer, with_adapter
 
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

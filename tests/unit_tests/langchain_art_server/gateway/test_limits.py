@@ -1,5 +1,7 @@
 """The limits of a key against a naive count, by a clock that the test holds."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,17 +11,9 @@ from langchain_art.wire import KeyLimits
 from langchain_art_server.gateway.limits import CallSlots, Meter, duration
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def meter(**limits: int) -> tuple[Meter, Clock]:
-    clock = Clock()
-    return Meter(KeyLimits(**limits), clock), clock
+def meter(**limits: int) -> tuple[Meter, SimpleNamespace]:
+    clock = SimpleNamespace(now=1000.0)
+    return Meter(KeyLimits(**limits), lambda: clock.now), clock
 
 
 def headers(one: Meter) -> dict[str, str]:

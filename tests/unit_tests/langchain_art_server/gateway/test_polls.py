@@ -105,12 +105,8 @@ async def test_the_looks_of_one_clients_workers_have_a_rate(
 async def test_the_looks_at_a_job_have_a_rate(
     polled: Polled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = wire.TrainJob(id="j", key="k", policy="p", state="queued", created_at=0.0)
-
-    async def get(_id: str) -> wire.TrainJob:
-        return job
-
-    monkeypatch.setattr(polled.store.jobs, "get", get)
+    request = wire.TrainRequest(policy="p", groups=(("t",),))
+    await polled.store.jobs.add("j", "k", request, [], 9)
     polled.count(monkeypatch, polled.store.jobs, "get")
     async with polled.client("1.1.1.1") as many:
         asked = [f"/v1/jobs/j{path}?wait={SECONDS}" for path in ("", "/events")] * (POLLS // 2)

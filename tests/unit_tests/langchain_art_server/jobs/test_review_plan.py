@@ -7,14 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from langchain_art.cli.review_train import FATES
-from langchain_art.wire import (
-    Review,
-    ReviewTraining,
-    TrainConfig,
-    Trajectory,
-    Turn,
-    VerdictFate,
-)
+from langchain_art.wire import Review, ReviewTraining, TrainConfig, Trajectory, Turn, VerdictFate
 from langchain_art.wire.trajectories import EVALUATION
 from langchain_art_server.jobs.review_plan import PlannedSteps, ReviewedRun, plan_reviews
 from langchain_art_server.storage.review_store import VerdictMark

@@ -3,12 +3,7 @@ from dataclasses import asdict
 import pytest
 from pydantic_core import from_json, to_json
 
-from langchain_art.wire import (
-    Reward,
-    TrainRequest,
-    Trajectory,
-    Turn,
-)
+from langchain_art.wire import Reward, TrainRequest, Trajectory, Turn
 from langchain_art_server.storage.reward_snapshot import RewardSnapshot, changed, rewards_in_words
 
 
