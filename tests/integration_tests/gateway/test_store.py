@@ -268,13 +268,17 @@ async def test_so_many_versions_of_a_policy_are_pinned_and_no_more(store: Store)
     assert pinned == list(range(1, MAX_PINNED + 1))
 
 
-async def test_each_call_is_trained_once_unless_a_job_asks_for_another_pass(store: Store) -> None:
+async def test_each_run_and_call_is_trained_once_unless_a_job_asks_for_another_pass(
+    store: Store,
+) -> None:
     await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
     for job in ("job-1", "job-2", "job-3"):
         await store.jobs.add(job, job, TrainRequest(policy="p", groups=(("t-1",),)), [], 9)
     await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1", "c-2"])
-    with pytest.raises(Conflict, match="twice"):
-        await store.jobs.finish("job-2", None, None, trained=["t-2"], calls=["c-2", "c-3"])
+    for runs, calls in ((["t-2"], ["c-2", "c-3"]), (["t-1"], ["c-9"])):
+        with pytest.raises(Conflict, match="twice"):
+            await store.jobs.finish("job-2", None, None, trained=runs, calls=calls)
+    assert (await store.jobs.get("job-2")).state == "queued"  # the whole of its end is undone
     first = {"c-1": {"job-1"}, "c-2": {"job-1"}}
     assert await store.jobs.trained_calls(["c-1", "c-2", "c-3"], "p") == first
     assert await store.jobs.trained_calls(["c-1", "c-2"], "q") == {}

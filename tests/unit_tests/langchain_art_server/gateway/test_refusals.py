@@ -81,6 +81,20 @@ def test_a_key_that_is_refused_is_none_that_the_words_allow(key: str) -> None:
     assert checked_key("a.Z_0:@=", 8) and checked_key("9+-", 8)
 
 
+async def test_beyond_the_budget_the_largest_body_is_refused() -> None:
+    bodies = RequestBodies(1000)
+    large, larger, small = (Sender(bodies) for _ in range(3))
+    for sender, size in ((large, 950), (larger, 990), (small, 90)):  # 2,030 of 2,000 bytes
+        await sender.send(size)
+    with pytest.raises(EngineUnavailable) as refused:
+        await larger.task
+    assert refused.value.retry_after
+    for sender, size, whole in ((large, 50, 1000), (small, 10, 100)):
+        await sender.send(size, more=False)
+        assert await sender.task == whole
+    assert bodies._held == 0 and not bodies._unfinished
+
+
 async def test_large_bodies_of_one_client_are_taken_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
