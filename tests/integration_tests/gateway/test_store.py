@@ -268,7 +268,7 @@ async def test_so_many_versions_of_a_policy_are_pinned_and_no_more(store: Store)
     assert pinned == list(range(1, MAX_PINNED + 1))
 
 
-async def test_each_run_and_call_is_trained_once_unless_a_job_asks_for_another_pass(
+async def test_each_run_and_call_is_trained_once_unless_it_is_asked_for(
     store: Store,
 ) -> None:
     await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
