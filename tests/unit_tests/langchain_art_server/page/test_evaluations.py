@@ -147,8 +147,9 @@ def test_what_is_shown_has_no_version_reward_or_score() -> None:
         excluded_because="retried",
     )
     found = {"role": "tool", "content": "On 14 March."}
-    about = {"model": "agent@7", "extends": 0, "reward": 0.25}
-    second = Turn(call_id="c1", node="answer", messages=(found,), **about)
+    second = Turn(
+        call_id="c1", node="answer", model="agent@7", messages=(found,), extends=0, reward=0.25
+    )
     run = Trajectory(
         id="t",
         turns=(first, second),
