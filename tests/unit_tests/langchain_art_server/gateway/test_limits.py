@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from langchain_art.errors import InvalidRequest, Overloaded, RateLimitExceeded
 from langchain_art.wire import KeyLimits
+from langchain_art_server.gateway import limits
 from langchain_art_server.gateway.limits import CallSlots, Meter, duration
 
 
@@ -164,3 +165,12 @@ def test_who_has_nothing_is_never_refused_for_its_share() -> None:
     held.give_back(14)
     with slots.take("c", 15 - slots.running):
         pass
+
+
+def test_who_does_not_come_back_does_not_hold_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_WAITS", -1.0)
+    slots = CallSlots(4)
+    held = slots.take("a", 4)
+    assert refused(slots, "b")
+    held.give_back(1)
+    assert not refused(slots, "a")
