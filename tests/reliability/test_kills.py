@@ -2,7 +2,7 @@
 
 Rollouts, a judge, steps by rewards and by preferences, and swaps, on CPU in float32. Calls go out
 one after the other. Where many are decoded at once, who shares a batch with whom is a matter of
-arrival, and rounding follows it; seeds cannot help there (`test_exactly_once` has many at once).
+arrival, and rounding follows it; seeds cannot help there (`test_trainer_kills` has many at once).
 """
 
 import random

@@ -1,13 +1,19 @@
-"""Hostile clients and too many: served or refused in words, in bounded memory."""
+"""Many clients, slow ones, too many, many records: served or refused in words, in bounded memory.
+
+The engine is a stub that waits. Times are printed, not asserted: they are the machine's.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +21,16 @@ import pytest
 
 from tests.support.engines import engines, resident
 from tests.support.live_server import REPO, ForkedServer, LiveServer
-from tests.support.soak import count, share
+from tests.support.soak import count, in_soak, share
 from tests.support.stub_engines import StubServer
 
+CLIENTS, SECONDS = count(100, 1000), count(2, 600)
+SLOW = count(60, 1000)
 OVERLOADED = count(1, 300)
 HOSTILE, CONNECTIONS = count(2, 600), count(100, 1100)  # of each address
+ROLLOUTS, RUNNERS = count(200, 50_000), count(64, 2048)
 SAY = '{"model": "tiny", "messages": [{"role": "user", "content": "Say %"}]}'
+CHAT = {"path": "/v1/chat/completions", "body": SAY}
 
 
 class Memory(threading.Thread):
@@ -55,18 +65,118 @@ class Memory(threading.Thread):
         return f"memory {second:.0f} -> {last:.0f} MiB, ratio {last / second:.3f}"
 
 
-def load(server: LiveServer, **what: Any) -> dict[str, Any]:
-    """What clients of a process of their own saw."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubServer]:
+    folder = tmp_path_factory.mktemp("load")
+    with StubServer(folder / "data", seconds=(0.05, 0.5), alone=share() > 0) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def load(server: LiveServer, **what: Any) -> Generator[dict[str, Any]]:
+    """A load that runs beside the context; what it saw is there at the end."""
     argv = [sys.executable, "-m", "tests.support.load_client"]
-    told = json.dumps({"port": server.port, "body": SAY} | what)
-    done = subprocess.run(argv, input=told, stdout=subprocess.PIPE, text=True, cwd=REPO, check=True)
-    return json.loads(done.stdout)
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPO)
+    seen: dict[str, Any] = {}
+    try:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps({"port": server.port} | what).encode())
+        child.stdin.close()
+        yield seen
+        seen |= json.loads(child.stdout.read())
+        assert child.wait() == 0
+    finally:
+        child.kill()
+        child.wait()
 
 
 def only(seen: dict[str, Any], *statuses: str) -> None:
     assert set(seen["statuses"]) <= set(statuses), seen["statuses"]
     assert seen["without_retry_after"] == 0
     assert seen["statuses"].get("200", 0) > 0
+
+
+def told(seen: dict[str, Any], times: str) -> str:
+    answers = ", ".join(f"{many:,} answers {status}" for status, many in seen["statuses"].items())
+    found = seen[times]
+    return f"{answers}; {times} median {found['median']:.0f} ms, p99 {found['p99']:.0f} ms"
+
+
+@in_soak  # `test_overload_is_refused_and_ends` has more clients
+@pytest.mark.soak("L1", CLIENTS, f"clients for {SECONDS} s, {CLIENTS // 2} requests a second")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1200))
+def test_many_clients_are_served_in_flat_memory(server: StubServer) -> None:
+    # All at once, first: what a stall of the machine needs at any moment is no growth.
+    with load(server, **CHAT, clients=CLIENTS, seconds=count(1, 10)) as at_once:
+        pass
+    only(at_once, "200", "429", "503")
+    with Memory(server) as memory:
+        pace = CLIENTS / 2
+        with load(server, **CHAT, clients=CLIENTS, pace=pace, seconds=SECONDS) as seen:
+            pass
+    only(seen, "200", "429", "503")
+    with server.http() as http:
+        calls = at_once["statuses"]["200"] + seen["statuses"]["200"]
+        assert http.get("/status").json()["calls"] == calls
+    rate = seen["statuses"]["200"] / seen["seconds"]
+    print(f"{rate:.0f} a second; {told(seen, 'added')}; {memory.bounded()}")  # noqa: T201
+
+
+def slowly(server: StubServer, number: int) -> socket.socket:
+    """A connection whose header, body, or answer goes on for ever."""
+    one = socket.create_connection(("127.0.0.1", server.port), 120)
+    if number % 3 == 0:
+        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-A: ")
+    elif number % 3 == 1:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+        one.sendall(head + b"Content-Type: application/json\r\nContent-Length: 99999\r\n\r\n{")
+    else:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+    return one
+
+
+@in_soak  # `test_four_hostile_addresses_keep_nothing_from_a_fifth` has slow clients of each kind
+@pytest.mark.soak("L2", SLOW, "slow clients beside 100 honest ones")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 600))
+def test_slow_clients_hold_up_no_honest_one(server: StubServer) -> None:
+    honest = {"clients": 100, "pace": 100.0, "seconds": count(2, 30)}
+    with load(server, **CHAT, **honest) as alone:
+        pass
+    slow = [slowly(server, number) for number in range(SLOW)]
+    begun, ended = time.monotonic(), threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(1.0):
+            for number, one in enumerate(slow):
+                if number % 3 < 2:
+                    with contextlib.suppress(OSError):
+                        one.send(b"a")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        with load(server, **CHAT, **honest) as beside:
+            pass
+        # By its deadline of ten seconds; a body has sixty.
+        for one in slow[::3] if share() else ():
+            with contextlib.suppress(ConnectionError):
+                while one.recv(4096):
+                    pass
+    finally:
+        ended.set()
+        dripping.join()
+        for one in slow:
+            one.close()
+    for seen in (alone, beside):
+        only(seen, "200")
+    took = time.monotonic() - begun
+    print(  # noqa: T201
+        f"p99 {alone['latency']['p99']:.0f} ms alone, {beside['latency']['p99']:.0f} ms beside; "
+        f"{took:.0f} s until slow headers were closed"
+    )
 
 
 @pytest.mark.soak("L4", HOSTILE, f"seconds of 4 addresses at once, {4 * CONNECTIONS:,} connections")
@@ -78,19 +188,21 @@ def test_four_hostile_addresses_keep_nothing_from_a_fifth(tmp_path: Path) -> Non
     kind = LiveServer if share() else ForkedServer  # in the soak it shares no memory
     server = kind(tmp_path / "attacked", settings=settings).start()
     body = SAY.replace("}]}", '}], "max_tokens": 4}')
-    honest = {"clients": 20, "between": 1.0, "host": "127.0.0.6", "body": body}
+    honest = {"clients": 20, "pace": 20.0, "host": "127.0.0.6", "body": body}
     argv = [sys.executable, "-m", "tests.support.hostile_client", str(server.port)]
     attackers = list[subprocess.Popen[bytes]]()
     try:
         with server.http() as http:
             batch = {"batch": "b", "rollout": "r", "rollouts": [{"id": "b-0", "scenario": {}}]}
             assert http.post("/v1/rollouts", json=batch).status_code == 200
-        alone = load(server, **honest, seconds=count(1, 30))
+        with load(server, **(CHAT | honest), seconds=count(1, 30)) as alone:
+            pass
         with Memory(server) as memory:
             for number in range(2, 6):
                 more = [f"127.0.0.{number}", str(HOSTILE + 2), str(CONNECTIONS)]
                 attackers.append(subprocess.Popen([*argv, *more], stdout=subprocess.PIPE, cwd=REPO))
-            beside = load(server, **honest, seconds=HOSTILE)
+            with load(server, **(CHAT | honest), seconds=HOSTILE) as beside:
+                pass
         begun = [json.loads(one.communicate()[0]) for one in attackers]
         logged = server.log.stat().st_size
         with server.http() as http:  # the engine hears of who has gone between two of its steps
@@ -122,9 +234,12 @@ def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
     few, alone = "max_running_calls = 48\n", share() > 0
     with StubServer(tmp_path / "few", seconds=(0.05, 0.5), settings=few, alone=alone) as server:
         with Memory(server) as memory:
-            peak = load(server, clients=48, seconds=count(1, 20))
-            over = load(server, clients=480, seconds=OVERLOADED, pause=0.5)
-            after = load(server, clients=24, seconds=count(1, 10))
+            with load(server, **CHAT, clients=48, seconds=count(1, 20)) as peak:
+                pass
+            with load(server, **CHAT, clients=480, seconds=OVERLOADED, pause=0.5) as over:
+                pass
+            with load(server, **CHAT, clients=24, seconds=count(1, 10)) as after:
+                pass
         only(peak, "200", "429")
         only(over, "200", "429", "503")
         assert over["statuses"]["429"] > 0
@@ -136,6 +251,24 @@ def test_overload_is_refused_and_ends(tmp_path: Path) -> None:
     rates = [one["statuses"]["200"] / one["seconds"] for one in (peak, over)]
     print(  # noqa: T201
         f"{rates[0]:.0f} calls a second at the peak, {rates[1]:.0f} under overload "
-        f"({rates[1] / rates[0]:.2f}); {over['statuses']}, p99 {over['latency']['p99']:.0f} ms; "
-        f"{memory.bounded()}"
+        f"({rates[1] / rates[0]:.2f}); {told(over, 'latency')}; {memory.bounded()}"
     )
+
+
+@in_soak  # many senders, and a kill: `tests/reliability/test_exactly_once.py`
+@pytest.mark.soak("L5", ROLLOUTS, f"rollouts stored by {RUNNERS:,} runners")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 1200))
+def test_many_runners_store_their_rollouts(server: StubServer) -> None:
+    body = json.dumps({"id": "run-%", "scenario": "s", "reward": 0.5, "metadata": {"n": "%"}})
+    many = {"path": "/v1/trajectories", "body": body, "clients": RUNNERS, "requests": ROLLOUTS}
+    with Memory(server) as memory, load(server, **many) as seen:
+        pass
+    assert seen["statuses"] == {"200": ROLLOUTS}
+    server.kill()
+    server.alone = False  # a start costs less
+    server.start()
+    with server.http() as http:
+        assert http.get("/status").json()["trajectories"] == ROLLOUTS
+    rate = ROLLOUTS / seen["seconds"]
+    print(f"{rate:.0f} a second; {told(seen, 'latency')}; {max(memory.samples):.0f} MiB")  # noqa: T201
