@@ -35,6 +35,10 @@ def python(script: str, program: Callable[[], Path]) -> Callable[[], tuple[list[
     return lambda: ([str(program()), str(CLIENTS / script)], REPO)
 
 
+def here(script: str) -> Callable[[], tuple[list[str], Path]]:
+    return python(script, lambda: Path(sys.executable))
+
+
 def node(script: str) -> Callable[[], tuple[list[str], Path]]:
     def command() -> tuple[list[str], Path]:
         home = node_modules(CLIENTS / "package.json")
@@ -45,8 +49,9 @@ def node(script: str) -> Callable[[], tuple[list[str], Path]]:
 
 
 PROGRAMS = {
-    "openai-python-3": python("openai_sdk.py", lambda: Path(sys.executable)),
+    "openai-python-3": here("openai_sdk.py"),
     "openai-python-2": python("openai_sdk.py", litellm_python),
+    "chat-openai": here("chat_openai.py"),
     "litellm": python("litellm_client.py", litellm_python),
     "openai-javascript": node("openai_sdk.mjs"),
     "langgraph-javascript": node("langgraph.mjs"),

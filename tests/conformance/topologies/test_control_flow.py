@@ -1,18 +1,22 @@
-"""What a scope is: threads over several scopes, calls that none hears, many at once.
+"""What a scope is: threads over several scopes and processes, calls that none hears, many at once.
 
 A scope is one trajectory. Where a thread is resumed in another scope, that is another trajectory:
 what was said before is context to it, and each token stays with the run that sampled it.
 """
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeAlias
 from uuid import uuid4
 
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import MessagesState
 from langgraph.types import Command
 
@@ -25,7 +29,8 @@ from tests.conformance.suite.harness import Expect, Kit, Topology
 from tests.conformance.suite.nodes import Rendezvous, line
 from tests.conformance.suite.performance import Performance
 from tests.conformance.topologies.journal import each_token_once, served_by, witnessed
-from tests.support.live_server import RuleServer
+from tests.conformance.topologies.other_process import durable
+from tests.support.live_server import REPO, RuleServer
 from tests.support.soak import count
 
 Seen: TypeAlias = "Callable[..., Performance]"
@@ -90,6 +95,24 @@ def test_a_thread_resumed_in_another_scope(kit: Kit, client: ArtClient, seen: Se
         Expect("late", "done", step=3),
     )
     assert other.trajectory.metadata["sampled_elsewhere"] == [first.turns[0].call_id]
+    trains(client, kit, one, other)
+
+
+def test_a_thread_resumed_in_another_process(
+    kit: Kit, client: ArtClient, seen: Seen, tmp_path: Path
+) -> None:
+    threads = str(tmp_path / "threads.sqlite")
+    with capture() as first, SqliteSaver.from_conn_string(threads) as saver:
+        durable(kit, saver).invoke(kit.ask("e"), kit.config)
+    argv = [sys.executable, "-m", durable.__module__, threads, kit.thread]
+    argv += [kit.served.policy, kit.served.base_url]
+    process = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    asked = Expect("careful", "sure? 1", step=2)
+    one = seen(first.trajectory(), Expect("early", "e", step=1), asked, status="interrupted")
+    second = Trajectory.model_validate_json(process.stdout)
+    other = seen(second, asked, Expect("late", "done", step=3))
+    assert second.metadata["sampled_elsewhere"] == [first.turns[0].call_id]
     trains(client, kit, one, other)
 
 

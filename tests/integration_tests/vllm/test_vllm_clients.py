@@ -53,8 +53,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmRuleServer]
         made.stop()
 
 
-#: Its requests have the form of version 3's.
-ALIKE = ("openai-python-2",)
+#: Their requests have the form of others of these.
+ALIKE = ("openai-python-2", "chat-openai")
 
 
 @pytest.mark.parametrize(
