@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -37,6 +38,7 @@ def sources(*roots: Path) -> list[Path]:
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
+    """All that a module's source is made of."""
     return list(ast.walk(ast.parse(path.read_text())))
 
 
@@ -67,6 +69,17 @@ def test_importing_the_package_loads_no_framework_and_the_client_nothing_heavy()
     )
     assert package.isdisjoint({"langchain_core", "langgraph", "openai", "httpx"})
     assert client.isdisjoint(HEAVY)
+
+
+def test_every_public_name_is_there() -> None:
+    import langchain_art
+    from langchain_art import errors
+
+    for name in langchain_art.__all__:
+        assert getattr(langchain_art, name) is not None
+    assert callable(langchain_art.capture)
+    kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception)]
+    assert {kind.__name__ for kind in kinds} <= set(langchain_art.__all__)
 
 
 def test_neither_the_server_app_nor_the_learners_loop_loads_an_engine() -> None:
@@ -127,6 +140,7 @@ IMPORTS_BY_NAME = {
 
 @cache
 def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
+    """The calls of a module, each with its function as it is written."""
     calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
     return [(dotted(one.func), one) for one in calls]
 
@@ -183,6 +197,53 @@ def test_no_model_brings_code_and_its_weights_are_safetensors() -> None:
     assert loaded >= 7
 
 
+def test_no_rooms_for_leftovers() -> None:
+    banned = {"utils", "common", "helpers", "misc", "core"}
+    for path in sources(CLIENT, SERVER):
+        assert banned.isdisjoint({path.stem, path.parent.name}), path
+
+
+#: Fewest lines of a module that only one other module imports.
+LEAST_LINES = 60
+#: Modules that are shorter, since something is added beside them or they run apart.
+SHORT_MODULES = {
+    "langchain_art.harbor.graph_agent": "Harbor imports it by its name, with Harbor's own class",
+    "langchain_art.evaluators.integrations.by_name": "a line for each library",
+    "langchain_art_server.algorithms.loss.lr_schedule": "arithmetic without torch, by a contract",
+    "langchain_art_server.backends.embedded.sampler": "an engine, no torch",
+    "langchain_art_server.backends.unsloth.learner": "an engine, no torch",
+}
+
+
+#: A file for each of what a registry finds by its name, or for each library.
+EXTENSIONS = ("langchain_art.credit.schemes.", "langchain_art.environments.from_")
+
+
+def test_no_module_is_a_splinter_of_its_only_importer() -> None:
+    folders = {CLIENT: REPO, SERVER: SERVER.parent}
+    modules = {
+        ".".join(path.relative_to(base).with_suffix("").parts).removesuffix(".__init__"): path
+        for root, base in folders.items()
+        for path in sources(root)
+    }
+    importers = Counter[str]()
+    for path in modules.values():
+        froms = [
+            node for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.module
+        ]
+        names = {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
+        importers.update((imported(path) | names) & modules.keys())
+    short = {
+        name
+        for name, path in modules.items()
+        if path.stem not in ("__init__", "__main__")
+        and not name.startswith(EXTENSIONS)
+        and importers[name] <= 1
+        and len(path.read_text().splitlines()) < LEAST_LINES
+    }
+    assert not short - SHORT_MODULES.keys(), "merge it into its importer, or say why not"
+
+
 CLOCKS = {f"time.{name}" for name in ("monotonic", "perf_counter", "process_time", "time")}
 
 
@@ -236,3 +297,16 @@ def test() -> None:
             if "pytest.mark.wall_clock" in map(ast.unparse, node.decorator_list):
                 continue
             assert not spans_that_must_be_short(node), (path, node.name)
+
+
+def test_make_finds_every_test_that_needs_skypilot() -> None:
+    mark, makefile = "mark." + "skypilot", (REPO / "Makefile").read_text()
+    marked = [path for path in sources(REPO / "tests") if mark in path.read_text()]
+    assert marked
+    for path in marked:
+        assert f"-m skypilot {path.parent.relative_to(REPO)}\n" in makefile, path
+
+
+def test_a_type_hint_file_ships_with_each_package() -> None:
+    assert (CLIENT / "py.typed").exists()
+    assert (SERVER / "py.typed").exists()

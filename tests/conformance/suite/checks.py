@@ -13,8 +13,9 @@ from uuid import uuid4
 
 from langchain_art.evaluators import score_groups
 from langchain_art.wire import TrainConfig, TrajectoryAudit, TrajectoryGroup, Turn
-from tests.conformance.suite.harness import CannotBeChecked, Expect, NotHeld, holds, same
+from tests.conformance.suite.harness import Expect
 from tests.conformance.suite.model import TWINS
+from tests.conformance.suite.outcomes import CannotBeChecked, NotHeld, holds, same
 from tests.conformance.suite.performance import Performance
 
 
@@ -37,6 +38,7 @@ def captured(seen: Performance) -> None:
 
 
 def _differing(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """What a turn says, and of the rest what is not as expected."""
     return {k: v for k, v in one.items() if k in ("path", "says") or v != other[k]}
 
 
@@ -96,6 +98,7 @@ def _sorted(all: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def says(turn: Turn) -> str:
+    """The reply's text, or the names of the tools it calls."""
     reply = turn.reply or {}
     calls = [call["function"]["name"] for call in reply.get("tool_calls") or ()]
     return _text(reply.get("content")) or ", ".join(calls)
@@ -195,6 +198,7 @@ def judged(seen: Performance) -> None:
 
 
 def _said(message: dict[str, Any] | None) -> tuple[Any, Any]:
+    """What a reply says, whatever it was signed with or cut into."""
     if message is None:
         raise NotHeld("a call that was answered has no reply")
     return _text(message.get("content")), message.get("tool_calls") or []

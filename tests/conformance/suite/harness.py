@@ -12,7 +12,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -25,8 +24,9 @@ from langchain_core.runnables import Runnable
 from langgraph.pregel.protocol import PregelProtocol
 
 from langchain_art.chat_models.chat_art import ChatART
-from langchain_art.errors import ArtError, ConfigError
+from langchain_art.errors import ConfigError
 from langchain_art.tracing.handler import CaptureHandler
+from tests.conformance.suite.outcomes import CannotBeChecked
 from tests.conformance.suite.scripts import script
 
 T = TypeVar("T")
@@ -37,43 +37,6 @@ TWO_MODES: tuple[Mode, ...] = ("invoke", "astream")
 RunStep: TypeAlias = "Callable[[], Any]"
 Program: TypeAlias = "Generator[RunStep, Any, None]"
 """Yields what is to be run, one after the other (`Kit.run`), and is sent each result."""
-
-
-#: Characters of a value that a reason shows.
-_MOST_SHOWN = 1500
-
-
-class NotHeld(ArtError, code="not_held"):
-    """A promise was checked and found broken; the message is the reason."""
-
-
-class CannotBeChecked(ArtError, code="cannot_be_checked"):
-    """A promise could not be checked; the message says what is missing."""
-
-
-def same(what: str, seen: Any, expected: Any) -> None:
-    if seen != expected:
-        raise NotHeld(f"{what}: got {_shown(seen)}, expected {_shown(expected)}")
-
-
-def holds(condition: object, reason: str) -> None:
-    if not condition:
-        raise NotHeld(reason)
-
-
-@contextmanager
-def leaves(kind: type[BaseException]) -> Generator[None]:
-    """What is run inside must raise `kind`, which is swallowed. Else raises `NotHeld`."""
-    try:
-        yield
-    except kind:
-        return
-    raise NotHeld(f"nothing was raised, expected {kind.__name__}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text)} characters)"
 
 
 @dataclass(frozen=True)
@@ -89,6 +52,7 @@ class Served:
     base_model: str | None = "base_model"
     """The model that no training changes; None: there is none."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments of every `ChatART`."""
 
 
 @dataclass(frozen=True)
@@ -138,16 +102,19 @@ class Topology:
     """By `capture()`; by ``kit.handler`` alone; by the server alone, from tagged calls."""
     status: str = "completed"
     raises: type[BaseException] | None = None
+    """What leaves the program."""
     modes: tuple[Mode, ...] = MODES
     remark: str = ""
     """For the table: what is special; why a mode is missing."""
 
     @property
     def excluded(self) -> Counter[str]:
+        """Reason -> calls that are not trained."""
         return Counter(expect.why for expect in self.expects if expect.why)
 
     @property
     def trained(self) -> int:
+        """Calls that are."""
         return sum(expect.why is None for expect in self.expects)
 
 
@@ -172,19 +139,26 @@ in_two_modes = partial(topology, modes=TWO_MODES)
 
 
 class Foreign(BaseChatModel):
-    """A model of somebody else's: says the next line."""
+    """A model of somebody else's: says the next line, takes tools."""
 
-    lines: list[str]
+    lines: list[Any]
+    name_: str = "foreign-1"
 
     @property
     def _llm_type(self) -> str:
         return "foreign"
 
     def _get_ls_params(self, stop: Any = None, **kwargs: Any) -> Any:
-        return {"ls_provider": "elsewhere", "ls_model_name": "foreign-1", "ls_model_type": "chat"}
+        return {"ls_provider": "elsewhere", "ls_model_name": self.name_, "ls_model_type": "chat"}
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        """With the names of these tools."""
+        return self.bind(tools=[{"type": "function", "function": {"name": t.name}} for t in tools])
 
     def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(self.lines.pop(0)))])
+        line = self.lines.pop(0)
+        reply = AIMessage(line) if isinstance(line, str) else line
+        return ChatResult(generations=[ChatGeneration(message=reply)])
 
 
 @dataclass
@@ -204,36 +178,44 @@ class Kit:
 
     @property
     def asynchronous(self) -> bool:
+        """Whether the program is to await its models."""
         return self.mode in ("ainvoke", "astream")
 
     @property
     def streaming(self) -> bool:
+        """Whether its graphs are streamed."""
         return self.mode in ("stream", "astream")
 
     @cached_property
     def model(self) -> ChatART:
+        """The policy that is trained."""
         return self.chat()
 
     def chat(self, name: str | None = None, **options: Any) -> ChatART:
+        """Any model of the server: by default the policy that is trained."""
         return ChatART(model=name or self.served.policy, **self.address, **options)
 
     @property
     def address(self) -> dict[str, Any]:
+        """Arguments of every `ChatART`, but for the model's name."""
         return {"base_url": self.served.base_url, **self.served.options}
 
     @property
     def rival(self) -> str:
+        """The name of a second policy. Raises CannotBeChecked if the server has none."""
         if self.served.rival is None:
             raise CannotBeChecked("needs a second policy (POST /v1/policies)")
         return self.served.rival
 
     @property
     def base_model(self) -> str:
+        """The name of the base model. Raises CannotBeChecked if the server does not tell."""
         if self.served.base_model is None:
             raise CannotBeChecked("needs the base model's name (GET /status)")
         return self.served.base_model
 
-    def foreign(self, *lines: str) -> Foreign:
+    def foreign(self, *lines: Any) -> Foreign:
+        """A model that our server does not serve."""
         return Foreign(lines=list(lines))
 
     def says(self, *steps: Any) -> str:
@@ -242,9 +224,11 @@ class Kit:
         return script(*steps, intro=intro) if steps else intro
 
     def ask(self, *steps: Any) -> dict[str, Any]:
+        """A state with that prompt."""
         return {"messages": [("user", self.says(*steps))]}
 
     def node(self, model: Runnable[Any, Any] | None = None) -> Any:
+        """A node that asks the model with the state's messages."""
         asked = model or self.model
 
         def node(state: Any) -> Any:

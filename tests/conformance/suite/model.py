@@ -124,6 +124,7 @@ def _config(size: int, end: int, pad: int) -> dict[str, Any]:
 
 
 def _alphabet() -> list[str]:
+    """The name of each byte's token."""
     return sorted(lib.pre_tokenizers.ByteLevel.alphabet())
 
 

@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import Runnable
 from langgraph.graph import START, StateGraph
 from langgraph.types import RetryPolicy
 
@@ -39,13 +40,14 @@ class Rendezvous:
         self.tasks = asyncio.Barrier(branches)
 
 
-def talk(kit: Kit, body: Callable[..., Any]) -> Any:
+def talk(kit: Kit, body: Callable[..., Any], model: Runnable[Any, Any] | None = None) -> Any:
     """A node, hook or tool out of a generator; the errors of what it asks are raised in it."""
+    asked = model or kit.model
 
     def begin(step: Any) -> Any:
         if isinstance(step, Rendezvous):
             return step.tasks.wait() if kit.asynchronous else step.threads.wait()
-        what, given = step if isinstance(step, tuple) else (kit.model, step)
+        what, given = step if isinstance(step, tuple) else (asked, step)
         if not hasattr(what, "invoke"):
             told = what(given)
             is_task = isinstance(told, Future) and not kit.asynchronous
@@ -115,10 +117,12 @@ class Failing:
 
 
 def line(state: type[Any], **nodes: Any) -> StateGraph[Any]:
+    """A graph whose nodes run one after the other."""
     return StateGraph(state).add_sequence(list(nodes.items())).add_edge(START, next(iter(nodes)))
 
 
 def beside(state: type[Any], **nodes: Any) -> StateGraph[Any]:
+    """A graph whose nodes run in parallel."""
     graph = StateGraph(state)
     for name, node in nodes.items():
         graph.add_node(name, node).add_edge(START, name)

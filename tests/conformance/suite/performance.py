@@ -17,15 +17,13 @@ from langchain_art.wire import Trajectory
 from tests.conformance.suite.harness import (
     Kit,
     Mode,
-    NotHeld,
     Program,
     RunStep,
     Served,
     Topology,
-    holds,
-    leaves,
     without_loop,
 )
+from tests.conformance.suite.outcomes import NotHeld, holds, leaves
 from tests.conformance.suite.witness import Witness, Witnessed
 
 
@@ -74,6 +72,7 @@ class Performance:
     _records: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
     def record(self, call_id: str) -> dict[str, Any]:
+        """What the server wrote down of a call. Raises NotHeld if it knows no such call."""
         if call_id not in self._records:
             try:
                 self._records[call_id] = self.client.call(call_id)
@@ -84,6 +83,7 @@ class Performance:
         return self._records[call_id]
 
     def reply(self, call_id: str) -> dict[str, Any]:
+        """What a call answered: by the witness, or else by the server's record."""
         seen = self.witnessed[call_id].reply
         return self.record(call_id)["reply"] if seen is None else seen
 

@@ -14,15 +14,8 @@ from langchain_art.errors import ArtError, ConfigError
 from langchain_art.tracing.scope import capture
 from tests.conformance.suite import checks
 from tests.conformance.suite.cases import load_cases
-from tests.conformance.suite.harness import (
-    MODES,
-    TOPOLOGIES,
-    CannotBeChecked,
-    Mode,
-    NotHeld,
-    Served,
-    Topology,
-)
+from tests.conformance.suite.harness import MODES, TOPOLOGIES, Mode, Served, Topology
+from tests.conformance.suite.outcomes import CannotBeChecked, NotHeld
 from tests.conformance.suite.performance import perform
 from tests.conformance.suite.proxy import ProxyWitness
 from tests.conformance.suite.scripts import script
@@ -39,6 +32,8 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True)
 class PromiseCheck:
+    """What became of one promise, for one topology in one mode."""
+
     topology: str
     mode: Mode
     promise: str
@@ -194,6 +189,7 @@ def _finding(
     lacks: str | None,
     check: Callable[[], object],
 ) -> PromiseCheck:
+    """What a check says, unless something `lacks` for it."""
     state: State = "held"
     reason = ""
     try:

@@ -67,9 +67,11 @@ class ProxyWitness:
 
     @property
     def base_url(self) -> str:
+        """What the programs' models are given."""
         return f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def calls(self) -> list[Witnessed]:
+        """The calls that ended since it was last asked."""
         with self._lock:
             noted, self._noted = self._noted, []
         return noted

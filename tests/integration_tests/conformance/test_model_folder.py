@@ -28,7 +28,8 @@ def prompt(tokenizer: Any, text: str) -> Any:
     return tokenizer.apply_chat_template(asked, **options)
 
 
-@pytest.mark.parametrize(("dtype", "before"), [(torch.float32, 0), (torch.bfloat16, 5000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("before", [0, 5000])
 def test_transformers_say_the_script(
     folder: Path, tokenizer: Any, dtype: torch.dtype, before: int
 ) -> None:
@@ -58,3 +59,11 @@ def test_no_text_is_tokenised_as_twins(tokenizer: Any) -> None:
     assert not any(256 <= id_ < 512 for id_ in ids)
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode([id_ + 256 if id_ < 256 else id_ for id_ in ids]) == text
+
+
+@pytest.mark.parametrize(
+    "steps", [[], [{}], [{"says": "x"}], [{"error": "x", "say": "y"}]], ids=str
+)
+def test_a_wrong_script_is_refused(steps: list[Any]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        script(*steps)

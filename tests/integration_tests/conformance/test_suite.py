@@ -3,7 +3,7 @@
 import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,13 @@ from typer.testing import CliRunner
 
 from langchain_art.errors import ConfigError
 from tests.conformance.suite.__main__ import main
-from tests.conformance.suite.model import TWINS, write_model
+from tests.conformance.suite.model import TWINS
 from tests.conformance.suite.promises import POLICY, PROMISES, PromiseCheck, Suite, chosen
-from tests.conformance.suite.proxy import ProxyWitness
 from tests.support.json_server import JsonServer, Refusal
 from tests.support.live_server import ForkedServer, LiveServer
-from tests.support.raw_server import RawServer, answer
-from tests.support.soak import in_soak_alone, share
+from tests.support.soak import in_soak, in_soak_alone, share
 
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedServer]:
-    folder = tmp_path_factory.mktemp("conformance")
-    with ForkedServer(folder / "data", model=write_model(folder / "model")) as made:
-        yield made
+SHAPES = ("Send, one branch retried", "Send into subgraphs", "RetryPolicy around a chain")
 
 
 def command(*arguments: str) -> Result:
@@ -41,7 +34,7 @@ def command(*arguments: str) -> Result:
 @pytest.mark.soak
 def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    which = ("tool", "--mode", "astream") if share() else ("tool on",)  # four topologies
+    which = ("tools", "--mode", "astream") if share() else ("tool is",)  # a third fewer calls
     run = ("--server", server.base_url, "--mode", "invoke", "--only", *which)
     done = command(*run, "--report", str(report))
     assert done.exit_code == 0, done.output
@@ -51,7 +44,18 @@ def test_our_server_keeps_what_is_promised(server: ForkedServer, tmp_path: Path)
     assert len({one.topology for one in found}) >= 4
 
 
+# `test_our_server_keeps_what_is_promised` and `tests/conformance/topologies` show the kind of it.
+@in_soak
+def test_the_shapes_of_graphs(server: ForkedServer) -> None:
+    cases = [pair for name in SHAPES for pair in chosen(name, ["ainvoke"])[:1]]
+    found = Suite(server.base_url).run(cases)
+    assert len({one.topology for one in found}) == len(SHAPES)
+    assert {one.state for one in found} == {"held"}, [one for one in found if one.state != "held"]
+
+
 class Spoilt(JsonServer):
+    """Passes calls on to our server, and spoils an answer on the way."""
+
     def __init__(self, upstream: str, spoil: Callable[[str, Any], Any]) -> None:
         super().__init__()
         self._upstream, self._spoil = upstream.removesuffix("/v1"), spoil
@@ -158,25 +162,3 @@ def test_mistakes_are_named(
         assert isinstance(done.exception, ConfigError) and words in str(done.exception)
     done = command("--write-model", str(tmp_path / "model"))
     assert done.exit_code == 0 and (tmp_path / "model" / "config.json").exists()
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_stream_with_unicodes_line_separators_is_passed_on_and_noted(end: str) -> None:
-    chunk = {
-        "id": "chatcmpl-1",
-        "choices": [
-            {
-                "delta": {"content": "a\u2028b\u2029c\x85d"},
-                "logprobs": {"content": [{"token": "a\u2028b\u2029c\x85d", "logprob": -0.5}]},
-            }
-        ],
-    }
-    events = [f"data: {json.dumps(chunk, ensure_ascii=False)}", ": a comment", "data: [DONE]"]
-    stream = "".join(event + 2 * end for event in events).encode()
-    asked = {"model": "m", "messages": [{"role": "user", "content": "?"}], "stream": True}
-    with RawServer() as server, ProxyWitness(server.base_url) as proxy:
-        server.answers = [answer(stream, content_type="text/event-stream")]
-        got = httpx.post(f"{proxy.base_url}/chat/completions", json=asked)
-        assert got.content == stream
-        [call] = proxy.calls()
-        assert (call.id, call.logprobs) == ("chatcmpl-1", [-0.5])

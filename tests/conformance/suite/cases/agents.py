@@ -1,4 +1,4 @@
-"""Plain graphs, single agents, and their tools."""
+"""Plain graphs and single agents."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import tool
-from langgraph.checkpoint.memory import InMemorySaver
+from langchain_core.runnables import ConfigurableField
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
-from langgraph.types import Command, interrupt
+from langgraph.prebuilt import ToolNode, create_react_agent
 from pydantic import BaseModel
 
-from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, same, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import talk
+from tests.conformance.suite.outcomes import same
 from tests.conformance.suite.tools import LOOK, WEIGH, drop, look, run_agent, weigh
 
 SAFETY = '{"what": "door", "safe": true}'
@@ -30,9 +29,15 @@ class Safety(BaseModel):
     safe: bool
 
 
-def alone(node: Any) -> Any:
-    graph = StateGraph(MessagesState).add_node("answer", node)
+def alone(node: Any, **options: Any) -> Any:
+    """A graph of one node."""
+    graph = StateGraph(MessagesState).add_node("answer", node, **options)
     return graph.add_edge(START, "answer").compile()
+
+
+@topology("a single node", Expect("answer", "hello", step=1))
+def single_node(kit: Kit) -> Program:
+    yield kit.run(alone(kit.node()), kit.ask("hello"))
 
 
 @topology("no graph at all", Expect("", "hello"))
@@ -86,6 +91,32 @@ def tagged(kit: Kit) -> Program:
     node = kit.node(kit.chat(tags=["model"]))
     chain.add_node("answer", node, metadata={"art_tags": ["node"]}).add_edge(START, "answer")
     yield kit.run(chain.compile(), kit.ask("hello"), {"tags": ["run"]})
+
+
+@topology(
+    "a chain as a node",
+    Expect("answer", "hello", step=1, tags=("run",)),
+    remark="prompt, model and parser in one runnable",
+)
+def chain_node(kit: Kit) -> Program:
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "Be kind."), ("placeholder", "{messages}")]
+    )
+    chain = prompt | kit.model | (lambda reply: {"messages": [reply]})
+    yield kit.run(alone(chain), kit.ask("hello"), {"tags": ["run"]})
+
+
+@topology(
+    "a model chosen at run time",
+    Expect("answer", "hello", step=1),
+    remark="`configurable_alternatives`",
+)
+def configurable(kit: Kit) -> Program:
+    model = kit.foreign().configurable_alternatives(
+        ConfigurableField("model"), default_key="foreign", ours=kit.model
+    )
+    graph = alone(kit.node(model))
+    yield kit.run(graph, kit.ask("hello"), {"configurable": {"model": "ours"}})
 
 
 @topology(
@@ -163,10 +194,16 @@ def named_agent(kit: Kit) -> Program:
     yield run_agent(kit, LOOK, "a door", name="scout")
 
 
+@topology("parallel tool calls", *Expect.turns("model", "Both.", "a heavy door"))
+def parallel_tools(kit: Kit) -> Program:
+    agent = create_agent(kit.model, [look, weigh])
+    yield kit.run(agent, kit.ask({"say": "Both.", "calls": [LOOK, WEIGH]}, "a heavy door"))
+
+
 @topology(
     "a tool that fails",
     *Expect.turns("agent", "drop", "it is stuck"),
-    remark="create_react_agent; LangGraph answers the model with the error; nothing is excluded",
+    remark="LangGraph answers the model with the error; nothing is excluded",
 )
 def failing_tool(kit: Kit) -> Program:
     agent = create_react_agent(kit.model, ToolNode([drop], handle_tool_errors=True))
@@ -205,16 +242,61 @@ def tool_strategy(kit: Kit) -> Program:
 
 
 @topology(
+    "with_structured_output in a node",
+    *Expect.turns("answer", SAFETY, "so it is", apart=0, task="node"),
+)
+def structured_node(kit: Kit) -> Program:
+    shaped = kit.model.with_structured_output(Safety)
+
+    def node(state: Any) -> Any:
+        verdict = yield shaped, state["messages"]
+        return {"messages": [(yield kit.says("so it is") + str(verdict.safe))]}
+
+    yield kit.run(alone(talk(kit, node)), kit.ask(SAFETY))
+
+
+@topology(
+    "create_react_agent",
+    *Expect.turns("agent", "look", "a door"),
+    remark="langgraph.prebuilt's, from before create_agent",
+)
+def react_agent(kit: Kit) -> Program:
+    agent = create_react_agent(kit.model, [look], prompt="Look around.")
+    yield kit.run(agent, kit.ask(LOOK, "a door"))
+
+
+@topology(
+    "create_react_agent with a response format",
+    *Expect.turns("agent", "look", "a door"),
+    Expect("generate_structured_response", SAFETY, step=4),
+)
+def react_structured(kit: Kit) -> Program:
+    agent = create_react_agent(kit.model, [look], response_format=Safety)
+    yield kit.run(agent, kit.ask(LOOK, "a door", SAFETY))
+
+
+@topology(
+    "several choices of one request",
+    Expect("answer", "hello", step=1, task="node"),
+    *Expect.turns("answer", "hello", "hello", apart=0, task="node", why="superseded_unchosen"),
+    modes=("invoke", "ainvoke"),
+    remark="`n=3`; the server streams one choice only",
+)
+def several_choices(kit: Kit) -> Program:
+    yield kit.run(alone(kit.node(kit.chat(n=3))), kit.ask("hello"))
+
+
+@topology(
     "the best of three, by a critic",
     Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "hello", step=1, task="node"),
     Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
     Expect("answer", "the second", step=1, task="node"),
-    remark="one prompt, three replies, one at another temperature: the node returns one of them",
+    remark="one prompt, three replies: the node returns one of them",
 )
 def best_of_three(kit: Kit) -> Program:
     def node(state: Any) -> Any:
-        yield kit.model.bind(temperature=0.7), state["messages"]
+        yield state["messages"]
         second = yield state["messages"]
         yield state["messages"]
         yield kit.says("the second")
@@ -236,32 +318,3 @@ def votes(kit: Kit) -> Program:
         return {"messages": [("ai", max(set(heard), key=heard.count))]}
 
     yield kit.run(alone(talk(kit, node)), kit.ask("hello"))
-
-
-@in_two_modes(
-    "a tool node in a graph of one's own",
-    *Expect.turns("agent", "look, look", "two doors"),
-    remark="`ToolNode`, `tools_condition`",
-)
-def tool_node(kit: Kit) -> Program:
-    graph = StateGraph(MessagesState).add_node("agent", kit.node(kit.model.bind_tools([look])))
-    graph.add_node("tools", ToolNode([look])).add_edge(START, "agent").add_edge("tools", "agent")
-    graph.add_conditional_edges("agent", tools_condition)
-    yield kit.run(graph.compile(), kit.ask({"calls": [LOOK, LOOK]}, "two doors"))
-
-
-@in_two_modes(
-    "a tool that asks a person",
-    *Expect.turns("model", "confirm", "as you wish"),
-    threaded=True,
-    remark="`interrupt` in a tool: the model's own node is not run again",
-)
-def asking_tool(kit: Kit) -> Program:
-    @tool
-    def confirm() -> str:
-        """Ask a person."""
-        return interrupt("sure?")
-
-    agent = create_agent(kit.model, [confirm], checkpointer=InMemorySaver())
-    yield kit.run(agent, kit.ask({"call": "confirm"}, "as you wish"))
-    yield kit.run(agent, Command(resume="yes"))

@@ -25,6 +25,8 @@ from tests.conformance.suite.nodes import (
     talk,
 )
 
+NOT_A_STREAM = "a stream falls back or retries only before its first chunk, so these run whole"
+
 
 def _retried(kit: Kit, failures: int) -> Any:
     graph = StateGraph(Said).add_node("early", chain(kit, "e"))
@@ -48,6 +50,17 @@ def _attempt(number: int, why: str | None = "superseded_retried") -> list[Expect
 )
 def fails_once(kit: Kit) -> Program:
     yield kit.run(_retried(kit, 1), {"said": []})
+
+
+@topology(
+    "node RetryPolicy: fails twice",
+    Expect("early", "e", step=1),
+    *_attempt(1),
+    *_attempt(2),
+    *_attempt(3, None),
+)
+def fails_twice(kit: Kit) -> Program:
+    yield kit.run(_retried(kit, 2), {"said": []})
 
 
 @topology(
@@ -114,6 +127,55 @@ def chain_retried(kit: Kit) -> Program:
 
 
 @topology(
+    "with_retry on a model that refuses",
+    Expect("answer", "", step=1, task="answer", why="superseded_error"),
+    Expect("answer", "fine", step=1, task="answer"),
+    remark="a refused request has no tokens: a turn without a reply",
+)
+def refused(kit: Kit) -> Program:
+    asked = iter([kit.chat(temperature=-1), kit.model])
+    chained = RunnableLambda(lambda _: next(asked)).with_retry(wait_exponential_jitter=False)
+    yield kit.run(line(MessagesState, answer=kit.node(chained)).compile(), kit.ask("fine"))
+
+
+@topology(
+    "with_fallbacks on a model that is not there",
+    Expect("answer", "", step=1, task="answer", why="superseded_error"),
+    Expect("answer", "fine", step=1, task="answer"),
+)
+def fallback(kit: Kit) -> Program:
+    model = kit.chat("nobody").with_fallbacks([kit.model])
+    yield kit.run(line(MessagesState, answer=kit.node(model)).compile(), kit.ask("fine"))
+
+
+@topology(
+    "with_retry on a graph",
+    Expect("early", "e", step=1, why="superseded_error"),
+    Expect("shaky", "s", step=2, why="superseded_error"),
+    *Expect.line(early="e", shaky="s"),
+    modes=("invoke", "ainvoke"),
+    remark=NOT_A_STREAM,
+)
+def graph_retried(kit: Kit) -> Program:
+    shaky = chain(kit, "s", then=Failing(1))
+    graph = line(Said, early=chain(kit, "e"), shaky=shaky).compile()
+    yield kit.run(graph.with_retry(wait_exponential_jitter=False), {"said": []})
+
+
+@topology(
+    "with_fallbacks on a graph",
+    Expect("shaky", "s", step=1, why="superseded_error"),
+    Expect("sure", "s", step=1),
+    modes=("invoke", "ainvoke"),
+    remark=NOT_A_STREAM,
+)
+def graph_fallback(kit: Kit) -> Program:
+    first = line(Said, shaky=chain(kit, "s", then=Failing(1))).compile()
+    second = line(Said, sure=chain(kit, "s")).compile()
+    yield kit.run(first.with_fallbacks([second]), {"said": []})
+
+
+@topology(
     "a failed graph, and another after it",
     Expect("shaky", "s", step=1, why="superseded_error"),
     Expect("sure", "s", step=1),
@@ -124,6 +186,21 @@ def by_hand(kit: Kit) -> Program:
         yield kit.run(line(Said, shaky=chain(kit, "s", then=Failing(1))).compile(), {"said": []})
     except ConnectionError:
         yield kit.run(line(Said, sure=chain(kit, "s")).compile(), {"said": []})
+
+
+@topology(
+    "a chain that fails inside of a node, which goes on",
+    Expect("answer", "try 1", step=1, task="answer", why="superseded_error"),
+    Expect("answer", "plainly", step=1, task="answer"),
+)
+def caught(kit: Kit) -> Program:
+    parsed = _parsed(kit, 1)
+
+    def instead(messages: Any) -> Any:
+        return [HumanMessage(kit.says("plainly"))]
+
+    fallbacks = parsed.with_fallbacks([RunnableLambda(instead) | kit.model])
+    yield kit.run(line(MessagesState, answer=kit.node(fallbacks)).compile(), kit.ask())
 
 
 @topology(
@@ -154,6 +231,18 @@ def branch_fails(kit: Kit) -> Program:
         Said, left=branch("left", lambda: {"said": []}), right=branch("right", Failing(1))
     )
     yield kit.run(graph.compile(), {"said": []})
+
+
+@topology(
+    "a node fails after its calls",
+    Expect("early", "e", step=1),
+    *Expect.turns("shaky", "one", "two", first=2, apart=0, task="shaky"),
+    status="failed",
+    raises=ValueError,
+)
+def node_fails(kit: Kit) -> Program:
+    shaky = chain(kit, "one", "two", then=Failing(1, ValueError))
+    yield kit.run(line(Said, early=chain(kit, "e"), shaky=shaky).compile(), {"said": []})
 
 
 @topology(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 
 from tests.conformance.suite.cases.agents import alone
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
@@ -17,6 +22,8 @@ from tests.conformance.suite.tools import LOOK, look
 
 
 class OwnCallbacks:
+    """Runs something with callbacks and metadata of the call's own."""
+
     def __init__(self, runnable: Any) -> None:
         self._runnable = runnable
         self._config = {"callbacks": [BaseCallbackHandler()], "metadata": {"mine": "1"}}
@@ -78,6 +85,50 @@ def _retried_ways(kit: Kit) -> Any:
 
 
 @topology(
+    "calls with callbacks of their own, interrupted",
+    *(
+        Expect("asks", f"{way} 1", step=1, task="asks", why="superseded_interrupted")
+        for way in WAYS
+    ),
+    *(Expect("asks", f"{way} 2", step=1, task="asks") for way in WAYS),
+    threaded=True,
+)
+def own_callbacks_interrupted(kit: Kit) -> Program:
+    tries = count(1)
+
+    def body(state: Any) -> Generator[Any, AIMessage, Any]:
+        number = next(tries)
+        for way, runnable in ways(kit).items():
+            yield runnable, [HumanMessage(kit.says(f"{way} {number}"))]
+        return {"messages": [HumanMessage(interrupt("sure?"))]}
+
+    agent = line(MessagesState, asks=talk(kit, body)).compile(checkpointer=InMemorySaver())
+    yield kit.run(agent, kit.ask())
+    yield kit.run(agent, Command(resume="yes"))
+
+
+@topology(
+    "rivals with callbacks of their own",
+    *(
+        Expect(way, way, step=step, task=way, why=why)
+        for step, way in enumerate(WAYS, 1)
+        for why in ("superseded_unchosen", None)
+    ),
+)
+def own_callbacks_rivals(kit: Kit) -> Program:
+    def twice(way: str, runnable: Any) -> Any:
+        def body(state: Any) -> Generator[Any, AIMessage, Any]:
+            prompt = [HumanMessage(kit.says(way))]
+            yield runnable, prompt
+            return {"messages": [(yield runnable, prompt)]}
+
+        return talk(kit, body)
+
+    nodes = {way: twice(way, runnable) for way, runnable in ways(kit).items()}
+    yield kit.run(line(MessagesState, **nodes).compile(), kit.ask())
+
+
+@topology(
     "a failed chain with callbacks of its own, caught",
     Expect("answer", "try 1", step=1, task="answer", why="superseded_error"),
     Expect("answer", "plainly", step=1, task="answer"),
@@ -93,6 +144,43 @@ def own_callbacks_caught(kit: Kit) -> Program:
             return {"messages": [(yield kit.says("plainly"))]}
 
     yield kit.run(alone(talk(kit, node)), kit.ask())
+
+
+@topology(
+    "a graph with callbacks of its own, in a node",
+    Expect("team/early", "e", step=1),
+    Expect("team/late", "l", step=2),
+)
+def own_callbacks_graph(kit: Kit) -> Program:
+    team = OwnCallbacks(line(MessagesState, early=kit.node(), late=kit.node()).compile())
+
+    def node(state: Any) -> Any:
+        return (yield team, state)
+
+    yield kit.run(line(MessagesState, team=talk(kit, node)).compile(), kit.ask("e", "l"))
+
+
+@topology(
+    "calls with callbacks of their own, in threads that copy the context",
+    *(Expect("many", way, step=1, task="many") for way in WAYS),
+    ordered=False,
+    modes=("invoke", "stream"),
+    remark="for synchronous programs",
+)
+def own_callbacks_threads(kit: Kit) -> Program:
+    def many(state: Any) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [
+                pool.submit(
+                    contextvars.copy_context().run,
+                    runnable.invoke,
+                    [HumanMessage(kit.says(way))],
+                )
+                for way, runnable in ways(kit).items()
+            ]
+        return {"messages": [call.result() for call in calls]}
+
+    yield kit.run(line(MessagesState, many=many).compile(), kit.ask())
 
 
 @topology(
@@ -192,6 +280,22 @@ def with_and_without(kit: Kit) -> Program:
         return {"messages": [(yield tooled, state["messages"])]}
 
     yield kit.run(alone(talk(kit, body)), kit.ask("plan"))
+
+
+@topology(
+    "the best of two temperatures",
+    Expect("answer", "hello", step=1, task="node", why="superseded_unchosen"),
+    Expect("answer", "hello", step=1, task="node"),
+    remark="temperature, seed and the like draw another answer to the same question",
+)
+def two_temperatures(kit: Kit) -> Program:
+    cool = kit.model.bind(temperature=0.7)
+
+    def body(state: Any) -> Generator[Any, AIMessage, Any]:
+        yield cool, state["messages"]
+        return {"messages": [(yield state["messages"])]}
+
+    yield kit.run(alone(talk(kit, body)), kit.ask("hello"))
 
 
 @topology(

@@ -1,17 +1,24 @@
-"""Threads, tasks and batches; calls beside each other and outside of graphs."""
+"""Threads, tasks and batches; calls beside each other and outside of graphs; cut histories."""
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langchain_core.runnables import RunnableParallel
 from langgraph.graph import MessagesState
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
-from tests.conformance.suite.nodes import line
+from tests.conformance.suite.nodes import line, talk
+from tests.conformance.suite.outcomes import same
+
+SYNC = "for synchronous programs"
+ASYNC = "for asynchronous programs"
 
 
 def _many(*says: str) -> list[Expect]:
@@ -20,6 +27,26 @@ def _many(*says: str) -> list[Expect]:
 
 def _only(node: Any) -> Any:
     return line(MessagesState, many=node).compile()
+
+
+@topology(
+    "threads that copy the context",
+    *_many("a", "b", "end"),
+    ordered=False,
+    modes=("invoke", "stream"),
+    remark=SYNC,
+)
+def copied_contexts(kit: Kit) -> Program:
+    def many(state: Any) -> Any:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [
+                pool.submit(contextvars.copy_context().run, kit.model.invoke, kit.says(word))
+                for word in "ab"
+            ]
+        same("what the threads said", [call.result().text for call in calls], ["a", "b"])
+        return {"messages": [kit.model.invoke(state["messages"])]}
+
+    yield kit.run(_only(many), kit.ask("end"))
 
 
 @topology(
@@ -52,7 +79,7 @@ def raw_threads(kit: Kit) -> Program:
     *_many("group 1", "group 2", "gathered 1", "gathered 2", "task", "thread", "end"),
     ordered=False,
     modes=("ainvoke", "astream"),
-    remark="for asynchronous programs",
+    remark=ASYNC,
 )
 def tasks(kit: Kit) -> Program:
     async def many(state: Any) -> Any:
@@ -119,3 +146,33 @@ def two_graphs(kit: Kit) -> Program:
     state = yield kit.run(line(MessagesState, first=kit.node()).compile(), kit.ask("one", "two"))
     state = yield kit.run(line(MessagesState, second=kit.node()).compile(), state)
     yield kit.run(kit.model, [*state["messages"], HumanMessage(kit.says("after"))])
+
+
+@topology(
+    "a history trimmed by hand",
+    *Expect.line(chat="one", again="two", thrice="three"),
+    remark="what was cut off forks: the reply is trained in a row of its own",
+)
+def trimmed(kit: Kit) -> Program:
+    def chat(state: Any) -> Generator[Any, AIMessage, Any]:
+        reply = yield state["messages"][-3:]
+        word = {"one": "two", "two": "three"}.get(reply.text)
+        asks = [HumanMessage(kit.says(word))] if word else []
+        return {"messages": [reply, *asks]}
+
+    node = talk(kit, chat)
+    graph = line(MessagesState, chat=node, again=node, thrice=node)
+    yield kit.run(graph.compile(), kit.ask("one"))
+
+
+@topology(
+    "a history summarised in a node", *Expect.line(chat="one", summarise="in short", answer="end")
+)
+def summarised(kit: Kit) -> Program:
+    def summarise(state: Any) -> Generator[Any, AIMessage, Any]:
+        reply = yield [*state["messages"], HumanMessage(kit.says("in short"))]
+        short = HumanMessage(f"So far: {reply.text}. {kit.says('end')}")
+        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), short]}
+
+    graph = line(MessagesState, chat=kit.node(), summarise=talk(kit, summarise), answer=kit.node())
+    yield kit.run(graph.compile(), kit.ask("one"))

@@ -12,8 +12,9 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
 from langgraph.types import Command, interrupt
 
-from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes, same, topology
+from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import Failing, Said, beside, chain, line, talk
+from tests.conformance.suite.outcomes import same
 
 
 def careful(kit: Kit, *questions: str) -> Any:
@@ -59,13 +60,13 @@ def resumed(kit: Kit) -> Program:
     ),
     *Expect.turns("careful", "sure? 3", "really? 3", apart=0, task="careful"),
     threaded=True,
-    remark='`durability="exit"`: checkpoints are written where the graph stops, alone',
 )
 def several_interrupts(kit: Kit) -> Program:
     graph = line(MessagesState, careful=careful(kit, "sure?", "really?"))
     agent = graph.compile(checkpointer=InMemorySaver())
-    for given in (kit.ask("unused"), Command(resume="yes"), Command(resume="yes, really")):
-        yield kit.run(agent, given, durability="exit")
+    yield kit.run(agent, kit.ask("unused"))
+    yield kit.run(agent, Command(resume="yes"))
+    yield kit.run(agent, Command(resume="yes, really"))
 
 
 @topology(
@@ -80,18 +81,25 @@ def waits(kit: Kit) -> Program:
     yield kit.run(graph.compile(checkpointer=InMemorySaver()), kit.ask("e"))
 
 
-@topology(
-    "interrupt_before, and interrupt_after that is not resumed",
-    *Expect.line(plan="p", act="a"),
-    threaded=True,
-    status="interrupted",
-)
-def stops(kit: Kit) -> Program:
-    graph = line(MessagesState, plan=kit.node(), act=kit.node(), late=kit.node())
-    agent = graph.compile(InMemorySaver(), interrupt_before=["act"], interrupt_after=["act"])
+@topology("interrupt_before", *Expect.line(plan="p", act="a"), threaded=True)
+def stops_before(kit: Kit) -> Program:
+    graph = line(MessagesState, plan=kit.node(), act=kit.node())
+    agent = graph.compile(checkpointer=InMemorySaver(), interrupt_before=["act"])
     yield kit.run(agent, kit.ask("p", "a"))
     same("the next node", agent.get_state(kit.config).next, ("act",))
     yield kit.run(agent, None)
+
+
+@topology(
+    "interrupt_after, and not resumed",
+    Expect("plan", "p", step=1),
+    threaded=True,
+    status="interrupted",
+)
+def stops_after(kit: Kit) -> Program:
+    graph = line(MessagesState, plan=kit.node(), act=kit.node())
+    agent = graph.compile(checkpointer=InMemorySaver(), interrupt_after=["plan"])
+    yield kit.run(agent, kit.ask("p", "a"))
 
 
 @topology(
@@ -118,6 +126,21 @@ def parallel_interrupts(kit: Kit) -> Program:
     waiting = {one.value: one.id for one in agent.get_state(kit.config).interrupts}
     yield kit.run(agent, Command(resume={waiting["left"]: "1"}))
     yield kit.run(agent, Command(resume={waiting["right"]: "2"}))
+
+
+@topology(
+    "an interrupt inside of a subgraph",
+    Expect("team/early", "e", step=1),
+    Expect("team/careful", "sure? 1", step=2, task="careful", why="superseded_interrupted"),
+    Expect("team/careful", "sure? 2", step=2, task="careful"),
+    Expect("late", "done", step=2),
+    threaded=True,
+)
+def subgraph_interrupt(kit: Kit) -> Program:
+    team = line(MessagesState, early=kit.node(), careful=careful(kit, "sure?")).compile()
+    agent = line(MessagesState, team=team, late=kit.node()).compile(checkpointer=InMemorySaver())
+    yield kit.run(agent, kit.ask("e"))
+    yield kit.run(agent, Command(resume="yes"))
 
 
 @topology(
@@ -195,33 +218,10 @@ def failed_thread(kit: Kit) -> Program:
         yield kit.run(agent, None)
 
 
-@in_two_modes(
-    "a subgraph with a memory of its own",
-    *Expect.turns("team/work", "one", "two", apart=3),
-    threaded=True,
-    remark="`compile(checkpointer=True)`: its thread goes on in the second turn",
+@topology(
+    "several turns of one thread", *Expect.turns("answer", "one", "two", apart=3), threaded=True
 )
-def subgraph_memory(kit: Kit) -> Program:
-    team = line(MessagesState, work=kit.node()).compile(checkpointer=True)
-    agent = line(MessagesState, team=team).compile(checkpointer=InMemorySaver())
+def turns_of_a_thread(kit: Kit) -> Program:
+    agent = line(MessagesState, answer=kit.node()).compile(checkpointer=InMemorySaver())
     yield kit.run(agent, kit.ask("one", "two"))
     yield kit.run(agent, {"messages": [("user", "And?")]})
-
-
-@in_two_modes(
-    "a subgraph without checkpoints, made again after an interrupt",
-    Expect("team/work", "one", step=1, task="work", why="superseded_interrupted"),
-    Expect("team/work", "one", step=1, task="again"),
-    threaded=True,
-    remark="`compile(checkpointer=False)` around a node that asks a person after it",
-)
-def subgraph_forgets(kit: Kit) -> Program:
-    team = line(MessagesState, work=kit.node()).compile(checkpointer=False)
-
-    def node(state: Any) -> Any:
-        said = yield team, state
-        return {"messages": [said["messages"][-1], HumanMessage(interrupt("sure?"))]}
-
-    agent = line(MessagesState, team=talk(kit, node)).compile(checkpointer=InMemorySaver())
-    yield kit.run(agent, kit.ask("one"))
-    yield kit.run(agent, Command(resume="yes"))

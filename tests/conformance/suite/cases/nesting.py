@@ -1,4 +1,4 @@
-"""Graphs in graphs, in nodes and in tools; the functional API."""
+"""Graphs in graphs, in nodes and in tools; several agents; the functional API."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from functools import partial
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
 from langgraph.graph import MessagesState
+from langgraph.prebuilt import create_react_agent
 
 from tests.conformance.suite.harness import Expect, Kit, Program, topology
 from tests.conformance.suite.nodes import line, talk
@@ -64,6 +65,22 @@ def model_in_tool(kit: Kit) -> Program:
 
 
 @topology(
+    "a graph inside of a tool",
+    Expect("model", "delegate", step=1),
+    *Expect.turns("tools/model", "look", "a door"),
+    Expect("model", "it is a door", step=3),
+)
+def graph_in_tool(kit: Kit) -> Program:
+    inner = create_agent(kit.model, [look])
+
+    def delegate() -> Any:
+        """Delegate."""
+        return (yield inner, kit.ask(LOOK, "a door"))["messages"][-1].text
+
+    yield run_agent(kit, {"call": "delegate"}, "it is a door", tools=[tool(talk(kit, delegate))])
+
+
+@topology(
     "agents in parallel tool calls",
     Expect("model", "delegate, delegate", step=1),
     *Expect.turns("tools/model", "look", "left"),
@@ -85,24 +102,57 @@ def agents_in_parallel_tools(kit: Kit) -> Program:
 
 
 @topology(
-    "memories extracted in a node",
-    Expect("chat", "I am Ann", step=1),
-    Expect("memorise/extract", "Memory", step=1),
-    Expect("answer", "Ann it is", step=3),
-    remark="langmem's manager is a graph of its own, whose calls are forced",
+    "a supervisor",
+    Expect("supervisor/agent", "transfer_to_scout", step=1),
+    *Expect.turns("scout/agent", "look", "a door"),
+    Expect("supervisor/agent", "it is a door", step=1),
+    remark="langgraph-supervisor",
 )
-def extracting(kit: Kit) -> Program:
-    from langmem import create_memory_manager
+def supervisor(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
 
-    manager = create_memory_manager(kit.model, enable_updates=False, enable_deletes=False)
+    scout = create_react_agent(kit.model, [look], name="scout")
+    team = create_supervisor([scout], model=kit.model, prompt="Lead.").compile()
+    asked = kit.ask({"call": "transfer_to_scout"}, LOOK, "a door", "it is a door")
+    yield kit.run(team, asked)
 
-    memory = {"call": "Memory", "args": {"content": "Ann likes doors"}}
 
-    def memorise(state: Any) -> Any:
-        asked = [state["messages"][-1], HumanMessage(kit.says(memory))]
-        found = yield manager, {"messages": asked, "max_steps": 1}
-        kept = "; ".join(one.content.content for one in found)
-        return {"messages": [HumanMessage(f"{kept} {kit.says('Ann it is')}")]}
+@topology(
+    "a swarm",
+    Expect("scout/agent", "transfer_to_smith", step=1),
+    *Expect.turns("smith/agent", "look", "a door"),
+    remark="langgraph-swarm",
+)
+def swarm(kit: Kit) -> Program:
+    from langgraph_swarm import create_handoff_tool, create_swarm
 
-    graph = line(MessagesState, chat=kit.node(), memorise=talk(kit, memorise), answer=kit.node())
-    yield kit.run(graph.compile(), kit.ask("I am Ann"))
+    agents = [
+        create_react_agent(
+            kit.model, [look, create_handoff_tool(agent_name=other)], name=name, prompt=name
+        )
+        for name, other in (("scout", "smith"), ("smith", "scout"))
+    ]
+    team = create_swarm(agents, default_active_agent="scout").compile()
+    yield kit.run(team, kit.ask({"call": "transfer_to_smith"}, LOOK, "a door"))
+
+
+@topology(
+    "the functional API",
+    Expect("essay/draft", "a draft", step=0),
+    Expect("essay/review", "well done", step=0),
+    Expect("essay", "the end", step=0),
+)
+def functional(kit: Kit) -> Program:
+    def draft(text: str) -> Any:
+        return (yield text).text
+
+    def review(text: str) -> Any:
+        return (yield kit.says("well done") + text).text
+
+    drafts, reviews = task(talk(kit, draft)), task(talk(kit, review))
+
+    def essay(text: str) -> Any:
+        verdict = yield reviews, (yield drafts, text)
+        return (yield kit.says("the end") + verdict).text
+
+    yield kit.run(entrypoint()(talk(kit, essay)), kit.says("a draft"))

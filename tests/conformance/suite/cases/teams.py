@@ -1,4 +1,4 @@
-"""Deep agents, supervisors, swarms; tasks of the functional API."""
+"""Teams of agents under a supervisor or in a swarm; tasks of the functional API."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
+from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
+from langgraph.types import CachePolicy
 
 from tests.conformance.suite.harness import Expect, Kit, Program, in_two_modes
 from tests.conformance.suite.nodes import RETRY, Failing, Said, chain, line, talk
@@ -41,6 +43,24 @@ def supervisors(kit: Kit) -> Program:
 
 
 @in_two_modes(
+    "a supervisor that forwards a message",
+    Expect("supervisor/agent", "transfer_to_scout", step=1),
+    Expect("scout/model", "a door", step=1),
+    Expect("supervisor/agent", "forward_message", step=1),
+    remark="`create_forward_message_tool`: the last words are the scout's, sampled once",
+)
+def forwarding(kit: Kit) -> Program:
+    from langgraph_supervisor import create_supervisor
+    from langgraph_supervisor.handoff import create_forward_message_tool
+
+    scout = create_agent(kit.model, [look], name="scout")
+    forward = create_forward_message_tool("supervisor")
+    team = create_supervisor([scout], model=kit.model, tools=[forward]).compile()
+    last = {"call": "forward_message", "args": {"from_agent": "scout"}}
+    yield kit.run(team, kit.ask(_to("scout"), "a door", "not asked for", last))
+
+
+@in_two_modes(
     "a swarm that remembers who spoke",
     Expect("scout/model", "transfer_to_smith", step=1),
     *Expect.turns("smith/model", "here", "transfer_to_scout", apart=0),
@@ -62,6 +82,8 @@ def swarm_thread(kit: Kit) -> Program:
 
 
 def _task(kit: Kit, words: str, then: Any = None, **options: Any) -> Any:
+    """A task of the functional API that asks the model."""
+
     def part(name: str) -> Any:
         reply = (yield kit.says(words + name)).text
         return then(reply) if then else reply
@@ -103,6 +125,17 @@ def retried_task(kit: Kit) -> Program:
 
 
 @in_two_modes(
+    "a task from the cache",
+    Expect("flow/part", "part a", step=0),
+    remark="`@task(cache_policy=…)`; the second run makes no call",
+)
+def cached_task(kit: Kit) -> Program:
+    flow = _flow(kit, _task(kit, "part ", cache_policy=CachePolicy()), "a", cache=InMemoryCache())
+    yield kit.run(flow, "go")
+    yield kit.run(flow, "go")
+
+
+@in_two_modes(
     "an entrypoint with a memory of its own",
     *Expect.turns("chat", "one", "two", first=0),
     threaded=True,
@@ -132,27 +165,3 @@ def entrypoint_node(kit: Kit) -> Program:
     yield kit.run(
         line(Said, early=chain(kit, "e"), flow=kept, late=chain(kit, "l")).compile(), {"said": []}
     )
-
-
-@in_two_modes(
-    "a deep agent that asks two sub-agents at once, on a thread",
-    Expect("model", "task, task", step=2),
-    *Expect.turns("tools/model", "left", "right", first=2, apart=0),
-    *Expect.turns("model", "both", "again", first=4, apart=5),
-    ordered=False,
-    threaded=True,
-    remark="deepagents, with a checkpointer; the second turn of the thread continues the run",
-)
-def beside(kit: Kit) -> Program:
-    from deepagents import create_deep_agent
-
-    agent = create_deep_agent(kit.model, [], checkpointer=InMemorySaver())
-    tasks = [
-        {
-            "call": "task",
-            "args": {"description": kit.says(word), "subagent_type": "general-purpose"},
-        }
-        for word in ("left", "right")
-    ]
-    yield kit.run(agent, kit.ask({"calls": tasks}, "both"))
-    yield kit.run(agent, kit.ask("again"))
