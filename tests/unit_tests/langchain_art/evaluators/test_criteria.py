@@ -35,50 +35,21 @@ JSON = st.recursive(
 @pytest.mark.parametrize(
     ("formula", "first", "second", "expected"),
     [
-        # It falls by half of the excess ratio of steps.
-        (efficiency, 1, 3, 1.0),
         (efficiency, 3, 3, 1.0),
         (efficiency, 4, 3, 1 - 0.5 / 3),
-        (efficiency, 6, 3, 0.5),
-        (efficiency, 9, 3, 0.0),
         (efficiency, 30, 3, 0.0),
         (efficiency, 0, 1, 1.0),
-        (efficiency, 2, 1, 0.5),
-        # It pays for errors, and for minutes over thirty seconds.
-        (satisfaction, 0, 0, 1.0),
         (satisfaction, 0, 30, 1.0),
-        (satisfaction, 0, 90, 0.8),
-        (satisfaction, 2, 30, 0.8),
         (satisfaction, 3, 60, 0.6),
         (satisfaction, 11, 0, 0.0),
-        (satisfaction, 0, 30 + 301, 0.0),
-        # The share of required actions.
         (completeness, ["search", "search", "read"], ["search", "read", "answer"], 2 / 3),
         (completeness, ["search"], ["search", "search"], 1.0),
         (completeness, [], [], 1.0),
-        (completeness, [], ["search"], 0.0),
-    ],
-)
-def test_the_formulas_by_hand(formula: Any, first: Any, second: Any, expected: float) -> None:
-    assert formula(first, second) == pytest.approx(expected, abs=1e-15)
-
-
-async def test_one_name_is_no_list_of_required_actions_wherever_it_is_given() -> None:
-    criteria = WeightedCriteriaEvaluator(weights={"completeness": 1.0})
-    with pytest.raises(ConfigError, match="got required_actions='search', expected a list"):
-        await criteria.ascore(group(run("a", says("x")), required_actions="search"))
-
-
-@pytest.mark.parametrize(
-    ("measure", "answer", "expected", "value"),
-    [
         (exact, " 14 March\n", "14 March", 1.0),
         (exact, "14 march", "14 March", 0.0),
         (exact, {"a": 1}, {"a": 1}, 1.0),
-        (exact, None, "x", 0.0),
         (string_similarity, "abcd", "bcde", 0.75),  # bcd: 3 of 4 in both
         (string_similarity, "ab" * 150, "b" + "ab" * 150, 600 / 601),  # no letter is "junk"
-        (string_similarity, "", "", 1.0),
         (string_similarity, None, "x", 0.0),
         (dict_similarity, {"a": 1, "b": 2}, {"a": 1, "c": 3}, 1 / 3),
         (dict_similarity, '{"a": 1}', {"a": 1}, 1.0),
@@ -86,12 +57,11 @@ async def test_one_name_is_no_list_of_required_actions_wherever_it_is_given() ->
         (dict_similarity, {"a": "abcd"}, {"a": "bcde"}, 0.75),
         (dict_similarity, {"a": [1, 2]}, {"a": [1, 2, 3, 4]}, 0.5),
         (dict_similarity, {"a": True}, {"a": 1}, 0.0),
-        (dict_similarity, {}, {}, 1.0),
         (dict_similarity, [1], {"a": 1}, 0.0),
     ],
 )
-def test_accuracy_by_hand(measure: Any, answer: Any, expected: Any, value: float) -> None:
-    assert measure(answer, expected) == pytest.approx(value, abs=1e-15)
+def test_the_formulas_by_hand(formula: Any, first: Any, second: Any, expected: float) -> None:
+    assert formula(first, second) == pytest.approx(expected, abs=1e-15)
 
 
 def example_run() -> Trajectory:
@@ -139,34 +109,20 @@ async def test_a_scenario_says_what_the_evaluator_does_not() -> None:
     )
     (score,) = await criteria.ascore(shown)
     assert score is not None
-    assert score.parts == {
-        "accuracy": 1.0,
-        "efficiency": 0.5,
-        "completeness": 0.5,
-        "user_satisfaction": 1.0,
-    }
-
-
-async def test_what_weighs_nothing_is_not_asked_for() -> None:
-    criteria = WeightedCriteriaEvaluator(weights={"user_satisfaction": 1.0, "accuracy": 0.0})
-    (score,) = await criteria.ascore(group(run("a", says("x"))))
+    expected = {"accuracy": 1.0, "efficiency": 0.5, "completeness": 0.5, "user_satisfaction": 1.0}
+    assert score.parts == expected
+    light = WeightedCriteriaEvaluator(weights={"user_satisfaction": 1.0, "accuracy": 0.0})
+    (score,) = await light.ascore(group(run("a", says("x"))))  # and no answer is asked for
     assert score is not None and score.parts == {"user_satisfaction": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("lacks", "words"),
-    [
-        ("answer", "accuracy needs 'answer'"),
-        ("optimal_steps", "efficiency needs 'optimal_steps'"),
-        ("required_actions", "completeness needs 'required_actions'"),
-    ],
-)
-async def test_what_the_scenario_lacks_is_said(lacks: str, words: str) -> None:
+@pytest.mark.parametrize("lacks", ["answer", "optimal_steps", "required_actions"])
+async def test_what_the_scenario_lacks_is_said(lacks: str) -> None:
     scenario = {"answer": "x", "optimal_steps": 1, "required_actions": []}
     del scenario[lacks]
     shown = group(run("a", says("x")), **scenario)
     for weights in [WEIGHTS, None][: 1 + (lacks == "answer")]:  # an answer is always needed
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=f" needs '{lacks}'"):
             await WeightedCriteriaEvaluator(weights=weights).ascore(shown)
 
 
@@ -179,11 +135,6 @@ async def test_what_the_scenario_lacks_is_said(lacks: str, words: str) -> None:
             {},
             {"accuracy": 0.5, "efficiency": 0.375, "user_satisfaction": 0.125},
         ),
-        (
-            {},
-            {"required_actions": []},
-            {"accuracy": 4 / 7, "completeness": 2 / 7, "user_satisfaction": 1 / 7},
-        ),
         ({"required_actions": []}, {"optimal_steps": 1}, WEIGHTS),
     ],
 )
@@ -192,12 +143,10 @@ async def test_without_weights_only_what_is_known_is_weighed(
 ) -> None:
     """The default weights in their proportions, of the criteria that can be computed."""
     shown = group(run("a", says("x")), run("b", says("y"), says("z")), answer="x", **scenario)
-    scores = await WeightedCriteriaEvaluator(**options).ascore(shown)
-    for score in scores:
+    for score in await WeightedCriteriaEvaluator(**options).ascore(shown):
         assert score is not None and score.parts.keys() == expected.keys()
         naive = sum(expected[name] * part for name, part in score.parts.items())
         assert score.value == pytest.approx(naive)
-    assert scores[0] is not None and scores[0].value == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("more", [np.int64(7), "x" * MAX_SCENARIO], ids=["numpy", "large"])
@@ -212,24 +161,21 @@ async def test_a_scenario_that_was_left_out_of_the_group_is_told_as_that(more: A
     ("options", "words"),
     [
         ({"weights": {"accuracy": 0.5}}, "add up to 0.5, expected 1"),
-        ({"weights": {}}, "add up to 0"),
         ({"weights": {"accuracy": 1.5, "efficiency": -0.5}}, "-0.5 for 'efficiency'"),
         ({"weights": {"accuracy": math.nan}}, "nan for 'accuracy'"),
         ({"weights": {"acuracy": 1.0}}, r"\['acuracy'\], expected some of \['accuracy'"),
         ({"accuracy": "exakt"}, "expected 'exact', 'string', 'dict' or a function"),
+        ({"accuracy": lambda *_: math.nan}, "accuracy= gave nan for run 'a'"),
         ({"optimal_steps": 0}, "at least 1"),
-        ({"required_actions": "search"}, "a list of names"),
+        ({"required_actions": "search"}, "'search', expected a list of names"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        WeightedCriteriaEvaluator(**options)
-
-
-async def test_an_accuracy_that_is_no_number_is_refused() -> None:
-    criteria = WeightedCriteriaEvaluator(weights={"accuracy": 1}, accuracy=lambda a, b: math.nan)
-    with pytest.raises(ConfigError, match=r"accuracy= gave nan for run 'a'"):
-        await criteria.ascore(group(run("a", says("x")), answer="x"))
+        WeightedCriteriaEvaluator(**options).score(group(run("a", says("x")), answer="x"))
+    with pytest.raises(ConfigError, match="got required_actions='search', expected a list"):
+        given = group(run("a", says("x")), answer="x", required_actions="search")
+        WeightedCriteriaEvaluator().score(given)
 
 
 @given(JSON, JSON)
@@ -266,25 +212,19 @@ def test_every_score_and_criterion_is_within_bounds(
     assert set(score.parts) == used
 
 
-def timed(id: str, seconds: float, reply: str = "x") -> Trajectory:
-    return run(id, says(reply)).model_copy(
-        update={"turns": (Turn(reply=says(reply), started_at=0.0, latency=seconds),)}
-    )
-
-
 def rewards(evaluator: GroupEvaluator, *seconds: float) -> list[float | None]:
-    shown = group(*(timed(f"r{n}", one) for n, one in enumerate(seconds)), answer="x")
-    judged = evaluator.invoke(shown)
+    runs = [
+        Trajectory(id=f"r{n}", turns=(Turn(reply=says("x"), started_at=0.0, latency=one),))
+        for n, one in enumerate(seconds)
+    ]
+    judged = evaluator.invoke(group(*runs, answer="x"))
     flat = group_has_zero_variance(judged, "p", TrainConfig(), {})
     assert flat is (len({one.reward for one in judged.trajectories}) == 1)
     return [one.reward for one in judged.trajectories]
 
 
-def test_equal_runs_are_equal_whatever_the_clock_says() -> None:
+def test_equal_runs_are_equal_unless_a_clock_is_asked_for_which_tells_seconds_apart() -> None:
     assert rewards(WeightedCriteriaEvaluator(), 40.0, 40.02, 90.0) == [1.0] * 3
-
-
-def test_a_clock_that_is_asked_for_tells_seconds_apart_not_less() -> None:
     clock = WeightedCriteriaEvaluator(seconds=run_facts.seconds)
     # 7e-6: more than a step's tolerance of 1e-6
     assert len(set(rewards(clock, 40.0, 40.0105, 40.9))) == 1

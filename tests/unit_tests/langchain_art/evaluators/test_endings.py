@@ -21,13 +21,6 @@ ENDINGS = pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardIn
 Kind = type[BaseException]
 
 
-def judge_that_raises(kind: Kind) -> ScriptedJudge:
-    def answer(request: str) -> Any:
-        raise kind
-
-    return ScriptedJudge(answer=answer)
-
-
 def still_works() -> bool:
     return Says("next", 1.0, 2.0).invoke(RUNS).trajectories[1].reward == 2.0
 
@@ -66,45 +59,42 @@ def test_what_a_generator_raises_is_of_its_group() -> None:
     assert (found.unjudged, found.first_error) == (1, "KeyError: 'b'")
 
 
-@ENDINGS
-def test_tasks_of_an_evaluator(kind: Kind) -> None:
+def nested(raises: Callable[..., Any]) -> GroupEvaluator:
+    """An evaluator whose tasks raise."""
+
     class Nested(GroupEvaluator):
         async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
             async def one() -> Score:
-                raise kind
+                return raises()
 
             return await asyncio.gather(*(one() for _ in group.trajectories))
 
-    for judge in (Nested("nested"), SumEvaluator([(Nested("nested"), 1.0)])):
-        with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
-            judge.invoke(RUNS)
-    assert still_works()
+    return Nested("nested")
 
 
 @ENDINGS
-def test_a_judge(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        nested,
+        lambda raises: SumEvaluator([(nested(raises), 1.0)]),
+        lambda raises: RulerEvaluator(ScriptedJudge(answer=raises), attempts=2),
+        lambda raises: from_langsmith(lambda inputs, outputs: raises()),
+        lambda raises: from_langfuse(lambda **given: raises()),
+    ],
+)
+def test_an_evaluator(kind: Kind, made: Callable[..., GroupEvaluator], monkeypatch: Any) -> None:
+    def raises(*_: object) -> Any:
+        raise kind
+
     monkeypatch.setattr("langchain_art.evaluators.ruler.evaluator._PAUSE", 0.0)
-    ruler = RulerEvaluator(judge_that_raises(kind), attempts=2)
-    with pytest.raises(JudgeError, match=kind.__name__):
-        ruler.invoke(RUNS)
-    with pytest.raises(JudgeError, match=kind.__name__):
-        asyncio.run(ruler.ainvoke(RUNS))
-    assert ruler.spent.unusable == 8
-    assert still_works()
-
-
-@ENDINGS
-@pytest.mark.parametrize("made", [from_langsmith, from_langfuse])
-def test_an_evaluator_of_another_library(kind: Kind, made: Callable[..., GroupEvaluator]) -> None:
-    def by_inputs(inputs: Any, outputs: Any) -> float:
-        raise kind
-
-    def by_names(**given: Any) -> float:
-        raise kind
-
-    judge = made(by_inputs if made is from_langsmith else by_names)
-    with pytest.raises(ArtError, match=kind.__name__):
+    judge = made(raises)
+    with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
         judge.invoke(RUNS)
+    if isinstance(judge, RulerEvaluator):
+        with pytest.raises(JudgeError, match=kind.__name__):
+            asyncio.run(judge.ainvoke(RUNS))
+        assert judge.spent.unusable == 8
     assert still_works()
 
 

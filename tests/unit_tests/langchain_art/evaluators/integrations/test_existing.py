@@ -62,13 +62,8 @@ def test_each_shape_of_langsmith_gives_its_score(evaluator: Any) -> None:
     assert [score and score.value for score in scores] == [1.0, 0.0]
 
 
-def always(outputs: dict[str, Any]) -> float:
-    assert outputs
-    return 1.0
-
-
 def test_a_scenario_that_was_left_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    evaluator = from_langsmith(always)
+    evaluator = from_langsmith(lambda outputs: 1.0)
     evaluator.score(group("x"))
     assert not caplog.messages
     left = group("x").model_copy(update={"metadata": portable("x" * MAX_SCENARIO)})
@@ -78,28 +73,26 @@ def test_a_scenario_that_was_left_out_is_said_once(caplog: pytest.LogCaptureFixt
     assert "None as inputs and reference of group g" in said and "64,002 bytes" in said
 
 
-async def test_the_comment_and_an_async_evaluator_are_kept() -> None:
+async def test_the_comment_an_async_evaluator_and_the_parts_are_kept() -> None:
     (score,) = await from_langsmith(by_run).ascore(group(RIGHT))
     assert score is not None and score.explanation == "asked {'input': 'When?'}"
     (score,) = await from_langsmith(later).ascore(group("x" * 50))
     assert score is not None and score.value == 0.5
 
-
-def test_one_of_several_results_is_the_reward_and_the_others_are_its_parts() -> None:
     def several(outputs: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"key": "right", "score": 1}, {"key": "brief", "score": 0.25}]
 
-    (score,) = from_langsmith(several, key="brief").score(group(RIGHT))
-    assert score is not None
-    assert (score.value, score.parts) == (0.25, {"right": 1.0})
-    with pytest.raises(ConfigError, match=r"\['right', 'brief'\].*pass key="):
-        from_langsmith(several).score(group(RIGHT))
-    with pytest.raises(ConfigError, match="got key='short'"):
-        from_langsmith(several, key="short").score(group(RIGHT))
+    (score,) = await from_langsmith(several, key="brief").ascore(group(RIGHT))
+    assert score is not None and (score.value, score.parts) == (0.25, {"right": 1.0})
+    for key, words in ((None, r"\['right', 'brief'\].*pass key="), ("short", "got key='short'")):
+        with pytest.raises(ConfigError, match=words):
+            from_langsmith(several, key=key).score(group(RIGHT))
 
 
 def test_no_value_is_not_scored_and_a_text_is_refused() -> None:
-    assert from_langsmith(lambda outputs: {"key": "k", "score": None}).score(group(RIGHT)) == [None]
+    for nothing in ({"key": "k", "score": None}, {"results": []}):
+        judge = from_langsmith(lambda outputs, nothing=nothing: nothing)
+        assert judge.score(group(RIGHT)) == [None]
     with pytest.raises(ConfigError, match="got the value 'good' of 'k', expected a number"):
         from_langsmith(lambda outputs: {"key": "k", "value": "good"}).score(group(RIGHT))
     with pytest.raises(ConfigError, match="expected a function"):
@@ -108,31 +101,19 @@ def test_no_value_is_not_scored_and_a_text_is_refused() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_evaluator_of_langfuse_gives_its_value(asynchronous: bool) -> None:
-    def correct(*, input: Any, output: Any, expected_output: Any, **_: Any) -> Evaluation:
-        return Evaluation(name="correct", value=output == expected_output, comment=str(input))
+    def correct(*, input: Any, output: Any, expected_output: Any, **_: Any) -> Any:
+        value = output == expected_output
+        one = Evaluation(name="correct", value=value, comment=str(input))
+        return None if output == "?" else one
 
     async def correct_later(**given: Any) -> list[Evaluation]:
-        return [correct(**given)]
+        return list(filter(None, [correct(**given)]))
 
-    judge = from_langfuse(
-        correct_later if asynchronous else correct, outputs=lambda run: run.output["answer"]
-    )
-    scores = judge.score(group({"answer": RIGHT}, {"answer": "15 May"}))
-    assert [score and (score.value, score.explanation) for score in scores] == [
-        (1.0, "When?"),
-        (0.0, "When?"),
-    ]
-
-
-@pytest.mark.parametrize("nothing", [None, []])
-def test_a_run_without_a_result_is_not_scored_and_the_others_are(nothing: Any) -> None:
-    def correct(*, output: Any, **_: Any) -> Any:
-        return nothing if output == "?" else Evaluation(name="correct", value=1.0)
-
-    scores = from_langfuse(correct).score(group("?", RIGHT))
-    assert [score and score.value for score in scores] == [None, 1.0]
-    judge = from_langsmith(lambda outputs: {"results": []})
-    assert judge.score(group(RIGHT)) == [None]
+    evaluator = correct_later if asynchronous else correct
+    judge = from_langfuse(evaluator, outputs=lambda run: run.output["answer"])
+    scores = judge.score(group(*({"answer": one} for one in (RIGHT, "15 May", "?"))))
+    told = [score and (score.value, score.explanation) for score in scores]
+    assert told == [(1.0, "When?"), (0.0, "When?"), None]
 
 
 def test_the_rest_of_a_scenario_is_the_reference() -> None:
