@@ -18,11 +18,11 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, Runnable, RunnableLambda
 
-from langchain_art import RulerEvaluator
+from langchain_art import ChatART, RulerEvaluator
 from langchain_art.errors import ConfigError, JudgeError, Overloaded
 from langchain_art.evaluators import VoteEvaluator
 from langchain_art.evaluators.ruler import judge_model
-from langchain_art.evaluators.ruler.judge_model import JudgeCalls, retry_after
+from langchain_art.evaluators.ruler.judge_model import JudgeCalls, identity, retry_after
 from langchain_art.evaluators.ruler.reply_parser import Verdict
 from tests.support.judges.groups import group, run, says
 from tests.support.judges.literal_judge import ScriptedJudge, literal
@@ -61,8 +61,6 @@ JUDGES: dict[str, Callable[[], Runnable[Any, Any]]] = {
     "with_retry": lambda: flaky().with_retry(wait_exponential_jitter=False),
     "with_fallbacks": lambda: Moody(mood="bad").with_fallbacks([ScriptedJudge()]),
     "bind": lambda: Moody(mood="bad").bind(mood="fair"),
-    "with_config": lambda: ScriptedJudge().with_config(tags=["judge"]),
-    "configurable": lambda: Moody().configurable_fields(mood=MOOD),
     "configured": lambda: (
         Moody(mood="bad").configurable_fields(mood=MOOD).with_config(configurable={"mood": "fair"})
     ),
@@ -70,13 +68,11 @@ JUDGES: dict[str, Callable[[], Runnable[Any, Any]]] = {
         ConfigurableField(id="which"), other=Moody(mood="bad")
     ),
     "a chain": lambda: (
-        ChatPromptTemplate.from_messages([("placeholder", "{all}")])
-        .partial()
-        .with_config(run_name="prompt")
-        .pipe(ScriptedJudge())
-        .pipe(StrOutputParser())
+        RunnableLambda(lambda messages: {"all": messages})
+        | ChatPromptTemplate.from_messages([("placeholder", "{all}")])
+        | ScriptedJudge()
+        | StrOutputParser()
     ),
-    "a text": lambda: answered(str),
     "another message": lambda: answered(lambda text: ChatMessage(text, role="judge")),
     "JSON": lambda: answered(json.loads),
     "a schema": lambda: answered(Verdict.model_validate_json),
@@ -86,10 +82,7 @@ JUDGES: dict[str, Callable[[], Runnable[Any, Any]]] = {
 
 @pytest.mark.parametrize("kind", JUDGES)
 def test_any_runnable_that_answers_messages_judges(kind: str) -> None:
-    judge = JUDGES[kind]()
-    if kind == "a chain":
-        judge = RunnableLambda(lambda messages: {"all": messages}) | judge
-    ruler = RulerEvaluator(judge, attempts=1)
+    ruler = RulerEvaluator(JUDGES[kind](), attempts=1)
     assert [one.reward for one in ruler.invoke(RUNS).trajectories] == RIGHT
 
 
@@ -111,13 +104,67 @@ def test_a_runnable_that_answers_something_else_has_no_verdict() -> None:
             RulerEvaluator(judge, attempts=1).invoke(RUNS)
 
 
-def test_the_cache_knows_a_runnable_again(tmp_path: Path) -> None:
-    for times in (0, 1):
-        ruler = RulerEvaluator(
-            ScriptedJudge(callbacks=[BaseCallbackHandler()]).with_retry(), cache=tmp_path / "v"
-        )
-        ruler.invoke(RUNS)
-        assert ruler.spent.cached == 2 * times
+# ---- identity
+
+
+PROGRAM = """
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables import RunnableLambda
+from langchain_art import ChatART
+from langchain_art.evaluators.ruler.judge_model import identity
+
+limit = 3
+def parse(message):
+    known = message.type in {"ai", "human", "tool", "system", "a", "b", "c", "d"}
+    return message.text[:limit] if known else ""
+
+model = ChatART(model="m", base_url="http://localhost:1", callbacks=[BaseCallbackHandler()])
+for judge in (model, model.with_retry(), model.bind(stop=["x"]), model | RunnableLambda(parse)):
+    print(identity(judge))
+"""
+HANGS = """
+import asyncio, time
+from langchain_art import ChatART, RulerEvaluator
+from tests.support.judges.groups import group, run, says
+
+ruler = RulerEvaluator(RunnableLambda(lambda _: time.sleep(300)))
+shown = group(run("a", says("x")), run("b", says("y")))
+try:
+    asyncio.run(asyncio.wait_for(ruler.ainvoke(shown), 0.2))
+except TimeoutError:
+    print("cancelled")
+"""
+
+
+def test_a_judge_is_the_same_in_another_process_which_one_that_hangs_does_not_keep_alive(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Memory addresses and the order of sets differ between processes; verdicts are found again."""
+    other = subprocess.run(
+        [sys.executable, "-c", PROGRAM + HANGS],
+        capture_output=True, text=True, check=True, cwd=REPO, timeout=50,
+        env={"PYTHONPATH": str(REPO), "PYTHONHASHSEED": "1"},
+    ).stdout.split()  # fmt: skip
+    exec(PROGRAM, {"__name__": "__main__"})
+    assert [*capsys.readouterr().out.split(), "cancelled"] == other
+    assert len(set(other)) == 5
+
+
+def test_what_decides_replies_is_of_the_identity_and_what_watches_is_not() -> None:
+    def of(**fields: Any) -> str:
+        return identity(ChatART(**{"model": "m", "base_url": "http://localhost:1"} | fields))
+
+    assert of() == of(callbacks=[BaseCallbackHandler()], tags=["x"], metadata={"y": object()})
+    different = {of(), of(model="n"), of(temperature=0.5), of(base_url="http://localhost:2")}
+    assert len(different) == 4
+    model = ChatART(model="m", base_url="http://localhost:1")
+    bound = {identity(model.bind(stop=[word])) for word in ("x", "y")}
+    assert len(bound | {identity(model), identity(model.with_retry())}) == 4
+
+    def closing_over(limit: int) -> RunnableLambda[Any, Any]:
+        return RunnableLambda(lambda messages: messages[1].text[:limit])
+
+    assert identity(closing_over(1)) == identity(closing_over(1)) != identity(closing_over(2))
 
 
 # ---- calls
@@ -183,11 +230,9 @@ def test_a_call_that_takes_too_long_is_asked_again_and_frees_its_place(two_at_on
 
 
 def test_a_timeout_of_the_models_own_is_its_own() -> None:
-    def answer(request: str) -> Any:
-        return TimeoutError("the model's")
-
+    judge = ScriptedJudge(answer=lambda _: TimeoutError("the model's"))
     with pytest.raises(JudgeError, match="TimeoutError: the model's"):
-        RulerEvaluator(ScriptedJudge(answer=answer), attempts=1).invoke(RUNS)
+        RulerEvaluator(judge, attempts=1).invoke(RUNS)
 
 
 async def test_cancelling_begins_no_further_call_and_frees_the_places(two_at_once: None) -> None:
@@ -212,29 +257,6 @@ async def test_cancelling_begins_no_further_call_and_frees_the_places(two_at_onc
     assert [one.reward for one in judged.trajectories] == RIGHT
     assert len(begun) == 4
     hanging.set()
-
-
-CANCELLED = """
-import asyncio, time
-from langchain_core.runnables import RunnableLambda
-from langchain_art import RulerEvaluator
-from tests.support.judges.groups import group, run, says
-
-ruler = RulerEvaluator(RunnableLambda(lambda _: time.sleep(300)))
-shown = group(run("a", says("x")), run("b", says("y")))
-try:
-    asyncio.run(asyncio.wait_for(ruler.ainvoke(shown), 0.2))
-except TimeoutError:
-    print("cancelled")
-"""
-
-
-def test_a_judge_that_hangs_does_not_keep_the_program_alive() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CANCELLED],
-        capture_output=True, text=True, cwd=REPO, env={"PYTHONPATH": str(REPO)}, timeout=50,
-    )  # fmt: skip
-    assert (done.stdout, done.returncode) == ("cancelled\n", 0), done.stderr
 
 
 # ---- Retry-After
@@ -282,14 +304,13 @@ def test_after_too_many_requests_all_calls_of_the_model_wait(
 
     model = ScriptedJudge(answer=answer)
     first, other = (RulerEvaluator(model, passes=1, key=key) for key in ("first", "other"))
-
     monkeypatch.setattr(JudgeCalls, "pause", pause_and_say)
 
-    async def both() -> None:
-        async def later() -> None:
-            await paused.wait()
-            await other.ainvoke(RUNS)
+    async def later() -> None:
+        await paused.wait()
+        await other.ainvoke(RUNS)
 
+    async def both() -> None:
         await asyncio.gather(first.ainvoke(RUNS), later())
 
     asyncio.run(both())
