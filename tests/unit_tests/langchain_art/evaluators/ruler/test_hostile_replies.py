@@ -26,7 +26,7 @@ def test_no_reply_gives_an_assignment_that_it_does_not_state() -> None:
     chance = random.Random(drawn_seed())
     tally: Counter[str] = Counter()
     wrong: list[str] = []
-    for number in range(count(500, 20_000)):
+    for number in range(count(400, 20_000)):
         runs = [run(f"r{n}", says(f"answer {n}")) for n in range(chance.randint(2, 5))]
         replies: list[tuple[Reply, dict[str, str]]] = []
 
