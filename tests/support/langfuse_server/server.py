@@ -9,8 +9,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,7 +19,7 @@ from langfuse import Langfuse
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.support.langfuse_server import routes
-from tests.support.langfuse_server.scores import Refused, Score, checked, merged
+from tests.support.langfuse_server.scores import Refused, Score, checked
 from tests.support.langfuse_server.spans import Span
 
 #: ``refused``: nothing listens. ``hang``: no answer until the fault ends. ``slow``: the answer
@@ -40,13 +40,7 @@ class Asked:
 
 
 class LangfuseServer:
-    """Serves on loopback while its scope lasts.
-
-    Example::
-
-        with LangfuseServer() as server:
-            client = server.client()
-    """
+    """Serves on loopback while its scope lasts."""
 
     def __init__(self, version: str = "4.59.0") -> None:
         self.version = version
@@ -147,9 +141,8 @@ class LangfuseServer:
             at: seconds since the epoch; None: now.
             queue: the queue's id that it was scored in: its item is completed.
         """
-        named = [one for one in self.configs.values() if one["name"] == name]
-        config = named[0] if named and data_type is None else None
-        value, kind = checked(name, value, data_type, config)
+        configs = [one["id"] for one in self.configs.values() if one["name"] == name]
+        value, kind = checked(value, data_type)
         subject = {"kind": "trace", "id": trace_id}
         if observation_id is not None:
             subject = {"kind": "observation", "id": observation_id, "traceId": trace_id}
@@ -163,7 +156,7 @@ class LangfuseServer:
             subject=subject,
             source="ANNOTATION",
             comment=comment,
-            config_id=config["id"] if config else None,
+            config_id=configs[0] if configs and data_type is None else None,
             queue_id=queue,
             author=author,
             timestamp=when,
@@ -174,36 +167,30 @@ class LangfuseServer:
                 item["status"] = "COMPLETED"
         return score.id
 
-    def delete(self, scores: Sequence[str]) -> None:
-        """Delete scores by their ids, as the interface and the API do; unknown ones are nothing."""
-        with self.lock:
-            for id_ in scores:
-                self.scores.pop(id_, None)
-
     def keep(self, score: Score) -> None:
-        """Keep a score; one of the same id is replaced.
+        """Keep a score; one of the same id is replaced, but for when it was made.
 
         Seen with the same id and timestamp. Of another day's timestamp the rows would stay two
         (langfuse/langfuse-docs#3232), which this server does not show.
         """
         with self.lock:
-            old = self.scores.get(score.id)
-            self.scores[score.id] = merged(old, score) if old else score
+            if old := self.scores.get(score.id):
+                score = replace(score, created=old.created, updated=time.time())
+            self.scores[score.id] = score
 
     # --- what is read ---------------------------------------------------------------------------
 
     def visible_spans(self) -> list[Span]:
         """The rows that the lists have by now."""
-        now = time.time()
+        before = time.time() - self.visible_after
         with self.lock:
-            return [one for one in self.spans if now - one.received >= self.visible_after]
+            return [one for one in self.spans if one.received <= before]
 
     def visible_scores(self) -> list[Score]:
         """The scores that the lists have by now."""
-        now = time.time()
+        before = time.time() - self.visible_after
         with self.lock:
-            found = self.scores.values()
-            return [one for one in found if now - one.updated >= self.visible_after]
+            return [one for one in self.scores.values() if one.updated <= before]
 
     def traces(self) -> dict[str, list[Span]]:
         """The spans by trace, each id once, in the order of their start."""

@@ -2,6 +2,7 @@ import json
 from typing import Any
 
 import pytest
+from langfuse import Langfuse
 from langfuse._client.attributes import LangfuseOtelSpanAttributes
 from langfuse.api import CreateScoreRequest
 
@@ -9,8 +10,9 @@ from langchain_art.export import ids
 from langchain_art.export.attributes import gen_ai_message, scores_of
 from langchain_art.export.otel_spans import otel_spans
 from langchain_art.export.records import Experiment, ExportBatch
+from langchain_art.wire import Turn
 from langchain_art.wire.redaction import REDACTED, Redactor
-from tests.unit_tests.langchain_art.export.examples import SECRET, exported
+from tests.unit_tests.langchain_art.export.examples import PARAMETERS, SECRET, exported
 
 CALLED = {"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}
 
@@ -38,6 +40,8 @@ def test_langfuse_is_given_whole_prompts_with_their_tools_and_no_secret() -> Non
     assert usage == {"input": 7, "output": 2, "total": 9}
     assert json.loads(told["langfuse.observation.metadata.excluded_because"]) == "calls.frozen"
     assert "langfuse.observation.metadata.excluded_because" not in first.attributes
+    assert json.loads(first.attributes["langfuse.observation.model.parameters"]) == PARAMETERS
+    assert "langfuse.observation.model.parameters" not in told
     answer = json.loads(root.attributes["langfuse.observation.output"])
     assert answer == {"messages": [{"role": "assistant", "content": "On Monday."}]}
     assert not any(SECRET in str(span.attributes) for span in (root, first, second))
@@ -63,6 +67,8 @@ def test_another_backend_is_given_the_conventions_alone() -> None:
         assert SECRET not in str(span.attributes)
     assert first.attributes["gen_ai.usage.input_tokens"] == 7
     assert first.attributes["gen_ai.response.model"] == "mail@3"
+    assert first.attributes["gen_ai.request.temperature"] == 0.5
+    assert list(first.attributes["gen_ai.request.stop_sequences"]) == ["\n"]
     (said,) = json.loads(second.attributes["gen_ai.output.messages"])
     assert said == {"role": "assistant", "parts": [{"type": "text", "content": "On Monday."}]}
     assert len(json.loads(second.attributes["gen_ai.input.messages"])) == 3
@@ -71,46 +77,22 @@ def test_another_backend_is_given_the_conventions_alone() -> None:
     assert scores["reward"]["gen_ai.evaluation.score.value"] == 1.0
 
 
-@pytest.mark.parametrize("langfuse", [True, False])
-def test_a_generation_says_how_it_was_sampled(langfuse: bool) -> None:
-    run = exported()
-    known = {"temperature": 0.5, "max_tokens": 4, "stop": ["\n"]}
-    spans = [
-        span.model_copy(update={"parameters": known}) if span.turn == 0 else span
-        for span in run.spans
-    ]
-    run = run.model_copy(update={"spans": tuple(spans)})
-    _, _, first, _, second = otel_spans(run, Redactor(), langfuse=langfuse)
-    told: Any = first.attributes
-    if langfuse:
-        assert json.loads(told["langfuse.observation.model.parameters"]) == known
-        assert "langfuse.observation.model.parameters" not in (second.attributes or {})
-    else:
-        assert told["gen_ai.request.temperature"] == 0.5
-        assert told["gen_ai.request.max_tokens"] == 4
-        assert list(told["gen_ai.request.stop_sequences"]) == ["\n"]
-
-
 @pytest.mark.parametrize(
-    ("message", "parts"),
+    ("message", "part"),
     [
-        ({"role": "user", "content": "hi"}, [{"type": "text", "content": "hi"}]),
         (
             {"role": "assistant", "content": None, "tool_calls": [CALLED]},
-            [{"type": "tool_call", "id": "c", "name": "search", "arguments": "{}"}],
+            {"type": "tool_call", "id": "c", "name": "search", "arguments": "{}"},
         ),
         (
             {"role": "tool", "tool_call_id": "c", "content": "Monday"},
-            [{"type": "tool_call_response", "id": "c", "response": "Monday"}],
+            {"type": "tool_call_response", "id": "c", "response": "Monday"},
         ),
-        (
-            {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image"}]},
-            [{"type": "text", "content": "hi"}, {"type": "image"}],
-        ),
+        ({"role": "user", "content": [{"type": "image"}]}, {"type": "image"}),
     ],
 )
-def test_messages_in_the_shape_of_the_conventions(message: Any, parts: Any) -> None:
-    assert gen_ai_message(message) == {"role": message["role"], "parts": parts}
+def test_messages_in_the_shape_of_the_conventions(message: Any, part: Any) -> None:
+    assert gen_ai_message(message) == {"role": message["role"], "parts": [part]}
 
 
 def test_scores_are_those_of_the_sdks_model() -> None:
@@ -118,16 +100,11 @@ def test_scores_are_those_of_the_sdks_model() -> None:
     found = scores_of(batch, Redactor())
     for one in found:
         CreateScoreRequest.model_validate(one)
-    trace = ids.trace_id("run-1")
-    by_name = {
-        one["name"]: one for one in found if one.get("traceId") and "observationId" not in one
-    }
-    assert {name: one["value"] for name, one in by_name.items()} == {
-        "reward": 1.0,
-        "ruler": 0.9,
-        "trained_tokens": 2.0,
-    }
-    assert by_name["ruler"]["comment"] == "short and right" and by_name["ruler"]["traceId"] == trace
+    runs = [one for one in found if one.get("traceId") and "observationId" not in one]
+    assert {one["traceId"] for one in runs} == {ids.trace_id("run-1")}
+    values = {one["name"]: (one["value"], one.get("comment")) for one in runs}
+    said = "short and right"
+    assert values == {"reward": (1.0, None), "ruler": (0.9, said), "trained_tokens": (2.0, None)}
     (call,) = [one for one in found if "observationId" in one]
     assert call["observationId"] == ids.call_observation_id("run-1", "run-1-a")
     assert call["value"] == 0.25
@@ -135,3 +112,22 @@ def test_scores_are_those_of_the_sdks_model() -> None:
     assert (mean["datasetRunId"], mean["name"]) == ("e", "reward_mean")
     assert len({one["id"] for one in found}) == len(found)
     assert scores_of(batch, Redactor()) == found
+
+
+def test_a_trace_id_is_the_one_that_langfuses_sdk_computes() -> None:
+    assert ids.trace_id("run-17") == Langfuse.create_trace_id(seed="run-17")
+
+
+def test_every_span_of_a_run_has_an_id_of_its_own() -> None:
+    turns = [Turn(call_id="a"), Turn(), Turn()]
+    found = [ids.turn_observation_id("run-17", turn, n) for n, turn in enumerate(turns)]
+    found += [ids.root_id("run-17"), *(ids.span_id("run-17", n) for n in range(3))]
+    assert len(set(found)) == len(found)
+    assert all(len(one) == 16 and int(one, 16) for one in found)
+    assert found[0] == ids.call_observation_id("run-17", "a")
+    assert found[0] != ids.call_observation_id("run-18", "a")
+
+
+def test_the_url_of_a_trace_needs_no_request() -> None:
+    url = ids.trace_url("https://lf.example/", "my project", "run-17")
+    assert url == f"https://lf.example/project/my%20project/traces/{ids.trace_id('run-17')}"

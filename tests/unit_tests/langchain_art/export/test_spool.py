@@ -8,7 +8,7 @@ import pytest
 
 from langchain_art.errors import ConfigError
 from langchain_art.export import spool as spool_module
-from langchain_art.export.destinations import Closed, NotSent, Refused
+from langchain_art.export.destinations import NotSent, Refused
 from langchain_art.export.records import ExportBatch
 from langchain_art.export.spool import RUNS, Sender, Spool
 from langchain_art.wire.redaction import Redactor
@@ -59,32 +59,17 @@ def test_what_is_written_is_read_and_private(spool: Spool) -> None:
         spool.read(path)
 
 
-def test_a_batch_is_files_that_a_request_can_take(spool: Spool) -> None:
+def test_a_batch_is_files_that_a_request_can_take_and_is_sent_once(spool: Spool) -> None:
     files = spool.write("a", runs(RUNS + 1), {"e": {"m": 1.0}})
     assert [len(spool.read(path)[0].runs) for path in files] == [RUNS, 1]
     assert [bool(spool.read(path)[0].experiments) for path in files] == [False, True]
     assert spool.count() == RUNS + 1
-
-
-def test_what_was_sent_is_not_sent_again(spool: Spool) -> None:
-    (path,) = spool.write("a", [exported()])
-    spool.sent(path)
-    assert spool.write("a", [exported()]) == [] and spool.count() == 0
+    for path in files:
+        spool.sent(path)
+    assert spool.write("a", runs(RUNS + 1)) == [] and spool.count() == 0
     (path,) = spool.write("b", [exported()])
     half = spool.spans_sent(path)
     assert spool.write("b", [exported()]) == [] and spool.read(half)[1] == "scores"
-
-
-def test_what_is_refused_is_put_aside_and_the_rest_is_sent(spool: Spool) -> None:
-    for name in "abc":
-        spool.write(name, [exported(name)])
-    said: list[str] = []
-    found = Sender(spool, Wire(None, Refused("too large")), said.append).send_all()
-    assert (found.sent, found.refused, found.left) == (2, 1, 0)
-    (aside,) = (spool.folder / "refused").iterdir()
-    assert aside.name.startswith("b-") and len(said) == 1 and "too large" in str(said)
-    command = f"`langchain-art review push --spool {spool.folder}` sends them again"
-    assert "1 files were refused" in str(found) and command in str(found)
 
 
 def test_what_was_refused_is_sent_when_it_is_asked_for(spool: Spool) -> None:
@@ -95,6 +80,8 @@ def test_what_was_refused_is_sent_when_it_is_asked_for(spool: Spool) -> None:
     nowhere = Wire(Refused("status 400"), Refused("status 400"), scores=Refused("status 400"))
     found = Sender(spool, nowhere, said.append).send_all()
     assert (found.sent, found.refused, found.left) == (0, 3, 0)
+    command = f"`langchain-art review push --spool {spool.folder}` sends them again"
+    assert "3 files were refused" in str(found) and command in str(found)
     again = Wire(None, Refused("too large"))
     found = Sender(spool, again, said.append).send_all()
     assert (found.sent, found.refused, found.left) == (2, 1, 0)
@@ -146,17 +133,6 @@ def test_a_slow_destination_is_not_said_to_be_silent(spool: Spool) -> None:
     ended.set()
     assert (found.sent, found.left) == (1, 2)
     assert said == ["Langfuse did not take runs: time was up before it had taken the last 2"]
-
-
-def test_wrong_keys_end_the_thread_and_keep_the_runs(spool: Spool) -> None:
-    said: list[str] = []
-    sender = Sender(spool, Wire(Closed("status 401")), said.append)
-    spool.write("a", [exported()])
-    sender.wake()
-    found = sender.close(5.0)
-    assert (found.sent, found.left) == (0, 1) and len(said) == 1
-    command = f"`langchain-art review push --spool {spool.folder}` sends them"
-    assert command in str(found)
 
 
 def test_one_sender_at_a_time(spool: Spool) -> None:
