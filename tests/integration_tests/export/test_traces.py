@@ -114,21 +114,30 @@ def test_production_is_sent_without_a_trainer(
     assert not list((tmp_path / "spool").glob("*.runs"))
 
 
-def test_scores_that_an_old_server_refuses_wait_for_a_newer_one(
+def test_scores_that_are_refused_wait_and_their_spans_are_not_sent_again(
     langfuse: LangfuseServer, tmp_path: Path
 ) -> None:
+    """By an old server all of them, by a new one some (207)."""
+    folder, graph = tmp_path / "spool", graph_of(writer=node(Scripted(lines=["Monday"]))).compile()
+
+    def pushed() -> str:
+        return CliRunner().invoke(app, ["review", "push", "--spool", str(folder)]).output
+
     langfuse.version = "4.16.0"
     with capture() as run:
-        graph_of(writer=node(Scripted(lines=["Monday"]))).compile().invoke(ASK)
+        graph.invoke(ASK)
         run.reward = 1.0
-    exporter = Exporter(spool=tmp_path / "spool")
+    exporter = Exporter(spool=folder)
     exporter.add(run)
     outcome = exporter.close()
     assert outcome is not None and (outcome.sent, outcome.left) == (0, 1)
     assert "4.59 or later" in str(outcome.trouble) and len(langfuse.traces()) == 1
     langfuse.version = "4.59.0"
-    done = CliRunner().invoke(app, ["review", "push", "--spool", str(tmp_path / "spool")])
-    assert "1 run sent" in done.output and not langfuse.duplicates()
+    langfuse.refuses = lambda score: "too many scores"
+    assert "1 files were refused" in pushed() and not langfuse.scores
+    assert len(list((folder / "refused").iterdir())) == 1
+    langfuse.refuses = lambda score: None
+    assert "1 run sent" in pushed() and not langfuse.duplicates()
     assert [score.name for score in langfuse.scores.values()] == ["reward"]
 
 

@@ -15,11 +15,7 @@ def said(run: Trajectory, value: float | None, at: float = 1.0) -> Review:
 
 
 def test_it_is_trained_where_people_agree_and_asked_where_not(
-    own_policy: str,
-    make_runs: MakeRuns,
-    review: Command,
-    client: ArtClient,
-    http: httpx.Client,
+    own_policy: str, make_runs: MakeRuns, review: Command, client: ArtClient, http: httpx.Client
 ) -> None:
     policy = own_policy
     runs = make_runs(12)  # ruler says 0, 0.1, ... 1.1

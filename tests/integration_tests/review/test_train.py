@@ -26,10 +26,7 @@ from tests.support.reviewed_runs import Command, MakeRuns, human_reward
 
 
 def test_the_reward_that_is_trained_is_the_persons(
-    own_policy: str,
-    make_runs: MakeRuns,
-    review: Command,
-    client: ArtClient,
+    own_policy: str, make_runs: MakeRuns, review: Command, client: ArtClient
 ) -> None:
     runs = make_runs(4)
     for run in runs:  # all equal: of their own rewards there would be nothing to learn
@@ -116,10 +113,7 @@ def sampled(server: LiveServer, policy: str, scenario: str, run: str) -> Traject
 
 
 def test_a_correction_is_preferred_from_then_on(
-    own_policy: str,
-    make_runs: MakeRuns,
-    review: Command,
-    client: ArtClient,
+    own_policy: str, make_runs: MakeRuns, review: Command, client: ArtClient
 ) -> None:
     about: dict[str, Any] = {"kind": "correction", "name": "correction"}
     run = make_runs(1)[0]
