@@ -53,13 +53,10 @@ def test_a_verdict_on_a_call_is_that_calls_reward(
 ) -> None:
     """By hand: runs A and B are worth 1 and 0, the writer's calls of A and C 0 and 1."""
     policy, scenario = own_policy, uuid.uuid4().hex
-    runs = [sampled(art_server, policy, scenario, f"{name}-{scenario}") for name in "abc"]
-    a, b, c = runs
+    a, b, c = (sampled(art_server, policy, scenario, f"{name}-{scenario}") for name in "abc")
     said = [human_reward(a, 1.0), human_reward(b, 0.0)]
-    said += [
-        human_reward(run, value, id=f"w-{run.id}", call_id=run.turns[1].call_id)
-        for run, value in ((a, 0.0), (c, 1.0))
-    ]
+    for run, value in ((a, 0.0), (c, 1.0)):
+        said.append(human_reward(run, value, id=f"w-{run.id}", call_id=run.turns[1].call_id))
     assert client.put_reviews(said).new == 4
     config = TrainConfig(credit="call", advantage="mean")
     asked = ReviewTraining(policy=policy, config=config)
@@ -68,24 +65,22 @@ def test_a_verdict_on_a_call_is_that_calls_reward(
         client.train(planned.groups, policy, turns={"another": 1.0})
     with pytest.raises(Conflict, match="Ask for the plan again"):
         client.train_reviews(asked.model_copy(update={"plan": "another"}))
-    [job] = client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
-    assert client.train_reviews(asked.model_copy(update={"plan": planned.digest}), key=policy)
-    assert client.train_reviews(asked) == []
+    whole = asked.model_copy(update={"plan": planned.digest})
+    [job] = client.train_reviews(whole, key=policy)
+    assert client.train_reviews(whole, key=policy) and client.train_reviews(asked) == []
     assert len(client.jobs(policy)) == 1
     found = client.wait(job)
-    kept = [client.trajectory(run.id) for run in runs]
 
     def mean(node: int, **advantages: float) -> float:
         """Of the node's trained tokens, by the run's letter."""
-        count = {run.id[0]: run.turns[node].usage for run in runs}
-        tokens = {run: one.completion_tokens for run, one in count.items() if one is not None}
+        usage = {run.id[0]: run.turns[node].usage for run in (a, b, c)}
+        tokens = {run: one.completion_tokens for run, one in usage.items() if one is not None}
         total = sum(tokens[run] for run in advantages)
         return sum(tokens[run] * value for run, value in advantages.items()) / total
 
     planner, writer = found.nodes["planner"], found.nodes["writer"]
-    assert {name: one.calls for name, one in planned.nodes.items()} == {
-        name: one.calls for name, one in found.nodes.items()
-    }
+    calls = {name: one.calls for name, one in found.nodes.items()}
+    assert {name: one.calls for name, one in planned.nodes.items()} == calls
     assert (planner.calls, planner.excluded) == (2, {"unscored": 1})
     assert planner.advantage_mean == pytest.approx(mean(0, a=0.5, b=-0.5))
     assert planner.advantage_abs == pytest.approx(0.5)
@@ -93,7 +88,7 @@ def test_a_verdict_on_a_call_is_that_calls_reward(
     assert writer.advantage_mean == pytest.approx(mean(1, a=0.5 - 0.5, b=-0.5, c=0.5))
     assert writer.advantage_abs == pytest.approx(mean(1, a=0.0, b=0.5, c=0.5))
     assert found.version == 1
-    assert all(one.total_return is None for one in kept)
+    assert all(client.trajectory(run.id).total_return is None for run in (a, b, c))
 
 
 def sampled(server: LiveServer, policy: str, scenario: str, run: str) -> Trajectory:
@@ -112,34 +107,34 @@ def sampled(server: LiveServer, policy: str, scenario: str, run: str) -> Traject
     return Trajectory.model_validate_json(answer.raise_for_status().content)
 
 
+def correction(run: Trajectory, turn: int = 0, text: str = "On 14 March.", at: float = 1.0) -> Any:
+    about: dict[str, Any] = {"kind": "correction", "name": "correction"}
+    about |= {"correction": {"role": "assistant", "content": text}}
+    call_id = run.turns[turn].call_id
+    return human_reward(run, None, at, id=f"{call_id}-{at}", call_id=call_id, **about)
+
+
 def test_a_correction_is_preferred_from_then_on(
     own_policy: str, make_runs: MakeRuns, review: Command, client: ArtClient
 ) -> None:
-    about: dict[str, Any] = {"kind": "correction", "name": "correction"}
-    run = make_runs(1)[0]
-    for turn in run.turns:
-        for at, text in enumerate(("No idea.", "On 14 March.")):
-            reply = {"role": "assistant", "content": text}
-            about |= {"id": f"{turn.call_id}-{at}", "call_id": turn.call_id}
-            said = human_reward(run, None, float(at), correction=reply, **about)
-            client.put_reviews([said])
+    [run] = make_runs(1)
+    client.put_reviews([correction(run, text="No idea.", at=0.0), correction(run)])
     options = ("--learning-rate", "0.003", "--correction-steps", "3")
     told = review("train", own_policy, *options)
     assert client.policy(own_policy).version == 3
     jobs = client.jobs(own_policy)
     metrics = [job.result.metrics for job in jobs if job.result]
-    sampled = [sum(client.call(turn.call_id or "")["logprobs"]) for turn in run.turns]
-    count = len(run.turns)
+    sampled = sum(client.call(run.turns[0].call_id or "")["logprobs"])
     moved = f"{metrics[0]['chosen_logprob']:.3f} -> {metrics[-1]['chosen_logprob_after']:.3f}"
     assert f"chosen_logprob: {moved}, before the first step and after the last" in told
-    assert metrics[-1]["chosen_logprob_after"] > metrics[-1]["chosen_logprob"]
-    assert f"{count} corrected replies are trained on" in told
-    assert f"left out: {count} corrections: are of a call that a later one corrects" in told
+    assert "1 corrected replies are trained on" in told
+    assert "left out: 1 corrections: are of a call that a later one corrects" in told
     assert "should be: On 14 March." in told and "is now:" in told
-    assert [one["pairs_trained"] for one in metrics] == [count] * 3
-    assert metrics[-1]["chosen_logprob"] > metrics[0]["chosen_logprob"]
-    assert metrics[-1]["preference_margin"] > 0
-    assert metrics[0]["rejected_logprob"] == pytest.approx(sum(sampled) / count, abs=1e-3)
+    assert [one["pairs_trained"] for one in metrics] == [1] * 3
+    first, last = metrics[0], metrics[-1]
+    assert first["chosen_logprob"] < last["chosen_logprob"] and last["preference_margin"] > 0
+    assert first["chosen_logprob"] < last["chosen_logprob_after"]
+    assert first["rejected_logprob"] == pytest.approx(sampled, abs=1e-3)
 
 
 def test_what_serves_is_said_though_the_job_before_it_failed(
@@ -162,11 +157,8 @@ def test_what_serves_is_said_though_the_job_before_it_failed(
 
     monkeypatch.setattr(ArtClient, "wait", fails_once)
     runs = make_runs(2)
-    fixed: dict[str, Any] = {"id": f"c-{runs[0].id}", "call_id": runs[0].turns[0].call_id}
-    fixed |= {"kind": "correction", "name": "correction"}
-    fixed |= {"correction": {"role": "assistant", "content": "On 14 March."}}
     rewards = [human_reward(run, i) for i, run in enumerate(runs)]
-    client.put_reviews([*rewards, human_reward(runs[0], None, **fixed)])
+    client.put_reviews([*rewards, correction(runs[0])])
     with pytest.raises(JobFailed, match="Non-finite gradients"):
         review("train", own_policy, "--correction-steps", "1")
     version = client.policy(own_policy).version
