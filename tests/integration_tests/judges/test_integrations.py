@@ -186,12 +186,12 @@ async def test_langsmiths_client_takes_an_evaluator_as_it_is(
     async def target(inputs: dict[str, Any]) -> dict[str, Any]:
         return {"output": "14 March"}
 
+    judges = [ACCURACY, Says("judge", error=no_verdict())]
     with Hosted() as hosted:
         client = langsmith.Client(api_url=hosted.url, api_key="none", auto_batch_tracing=False)
-        judges = [ACCURACY, Says("judge", error=no_verdict())]
         results = await client.aevaluate(target, examples, evaluators=judges, upload_results=False)
-        found = [row["evaluation_results"]["results"] async for row in results]
-    scores = sorted((one.key, one.score) for one in found[0])
+        [found] = [row["evaluation_results"]["results"] async for row in results]
+    scores = sorted((one.key, one.score) for one in found)
     assert scores == [("criteria", 1.0), ("criteria/accuracy", 1.0), ("judge", None)]
 
 
@@ -254,13 +254,8 @@ def experiment(client: Langfuse, **evaluators: Any) -> Any:
     answers = iter(["14 March", "in May", "April"])
     asked = {"input": "When is the audit?", "expected_output": "14 March"}
     other = {"input": "When is the party?", "expected_output": "April"}
-    return client.run_experiment(
-        name="mails",
-        data=[asked, asked, other],
-        task=lambda *, item, **_: next(answers),
-        max_concurrency=1,
-        **evaluators,
-    )
+    options = {"task": lambda *, item, **_: next(answers), "max_concurrency": 1, **evaluators}
+    return client.run_experiment(name="mails", data=[asked, asked, other], **options)
 
 
 @pytest.fixture
@@ -286,17 +281,12 @@ def test_langfuse_runs_of_one_input_are_a_group(langfuse: Langfuse, hosted: Host
     assert [len(group.trajectories) for group in judge.groups] == [2, 1]
     assert evaluated(found.item_results) == [{"nearest": 1.0}, {"nearest": 0.375}, {"nearest": 1.0}]
     summary = {one.name: one.value for one in found.run_evaluations}
-    assert summary == {
-        "nearest_mean": pytest.approx(2.375 / 3),
-        "nearest_spread": pytest.approx(0.625 / 2),
-    }
+    mean, spread = pytest.approx(2.375 / 3), pytest.approx(0.625 / 2)
+    assert summary == {"nearest_mean": mean, "nearest_spread": spread}
     langfuse.flush()
     sent = [one for batch in hosted.posted("/api/public/scores") for one in batch]
     by_trace = {one["traceId"]: one["value"] for one in sent if one["name"] == "nearest"}
-    assert by_trace == {
-        result.trace_id: value
-        for result, value in zip(found.item_results, (1.0, 0.375, 1.0), strict=True)
-    }
+    assert [by_trace[one.trace_id] for one in found.item_results] == [1.0, 0.375, 1.0]
 
 
 @pytest.mark.parametrize("made", [lambda judge: judge, item_evaluator])

@@ -25,10 +25,9 @@ class Production:
     """An application whose runs are exported, as the page of the traces shows it."""
 
     def __init__(self, server: LiveServer, spool: Path) -> None:
-        self.policy, self.url, self.spool = server.policy, server.base_url, spool
-
-    def model(self) -> ChatART:
-        return ChatART(model=self.policy, base_url=self.url, max_tokens=4, temperature=1.0)
+        self.policy, self.spool = server.policy, spool
+        self.model = ChatART(model=server.policy, base_url=server.base_url, max_tokens=4)
+        self.graph = graph_of(writer=node(self.model)).compile()
 
     def answer(self, *graphs: Any, rewards: Sequence[float] = ()) -> list[Run]:
         """One run of each graph, on a question that has a secret in it."""
@@ -63,7 +62,7 @@ def told(run: Run | Trajectory) -> list[Any]:
 def test_reviewed_runs_of_production_are_trained_on_their_recorded_tokens(
     production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
-    graph = graph_of(writer=node(production.model())).compile()
+    graph = production.graph
     runs = production.answer(graph, graph)
     for value, run in enumerate(runs):
         langfuse.annotate(trace_id(run.id), "human_reward", float(value))
@@ -84,7 +83,7 @@ def test_reviewed_runs_of_production_are_trained_on_their_recorded_tokens(
 def test_what_the_graph_threw_away_is_not_trained_and_secrets_are_back_in_their_prompts(
     production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
-    model = production.model()
+    model = production.model
 
     def chooser(state: MessagesState) -> Any:
         _, second = model.invoke(state["messages"]), model.invoke(state["messages"])
@@ -113,11 +112,10 @@ def test_a_run_whose_calls_are_another_runs_is_assembled_by_their_ids(
     production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
     """A scope within a scope: the server has tagged the calls with the inner run's id."""
-    inner = graph_of(writer=node(production.model())).compile()
 
     def within(state: MessagesState) -> Any:
         with capture():
-            return inner.invoke(state)
+            return production.graph.invoke(state)
 
     [run] = production.answer(graph_of(outer=within).compile())
     langfuse.annotate(trace_id(run.id), "human_reward", 1.0)
@@ -128,7 +126,7 @@ def test_a_run_whose_calls_are_another_runs_is_assembled_by_their_ids(
 def test_runs_of_production_are_queued_for_review(
     production: Production, langfuse: LangfuseServer, tmp_path: Path, client: ArtClient
 ) -> None:
-    graph = graph_of(writer=node(production.model())).compile()
+    graph = production.graph
     runs = production.answer(graph, graph)
     hosted = graph_of(writer=node(Scripted(lines=["No."]))).compile()
     production.answer(hosted)  # of no policy of the server: nothing to train

@@ -99,7 +99,7 @@ def api_of(server: LangfuseServer) -> LangfuseAPI:
         query: defaultdict[str, list[str]] = defaultdict(list)
         for name, value in request.url.params.multi_items():
             query[name].append(value)
-        asked = Asked(request.method, request.url.path, query, dict(request.headers), 0)
+        asked = Asked(request.method, request.url.path, query, dict(request.headers))
         status, reply = server.answered(asked, None) or (500, "")
         return httpx.Response(status, json=reply)
 
@@ -141,12 +141,11 @@ class Twin:
         self.version: dict[str, int] = {}
         self.held_out: set[str] = set()
         self.langfuse: dict[Subject, Any] = {}
-        self.server: dict[Subject, Any] = {}
-        """What the last pull brought; None: it was taken back."""
+        self.server: dict[Subject, Any] = {}  # as of the last pull; None: it was taken back
+        # The versions that learned from a verdict, each with its value; in this order.
         self.trained: defaultdict[Subject, list[tuple[int, Any]]] = defaultdict(list)
-        """The versions that learned from a verdict, each with its value; in this order."""
+        # The values that jobs which have not ended train, in their order.
         self.ordered: defaultdict[Subject, list[Any]] = defaultdict(list)
-        """The values that jobs which have not ended train, in their order."""
         self.parents: dict[int, int] = {}
         self.serving = 0
 
@@ -219,8 +218,6 @@ class ReviewMachine(RuleBasedStateMachine):
         ReviewMachine.counts["sequences"] += 1
         return multiple(*(self._sample(f"{self.policy}-a") for _ in range(3)))
 
-    # --- runs -----------------------------------------------------------------------------------
-
     @rule(target=runs, scenario=st.sampled_from("ab"), many=st.integers(2, 4))
     def sample(self, scenario: str, many: int) -> Any:
         return multiple(*(self._sample(f"{self.policy}-{scenario}") for _ in range(many)))
@@ -256,8 +253,6 @@ class ReviewMachine(RuleBasedStateMachine):
         done(self.store.delete_trajectory(run))
         self.twin.held_out.add(scenario)
 
-    # --- what people do in Langfuse -------------------------------------------------------------
-
     @rule(
         reviewed=st.lists(runs, min_size=2, max_size=6, unique=True),
         kind=st.sampled_from(["run", "run", "call", "correction"]),
@@ -287,8 +282,6 @@ class ReviewMachine(RuleBasedStateMachine):
         for subject in data.draw(st.sets(given, min_size=1, max_size=3)):
             del self.langfuse.scores[self.scores.pop(subject)]
             del self.twin.langfuse[subject]
-
-    # --- commands -------------------------------------------------------------------------------
 
     @rule(everything=st.booleans(), killed=st.sampled_from([False, False, True]))
     def pull(self, everything: bool, killed: bool) -> None:

@@ -91,14 +91,10 @@ def test_a_fit_and_its_resume_are_read_back(
     assert {(one["project"], one["display_name"]) for one in runs} == {("agents", "fit")}
     shown = [one["item"] for records in read for one in of_kind(records, "history")]
     assert [one["_step"] for one in shown] == list(range(len(expected)))
-    assert [
-        (
-            one["training_step"],
-            "eval" if "val/reward" in one else "step",
-            one.get("val/reward", one.get("train/reward")),
-        )
-        for one in shown
-    ] == expected
+    kinds = [("eval" if "val/reward" in one else "step", one) for one in shown]
+    rewards = {"eval": "val/reward", "step": "train/reward"}
+    found = [(one["training_step"], kind, one[rewards[kind]]) for kind, one in kinds]
+    assert found == expected
     steps = [one for one in shown if "train/reward" in one]
     for one in steps:
         assert {"loss/train", "loss/grad_norm", "train/score_short", "time/rollout_s"} <= set(one)
@@ -126,14 +122,13 @@ def test_a_fit_and_its_resume_are_read_back(
     assert set(LOGGER_TYPE_TO_CLASS) == set(KNOWN), "accelerate has others now"
     (board,) = (tmp_path / "fit" / "tensorboard").iterdir()
     events = EventAccumulator(str(board)).Reload()
-    rewards = [(step, mean) for step, kind, mean in expected if kind == "step"]
-    assert {e.step: e.value for e in events.Scalars("train/reward")} == pytest.approx(dict(rewards))
-    assert len(events.Scalars("train/reward")) == len(rewards)
+    means = [(step, mean) for step, kind, mean in expected if kind == "step"]
+    assert {e.step: e.value for e in events.Scalars("train/reward")} == pytest.approx(dict(means))
+    assert len(events.Scalars("train/reward")) == len(means)
     (name,) = SQLiteStorage.get_runs("langchain-art")
     logged = SQLiteStorage.get_logs("langchain-art", name)
-    assert [
-        (one["step"], one["train/reward"]) for one in logged if "train/reward" in one
-    ] == rewards
+    steps = [one for one in logged if "train/reward" in one]
+    assert [(one["step"], one["train/reward"]) for one in steps] == means
 
 
 def test_wandb_without_its_server_goes_on_offline(

@@ -84,7 +84,7 @@ def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
 
 def _get_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
     groups = _groups(query, _SCORE_GROUPS, _SCORE_FILTERS)
-    found = server.visible_scores()
+    found = [*server.scores.values()]
     for name in ("name", "source", "environment"):
         if name in query:
             wanted = query[name][-1].split(",")
@@ -99,7 +99,7 @@ def _get_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
 def _get_observations(server: LangfuseServer, query: Query, body: Any) -> Answer:
     groups = _groups(query, _GROUPS, _SPAN_FILTERS) or {"core", "basic"}
     expanded = set(",".join(query.get("expandMetadata", [])).split(","))
-    found = server.visible_spans()
+    found = [*server.spans]
     if "filter" in query:  # it takes precedence over the others
         conditions = json.loads(query["filter"][-1])
         found = [one for one in found if all(_holds(one, rule) for rule in conditions)]

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
@@ -36,7 +37,6 @@ class Asked:
     path: str
     query: dict[str, list[str]]
     headers: dict[str, str]
-    json: Any
 
 
 class LangfuseServer:
@@ -53,8 +53,6 @@ class LangfuseServer:
         self.models: list[dict[str, Any]] = []
         self.queues: dict[str, dict[str, Any]] = {}
         self.items: dict[str, dict[str, Any]] = {}
-        self.visible_after = 0.0
-        """Seconds from a row's arrival until the lists have it."""
         self.refuses: Callable[[Score], str | None] = lambda _: None
         """Why a score is refused (status 207); None: it is kept."""
         self.slow = 5.0
@@ -136,10 +134,8 @@ class LangfuseServer:
     ) -> str:
         """A person scores a trace or an observation in the user interface; returns the score's id.
 
-        Args:
-            score_id: of a score that is changed: it keeps its timestamp, as in the interface.
-            at: seconds since the epoch; None: now.
-            queue: the queue's id that it was scored in: its item is completed.
+        A `score_id` that is known is changed, and keeps its timestamp. `at`: seconds since the
+        epoch; None: now. In a `queue` (its id) the trace's item is completed.
         """
         configs = [one["id"] for one in self.configs.values() if one["name"] == name]
         value, kind = checked(value, data_type)
@@ -177,20 +173,6 @@ class LangfuseServer:
             if old := self.scores.get(score.id):
                 score = replace(score, created=old.created, updated=time.time())
             self.scores[score.id] = score
-
-    # --- what is read ---------------------------------------------------------------------------
-
-    def visible_spans(self) -> list[Span]:
-        """The rows that the lists have by now."""
-        before = time.time() - self.visible_after
-        with self.lock:
-            return [one for one in self.spans if one.received <= before]
-
-    def visible_scores(self) -> list[Score]:
-        """The scores that the lists have by now."""
-        before = time.time() - self.visible_after
-        with self.lock:
-            return [one for one in self.scores.values() if one.updated <= before]
 
     def traces(self) -> dict[str, list[Span]]:
         """The spans by trace, each id once, in the order of their start."""
@@ -273,10 +255,8 @@ class _Server(ThreadingHTTPServer):
     def drop_connections(self) -> None:
         """End those that are kept open: a server that is gone answers on none."""
         for one in list(self._connections):
-            try:
+            with suppress(OSError):  # the other side may have been first
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the other side was first
-                continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Keep what is wrong with the stub; clients may give up on one that hangs."""
@@ -291,33 +271,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         where = urlsplit(self.path)
-        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
-        body = gzip.decompress(raw) if self.headers.get("content-encoding") == "gzip" else raw
-        typed = self.headers.get("content-type", "").startswith("application/json")
         headers = {name.lower(): value for name, value in self.headers.items()}
-        sent = json.loads(body) if body and typed else None
+        body: Any = self.rfile.read(int(headers.get("content-length", 0)))
+        if headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
+        if headers.get("content-type", "").startswith("application/json"):
+            body = json.loads(body) if body else None
         query = parse_qs(where.query, keep_blank_values=True)
-        path = unquote(where.path)
-        asked = Asked(self.command, path, query, headers, sent)
+        asked = Asked(self.command, unquote(where.path), query, headers)
         with self.server.stub.lock:
             self.server.stub.requests.append(asked)
-        found = self.server.stub.answered(asked, sent if typed else body)
+        found = self.server.stub.answered(asked, body)
         if found is None:
             self.close_connection = True
             return
-        self._reply(*found)
-
-    do_POST = do_DELETE = do_GET
-
-    def _reply(self, status: int, reply: Any) -> None:
+        status, reply = found
         protobuf = isinstance(reply, bytes)
         written = reply if protobuf else json.dumps(reply).encode()
         self.send_response(status)
-        kind = "application/x-protobuf" if protobuf else "application/json"
-        self.send_header("content-type", kind)
+        self.send_header("content-type", f"application/{'x-protobuf' if protobuf else 'json'}")
         self.send_header("content-length", str(len(written)))
         self.end_headers()
         self.wfile.write(written)
+
+    do_POST = do_DELETE = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -1,8 +1,6 @@
-from typing import Any
-
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.tools import tool as as_tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
@@ -54,14 +52,10 @@ def fragile(number: int) -> str:
     raise ValueError(f"no {number}")
 
 
-def call(name: str, **arguments: object) -> AIMessage:
-    return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": "1"}])
-
-
 @pytest.mark.parametrize("asked", [("missing", {}), ("fragile", {}), ("fragile", {"number": 1})])
 async def test_langgraphs_tool_errors_are_known(asked: tuple[str, dict[str, int]]) -> None:
-    replies: list[BaseMessage] = [call(asked[0], **asked[1]), AIMessage("sorry")]
-    model = GenericFakeChatModel(messages=iter(replies))
+    called = AIMessage("", tool_calls=[{"name": asked[0], "args": asked[1], "id": "1"}])
+    model = GenericFakeChatModel(messages=iter([called, AIMessage("sorry")]))
     graph = StateGraph(MessagesState)
     graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
     graph.add_node("tools", ToolNode([fragile], handle_tool_errors=True))
@@ -95,16 +89,12 @@ def test_the_answer_is_the_output_else_the_last_reply() -> None:
     assert run_facts.answer(run("a", output={"messages": [says("")]})) == ""
 
 
-@pytest.mark.parametrize(
-    ("messages", "answer"),
-    [
+def test_a_state_whose_messages_are_no_chat_messages_is_read() -> None:
+    for messages, answer in (
         (["x", "hello"], "hello"),
         ([says("x"), 3], "3"),
-        ("hello", {"messages": "hello"}),
         ({"to": "Ann"}, {"messages": {"to": "Ann"}}),
-    ],
-)
-def test_a_state_whose_messages_are_no_chat_messages_is_read(messages: Any, answer: Any) -> None:
-    told = run("a", says("y"), output={"messages": messages})
-    assert run_facts.answer(told) == answer
-    assert run_facts.errors(told) == 0
+    ):
+        told = run("a", says("y"), output={"messages": messages})
+        assert run_facts.answer(told) == answer
+        assert run_facts.errors(told) == 0

@@ -98,10 +98,9 @@ def test_a_configurable_judge_is_configured_by_the_call(tmp_path: Path) -> None:
 
 
 def test_a_runnable_that_answers_something_else_has_no_verdict() -> None:
-    for answer in (None, 7, {"raw": None}):
-        judge = answered(lambda text, answer=answer: answer)
+    for answer in (None, {"raw": None}):
         with pytest.raises(JudgeError, match="1 attempts"):
-            RulerEvaluator(judge, attempts=1).invoke(RUNS)
+            RulerEvaluator(answered(lambda text, answer=answer: answer), attempts=1).invoke(RUNS)
 
 
 # ---- identity
@@ -170,23 +169,6 @@ def test_what_decides_replies_is_of_the_identity_and_what_watches_is_not() -> No
 # ---- calls
 
 
-class Counting:
-    """Answers after a pause; the most that it did at once."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.now, self.most, self.begun = seconds, 0, 0, 0
-        self._lock = threading.Lock()
-
-    def __call__(self, request: str) -> str:
-        with self._lock:
-            self.now, self.begun = self.now + 1, self.begun + 1
-            self.most = max(self.most, self.now)
-        time.sleep(self.seconds)
-        with self._lock:
-            self.now -= 1
-        return literal(request)
-
-
 @pytest.fixture
 def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: dict[str, JudgeCalls] = {}
@@ -197,14 +179,23 @@ def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("one_object", [True, False])
 def test_all_evaluators_of_a_model_share_its_calls(two_at_once: None, one_object: bool) -> None:
-    answer = Counting(0.02)
+    now: list[str] = []
+    most: list[int] = []
+
+    def answer(request: str) -> str:
+        now.append(request)
+        time.sleep(0.02)
+        most.append(len(now))
+        now.remove(request)
+        return literal(request)
+
     same = ScriptedJudge(answer=answer)
     judges = [same if one_object else ScriptedJudge(answer=answer) for _ in range(3)]
     jury = VoteEvaluator([RulerEvaluator(one, key=f"j{n}") for n, one in enumerate(judges)])
     groups = [RUNS.model_copy(update={"id": f"g{n}"}) for n in range(4)]
     judged = asyncio.run(jury.abatch(groups))
     assert [one.trajectories[0].reward for one in judged] == [0.9] * 4
-    assert (answer.begun, answer.most) == (24, 2)
+    assert (len(most), max(most)) == (24, 2)
 
 
 def test_a_call_that_takes_too_long_is_asked_again_and_frees_its_place(two_at_once: None) -> None:
@@ -219,20 +210,16 @@ def test_a_call_that_takes_too_long_is_asked_again_and_frees_its_place(two_at_on
     ruler = RulerEvaluator(ScriptedJudge(answer=answer), timeout=1.0)
     assert [one.reward for one in ruler.invoke(RUNS).trajectories] == RIGHT
     assert (ruler.spent.calls, ruler.spent.unusable) == (4, 2)
+    slow = RunnableLambda(lambda _: hanging.wait(50))
     with pytest.raises(JudgeError, match=r"no answer in 0\.05 s \(`timeout`\)"):
-        RulerEvaluator(RunnableLambda(lambda _: hanging.wait(50)), timeout=0.05, attempts=1).invoke(
-            RUNS
-        )
+        RulerEvaluator(slow, timeout=0.05, attempts=1).invoke(RUNS)
     hanging.set()
-    for wrong in (0, -1.0, float("nan")):
+    own = ScriptedJudge(answer=lambda _: TimeoutError("the model's"))
+    with pytest.raises(JudgeError, match="TimeoutError: the model's"):
+        RulerEvaluator(own, attempts=1).invoke(RUNS)
+    for wrong in (0, float("nan")):
         with pytest.raises(ConfigError, match="above 0"):
             RulerEvaluator(ScriptedJudge(), timeout=wrong)
-
-
-def test_a_timeout_of_the_models_own_is_its_own() -> None:
-    judge = ScriptedJudge(answer=lambda _: TimeoutError("the model's"))
-    with pytest.raises(JudgeError, match="TimeoutError: the model's"):
-        RulerEvaluator(judge, attempts=1).invoke(RUNS)
 
 
 async def test_cancelling_begins_no_further_call_and_frees_the_places(two_at_once: None) -> None:
@@ -271,22 +258,22 @@ class TooMany(Exception):
 
 
 def test_the_pause_that_is_asked_for_is_read() -> None:
-    assert retry_after(TooMany(Retry_After="2.5")) == 2.5
-    assert retry_after(TooMany(retry_after_ms="1500", retry_after="9")) == 1.5
-    until = datetime.now(UTC) + timedelta(seconds=30)
-    assert 25 < (retry_after(TooMany(retry_after=format_datetime(until))) or 0) <= 30
-    past = format_datetime(datetime.now(UTC) - timedelta(days=1))
-    assert retry_after(TooMany(retry_after=past)) == 0.0
-    for nothing in ("soon", "-1", "nan", "inf", ""):
-        assert retry_after(TooMany(retry_after=nothing)) is None
-    assert retry_after(ValueError("x")) is None
-    assert retry_after(Overloaded("full", retry_after=3.0)) == 3.0
-    wrapped = RuntimeError("wrapped")
+    soon, past = (datetime.now(UTC) + timedelta(seconds=s) for s in (30, -9))
+    assert 25 < (retry_after(TooMany(retry_after=format_datetime(soon))) or 0) <= 30
+    wrapped, litellm = RuntimeError("wrapped"), ValueError("x")
     wrapped.__cause__ = TooMany(retry_after="4")
-    assert retry_after(wrapped) == 4.0
-    of_litellm = ValueError("x")
-    of_litellm.litellm_response_headers = {"Retry-After": "5"}  # type: ignore[attr-defined]
-    assert retry_after(of_litellm) == 5.0
+    litellm.litellm_response_headers = {"Retry-After": "5"}  # type: ignore[attr-defined]
+    for error, expected in (
+        (TooMany(Retry_After="2.5"), 2.5),
+        (TooMany(retry_after_ms="1500", retry_after="9"), 1.5),
+        (TooMany(retry_after=format_datetime(past)), 0.0),
+        *((TooMany(retry_after=nothing), None) for nothing in ("soon", "-1", "nan", "inf")),
+        (ValueError("x"), None),
+        (Overloaded("full", retry_after=3.0), 3.0),
+        (wrapped, 4.0),
+        (litellm, 5.0),
+    ):
+        assert retry_after(error) == expected
 
 
 def test_after_too_many_requests_all_calls_of_the_model_wait(

@@ -1,10 +1,19 @@
 """A tracker that fails, hangs or comes back: the fit goes on, and nothing is lost or sent twice."""
 
+import importlib.util
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from langchain_art.errors import ConfigError
+from langchain_art.trackers import choice
+from langchain_art.trackers.choice import KNOWN, chosen_trackers
 from langchain_art.trackers.tracker_thread import (
     AdapterFiles,
     FitCard,
@@ -12,6 +21,8 @@ from langchain_art.trackers.tracker_thread import (
     TrackerRun,
     TrackerThread,
 )
+from langchain_art.trackers.wandb_tracker import WandbTracker
+from langchain_art.training.trainer import Trainer
 
 
 class Recording:
@@ -140,3 +151,64 @@ def test_a_broken_file_of_progress_is_said(tmp_path: Path) -> None:
     said = fit(tracker, tmp_path, 2, 1)
     assert "cannot be read, so a new run begins" in said[0]
     assert tracker.records == [0, 1, 2]
+
+
+def names(trackers: Any) -> list[str]:
+    return [one.name for one in chosen_trackers(trackers)]
+
+
+@pytest.mark.parametrize("variable", ["WANDB_PROJECT", "WANDB_MODE"])
+def test_the_environment_alone_asks_for_wandb(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("WANDB_PROJECT", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    assert names(None) == []
+    monkeypatch.setenv(variable, "offline")
+    assert names(None) == ["wandb"]
+    assert names([]) == [], "an empty list asks for none"
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert names(None) == []
+
+
+def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Trainer("p", trackers=["tensorbord"])
+    assert all(name in str(caught.value) for name in ("'tensorbord'", *KNOWN))
+    has: dict[str, Any] = dict.fromkeys(("start", "log", "keep", "finish"), print)
+    assert names([SimpleNamespace(**has, name="mine", settles=0.0)]) == ["mine"]
+    wrong: list[tuple[Any, str]] = [
+        ("wandb", r"expected a list: trackers=\['wandb'\]"),
+        (["wandb", WandbTracker()], "each only once"),
+        ([object()], "an object with the methods start, log, keep, finish"),
+        ([SimpleNamespace(**has, name="mine")], "a text `name` and a number `settles`"),
+        ([SimpleNamespace(**has, settles=0.0)], "a text `name` and a number `settles`"),
+    ]
+    for given, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            chosen_trackers(given)
+    with pytest.raises(ConfigError, match="got the W&B mode 'offlin'"):
+        WandbTracker(mode="offlin")
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "install"),
+    [
+        ("wandb", {"wandb"}, "pip install 'langchain-art[wandb]'"),
+        ("comet_ml", {"comet_ml"}, "pip install 'langchain-art[trackers]' comet-ml"),
+        ("tensorboard", {"accelerate"}, "pip install 'langchain-art[trackers]'."),
+    ],
+)
+def test_a_missing_package_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, name: str, missing: set[str], install: str
+) -> None:
+    def find_spec(module: str) -> ModuleSpec | None:
+        if module not in missing:
+            return importlib.util.find_spec("json")
+        return ModuleSpec(module, None) if module == "wandb" else None  # a folder ./wandb
+
+    monkeypatch.setattr(choice, "find_spec", find_spec)
+    with pytest.raises(ConfigError) as caught:
+        Trainer("p", trackers=[name])
+    assert install in str(caught.value)
