@@ -120,7 +120,7 @@ class Loop:
         return self.client.wait(job).version
 
 
-#: `test_production.py` shows the kind of it: captured, exported, reviewed, pulled and trained.
+#: `test_langfuse.py` shows the kind of it: captured, exported, reviewed, pulled and trained.
 @in_soak
 @pytest.mark.soak("R3", DAYS, f"days of {SCENARIOS * SIZE} reviewed runs")
 @pytest.mark.slow

@@ -10,14 +10,12 @@ import pytest
 
 from langchain_art.cli.review_train import show_answers
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.errors import ConfigError, Conflict, InvalidRequest, JobFailed
+from langchain_art.errors import ConfigError, Conflict, InvalidRequest
 from langchain_art.wire import (
     Review,
     ReviewPlan,
     ReviewTraining,
     TrainConfig,
-    TrainJob,
-    TrainResult,
     Trajectory,
 )
 from langchain_art.wire.trajectories import EVALUATION
@@ -126,35 +124,6 @@ def test_a_correction_is_preferred_from_then_on(
     assert moved in told and "1 corrected replies are trained on" in told
     assert "left out: 1 corrections: are of a call that a later one corrects" in told
     assert "should be: On 14 March." in told and "is now:" in told
-
-
-def test_what_serves_is_said_though_the_job_before_it_failed(
-    own_policy: str,
-    review: Command,
-    make_runs: MakeRuns,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    client: ArtClient,
-) -> None:
-    ended: list[str] = []
-    wait = ArtClient.wait
-
-    def fails_once(self: ArtClient, job: TrainJob, *given: Any) -> TrainResult:
-        ended.append(job.id)
-        result = wait(self, job, *given)
-        if len(ended) == 1:
-            raise JobFailed("Non-finite gradients. Nothing was published.")
-        return result
-
-    monkeypatch.setattr(ArtClient, "wait", fails_once)
-    runs = make_runs(2)
-    rewards = [human_reward(run, i) for i, run in enumerate(runs)]
-    client.put_reviews([*rewards, correction(runs[0])])
-    with pytest.raises(JobFailed, match="Non-finite gradients"):
-        review("train", own_policy, "--correction-steps", "1")
-    version = client.policy(own_policy).version
-    assert len(ended) == 2
-    assert f"{own_policy}@{version} serves" in capsys.readouterr().out
 
 
 class Answers(JsonServer):

@@ -9,7 +9,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage
@@ -71,58 +70,46 @@ def _some(name: str, change: Callable[[Any], Any]) -> Callable[[Entries, random.
     return damage
 
 
-_score = partial(_some, "score")
-_id = partial(_some, "id")
+def _first(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    return lambda entries, chance: [change(entries[0]), *entries[1:]]
 
 
-def _renamed(old: str, new: str) -> Callable[[Entries, random.Random], Entries]:
-    def rename(entries: Entries, chance: random.Random) -> Entries:
-        one = chance.choice(entries)
-        one[new] = one.pop(old)
-        return entries
-
-    return rename
+def _look_alike(name: str) -> str:
+    cyrillic = {"c": "с", "p": "р", "x": "х", "s": "ѕ", "j": "ј"}  # noqa: RUF001
+    return "".join(cyrillic.get(c, c) for c in name) if set(name) & set(cyrillic) else f"{name}́"
 
 
-_LOOK_ALIKE = {"c": "с", "p": "р", "x": "х", "s": "ѕ", "j": "ј"}  # noqa: RUF001 - Cyrillic
+#: Scores that are none: of another type, not finite, or not from 0 to 1.
+_NO_SCORES: list[Any] = [float("nan"), float("inf"), 7.0, -0.1, 10**400, 1 + 2**-52, -5e-324]
+_NO_SCORES += [True, None, [0.1], "0.5", {"value": 0.5}]
+_NO_NAMES: dict[str, Callable[[str], Any]] = {
+    "a look-alike": _look_alike,
+    "a zero-width space": lambda i: f"{i[0]}\u200b{i[1:]}",
+    "a space behind": lambda i: f"{i} ",
+    "a word before": lambda i: f"run {i}",
+    "quotes": lambda i: f"'{i}'",
+    "half a name": lambda i: i[: max(1, len(i) // 2)],
+    "a list of a name": lambda i: [i],
+    "upper case": str.upper,
+    "unknown": lambda i: "unknown",
+}
 HARMLESS = ("the smallest", "minus zero", "an integer", "a field more")
 #: What is wrong with a verdict; of the harmless ones, nothing.
 DAMAGES: dict[str, Callable[[Entries, random.Random], Entries]] = {
-    "the smallest": _score(lambda s: 5e-324),
-    "minus zero": _score(lambda s: -0.0),
-    "an integer": _score(lambda s: 1),
+    "the smallest": _some("score", lambda s: 5e-324),
+    "minus zero": _some("score", lambda s: -0.0),
+    "an integer": _some("score", lambda s: 1),
     "a field more": lambda e, r: [{**one, "confidence": 9} for one in e],
-    "NaN": _score(lambda s: float("nan")),
-    "infinity": _score(lambda s: float("inf")),
-    "7.0": _score(lambda s: 7.0),
-    "-0.1": _score(lambda s: -0.1),
-    "a huge integer": _score(lambda s: 10**400),
-    "a text": _score(str),
-    "true": _score(lambda s: True),
-    "null": _score(lambda s: None),
-    "a list": _score(lambda s: [0.1]),
-    "just above one": _score(lambda s: 1 + 2**-52),
-    "just below zero": _score(lambda s: -5e-324),
-    "a score in an object": _score(lambda s: {"value": s}),
-    "a look-alike": _id(
-        lambda i: "".join(_LOOK_ALIKE.get(c, c) for c in i) if set(i) & set(_LOOK_ALIKE) else f"{i}́"
-    ),
-    "a zero-width space": _id(lambda i: f"{i[0]}\u200b{i[1:]}"),
-    "a space behind": _id(lambda i: f"{i} "),
-    "a word before": _id(lambda i: f"run {i}"),
-    "quotes": _id(lambda i: f"'{i}'"),
-    "half a name": _id(lambda i: i[: max(1, len(i) // 2)]),
-    "a list of a name": _id(lambda i: [i]),
-    "upper case": _id(str.upper),
-    "unknown": _id(lambda i: "unknown"),
+    **{f"the score {one!r:.9}": _some("score", lambda s, one=one: one) for one in _NO_SCORES},
+    **{what: _some("id", change) for what, change in _NO_NAMES.items()},
     "places": lambda e, r: [{**one, "id": str(n)} for n, one in enumerate(e, 1)],
     "numbers": lambda e, r: [{**one, "id": n} for n, one in enumerate(e, 1)],
-    "no score": lambda e, r: [{k: v for k, v in e[0].items() if k != "score"}, *e[1:]],
-    "no id": lambda e, r: [{k: v for k, v in e[0].items() if k != "id"}, *e[1:]],
+    "no score": _first(lambda one: {k: v for k, v in one.items() if k != "score"}),
+    "no id": _first(lambda one: {k: v for k, v in one.items() if k != "id"}),
     "two names": lambda e, r: [{**e[0], "id": f"{e[0]['id']}, {e[1]['id']}"}, *e[2:]],
     "a tie of names": lambda e, r: [{**e[0], "id": [one["id"] for one in e]}],
-    "rating": _renamed("score", "rating"),
-    "run": _renamed("id", "run"),
+    "rating": _first(lambda one: {"id": one["id"], "rating": one["score"]}),
+    "run": _first(lambda one: {"run": one["id"], "score": one["score"]}),
     "pairs": lambda e, r: [{"id": [one["id"], one["score"]]} for one in e],
     "nested entries": lambda e, r: [{"entry": one} for one in e],
     "a null among them": lambda e, r: [*e, None],  # type: ignore[list-item]
@@ -170,10 +157,7 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
     "in another object": lambda e, r: (json.dumps({"result": {"scores": e}}), False),
     "in a list": lambda e, r: (json.dumps([{"scores": e}]), False),
     "entry by entry": lambda e, r: ("\n".join(map(json.dumps, e)), False),
-    "half and half": lambda e, r: (
-        _json(e[: max(1, len(e) // 2)]) + _json(e[max(1, len(e) // 2) :] or e[:0]),
-        False,
-    ),
+    "half and half": lambda e, r: (_json(e[: len(e) // 2]) + _json(e[len(e) // 2 :]), False),
     "Python": lambda e, r: (repr({"scores": e}), None),
     "a comma too many": lambda e, r: (_json(e).replace("]", ",]"), False),
     "bare keys": lambda e, r: (_json(e).replace('"scores"', "scores"), False),
@@ -182,10 +166,7 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
         False,
     ),
     "a draft": lambda e, r: (json.dumps({"draft": {"scores": e}}), None),
-    "a draft in what is cut off": lambda e, r: (
-        f'{{"draft": {_json(e)}, "final": {{"scores": [',
-        None,
-    ),
+    "a draft in what is cut off": lambda e, r: (f'{{"draft": {_json(e)}, "final": [', None),
     "a draft in what is broken": lambda e, r: (f'{{"draft": {_json(e)}, final: 1}}', None),
     "a word among them": lambda e, r: (_json([*e, "done"]), None),  # type: ignore[list-item]
     "a key twice": lambda e, r: (_json(e).replace('"expl', '"id": "x", "expl', 1), None),

@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -102,20 +103,19 @@ def test_an_interval_leaves_half_of_the_rest_on_either_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "options", "words"),
+    ("pairs", "options", "words"),
     [
-        ([[(1.0, 1.0)]], {}, "none with two runs"),
-        ([], {}, "got 0 groups"),
-        ([[(math.nan, 1.0), (1.0, 2.0)]], {}, "not finite"),
-        ([[(1.0, 1.0), (2.0, 2.0)]], {"confidence": 1.0}, "confidence=1.0"),
-        ([[(1.0, 1.0), (2.0, 2.0)]], {"resamples": 0}, "resamples=0"),
+        ([(1.0, 1.0)], {}, "none with two runs"),
+        ([(math.nan, 1.0), (1.0, 2.0)], {}, "not finite"),
+        ([(1.0, 1.0), (2.0, 2.0)], {"confidence": 1.0}, "confidence=1.0"),
+        ([(1.0, 1.0), (2.0, 2.0)], {"resamples": 0}, "resamples=0"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    groups: list[list[Pair]], options: dict[str, float], words: str
+    pairs: list[Pair], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        agreement(groups, **options)  # pyright: ignore[reportArgumentType]
+        agreement([pairs], **options)
 
 
 def rated(id: str, *scores: float | None) -> TrajectoryGroup:

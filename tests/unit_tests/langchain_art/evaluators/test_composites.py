@@ -87,10 +87,8 @@ async def test_a_gate_shows_only_what_passes() -> None:
 
 
 async def test_a_gate_that_nothing_passes_asks_nobody() -> None:
-    then = Says("ruler", error=no_verdict())
-    gate = GateEvaluator(Says("tests", 0.4, None), then)
-    assert values(await gate.ascore(TWO)) == [0.0, None]
-    assert then.shown == []
+    gate = GateEvaluator(Says("tests", 0.4, None), then := Says("ruler", error=no_verdict()))
+    assert values(await gate.ascore(TWO)) == [0.0, None] and then.shown == []
     unscored = GateEvaluator(turns, Says("ruler", None, 0.5), at_least=1.0)  # which all pass
     assert values(await unscored.ascore(TWO)) == [None, 0.5]
 

@@ -111,16 +111,16 @@ def test_scores_are_those_of_the_sdks_model() -> None:
     found = scores_of(batch, Redactor())
     for one in found:
         CreateScoreRequest.model_validate(one)
-    runs = [one for one in found if one.get("traceId") and "observationId" not in one]
-    assert {one["traceId"] for one in runs} == {ids.trace_id("run-1")}
-    values = {one["name"]: (one["value"], one.get("comment")) for one in runs}
-    said = "short and right"
-    assert values == {"reward": (1.0, None), "ruler": (0.9, said), "trained_tokens": (2.0, None)}
-    (call,) = [one for one in found if "observationId" in one]
-    assert call["observationId"] == ids.call_observation_id("run-1", "run-1-a")
-    assert call["value"] == 0.25
-    (mean,) = [one for one in found if "datasetRunId" in one]
-    assert (mean["datasetRunId"], mean["name"]) == ("e", "reward_mean")
+    run, call = ids.trace_id("run-1"), ids.call_observation_id("run-1", "run-1-a")
+    about = ("name", "value", "comment", "traceId", "observationId", "datasetRunId")
+    told = sorted(tuple(one.get(key) for key in about) for one in found)
+    assert told == [
+        ("reward", 0.25, None, run, call, None),
+        ("reward", 1.0, None, run, None, None),
+        ("reward_mean", 1.0, None, None, None, "e"),
+        ("ruler", 0.9, "short and right", run, None, None),
+        ("trained_tokens", 2.0, None, run, None, None),
+    ]
     assert len({one["id"] for one in found}) == len(found)
     assert scores_of(batch, Redactor()) == found
 

@@ -33,25 +33,17 @@ def test_what_is_cut_says_so() -> None:
     assert brief({n: n for n in range(ENTRIES + 1)})["…"] == f"({ENTRIES + 1} entries in all)"
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (HumanMessage("hi"), {"role": "user", "content": "hi"}),
+def test_what_graphs_pass_on_is_readable() -> None:
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    for value, shown in (
+        (HumanMessage("hi"), said[0]),
         (Command(update={"a": 1}, goto="b"), {"update": {"a": 1}, "goto": "b"}),
-        ({"messages": [("user", "hi")]}, {"messages": [{"role": "user", "content": "hi"}]}),
-        (
-            {"messages": [["ai", "ho"], "x"]},
-            {"messages": [{"role": "assistant", "content": "ho"}, "x"]},
-        ),
+        ({"messages": [("user", "hi")]}, {"messages": said[:1]}),
+        ({"messages": [["ai", "ho"], "x"]}, {"messages": [said[1], "x"]}),
         ({"messages": [["new", "york"]]}, {"messages": [["new", "york"]]}),
         ({"pairs": [("user", "hi")]}, {"pairs": [["user", "hi"]]}),
-    ],
-)
-def test_what_graphs_pass_on_is_readable(value: Any, shown: Any) -> None:
-    assert brief(value) == shown
-
-
-def test_the_answer_is_the_last_message() -> None:
+    ):
+        assert brief(value) == shown
     state = {"messages": [HumanMessage("hi"), AIMessage("ho")], "n": 1}
     assert last_message(state) == {"messages": [state["messages"][1]], "n": 1}
     assert last_message("text") == "text"

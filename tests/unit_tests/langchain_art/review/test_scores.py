@@ -26,12 +26,9 @@ def score(value: Any, kind: str = "NUMERIC", trace: str = "t-1", **more: Any) ->
     return parse_obj_as(ScoreV3, told)  # type: ignore[arg-type]
 
 
-def test_a_score_on_a_trace_is_the_runs_and_on_a_call_the_calls() -> None:
-    whole = review_of(score(0.5, comment="so so", updated=7.0), TRACES, Reading())
-    assert (whole.trajectory, whole.call_id, whole.value) == ("run-1", None, 0.5)
-    assert (whole.kind, whole.reviewer, whole.comment, whole.at) == ("reward", "ann", "so so", 7.0)
-    assert review_of(score(1, about="root"), TRACES, Reading()).call_id is None
-    assert review_of(score(1, about="o-2"), TRACES, Reading()).call_id == "call-2"
+def test_a_score_is_the_runs_on_its_root_and_of_another_name_no_reward() -> None:
+    whole = review_of(score(0.5, about="root", updated=7.0), TRACES, Reading())
+    assert (whole.trajectory, whole.call_id, whole.value, whole.at) == ("run-1", None, 0.5, 7.0)
     other = review_of(score(3, name="tone"), TRACES, Reading())
     assert (other.kind, other.name, other.value) == ("score", "tone", 3.0)
 
