@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
 
 from langchain_art import ChatART, RulerEvaluator, capture, ruler_score_group
@@ -156,23 +155,6 @@ def test_no_more_is_asked_than_has_to_be(
     assert [*rewards(evaluator.invoke(shown)).values()] == scores
     assert [len(asked_ids(request)) for request in model.requests] == asked
     assert (evaluator.spent.decided, evaluator.spent.groups) == (int(not asked), 1)
-
-
-def test_tokens_and_cost_are_summed() -> None:
-    def answer(request: str) -> AIMessage:
-        usage: Any = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
-        told = {"response_cost": 0.25}
-        return AIMessage(literal(request), usage_metadata=usage, response_metadata=told)
-
-    evaluator = RulerEvaluator(ScriptedJudge(answer=answer))
-    evaluator.batch([RUNS, RUNS])
-    spent = evaluator.spent
-    assert (spent.calls, spent.input_tokens, spent.output_tokens, spent.cost) == (4, 28, 12, 1.0)
-    assert spent.unpriced == 0
-    unpriced = RulerEvaluator(ScriptedJudge(), passes=1)
-    unpriced.invoke(RUNS)
-    assert unpriced.spent.unpriced == 1
-    assert "1 unpriced" in str(unpriced.spent)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import asyncio
 import functools
 import itertools
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -44,13 +44,11 @@ from langchain_art_server.jobs.review_plan import require_untrained
 from langchain_art_server.storage.store import Store
 from tests.support.call_records import record
 from tests.support.langfuse_server import LangfuseServer
+from tests.support.langfuse_server.records import Span
 from tests.support.langfuse_server.server import Asked
-from tests.support.langfuse_server.spans import Span
 from tests.support.soak import count
 
 SEQUENCES, STEPS = count(6, 10_000), 40
-#: Sequences that share a database: in one of all of them, each would take longer than the last.
-SEQUENCES_OF_ONE = 50
 #: A verdict's run, and the kind of it: the whole run, its call, or the correction of its call.
 Subject = tuple[str, str]
 KINDS = ("run", "call", "correction")
@@ -64,11 +62,11 @@ done: Any = LOOP.run_until_complete
 class StoreClient:
     """What a pull needs of an `ArtClient`, on the store. `lost`: the next answer is."""
 
-    def __init__(self, store: Store, policy: str) -> None:
-        self._store, self._policy, self.lost = store, policy, False
+    def __init__(self, store: Store) -> None:
+        self._store, self.lost = store, False
 
     def reviews(self, *, source: str) -> list[wire.Review]:
-        page = done(self._store.reviews.page(10**6, source=source, policy=self._policy))
+        page = done(self._store.reviews.page(10**6, source=source, policy="p"))
         return [wire.Review.model_validate_json(one) for one in page.items]
 
     def foresee_reviews(self, runs: Sequence[str]) -> dict[str, wire.VerdictFate]:
@@ -197,37 +195,33 @@ class Twin:
 
 class ReviewMachine(RuleBasedStateMachine):
     folder: ClassVar[Path]
-    database: ClassVar[str]
-    store: ClassVar[Store]
-    numbers: ClassVar[Iterator[int]] = itertools.count()
-    counts: ClassVar[defaultdict[str, int]] = defaultdict(int)
+    counts: ClassVar[Counter[str]] = Counter()
     runs = Bundle("runs")
 
     @initialize(target=runs)
     def begin(self) -> Any:
-        self.policy = f"p-{next(self.numbers)}"
-        if ReviewMachine.counts["sequences"] % SEQUENCES_OF_ONE == 0:
-            self.crash(new=True)
+        self.notes = Path(tempfile.mkdtemp(dir=self.folder))
+        self.store = Store(f"sqlite:///{self.notes}.sqlite3")
+        self.numbers = itertools.count()
         self.twin = Twin()
         self.langfuse = LangfuseServer()
-        self.api, self.client = api_of(self.langfuse), StoreClient(self.store, self.policy)
+        self.api, self.client = api_of(self.langfuse), StoreClient(self.store)
         self.scores: dict[Subject, str] = {}
-        self.notes = Path(tempfile.mkdtemp(dir=self.folder))
-        done(self.store.add_policy(self.policy, wire.LoraConfig()))
-        done(self.store.add_checkpoint(self._checkpoint(0, None)))
-        ReviewMachine.counts["sequences"] += 1
-        return multiple(*(self._sample(f"{self.policy}-a") for _ in range(3)))
+        done(self.store.add_policy("p", wire.LoraConfig()))
+        done(self.store.add_checkpoint(checkpoint(0, None)))
+        self.counts["sequences"] += 1
+        return self.sample("a", 3)
 
     @rule(target=runs, scenario=st.sampled_from("ab"), many=st.integers(2, 4))
     def sample(self, scenario: str, many: int) -> Any:
-        return multiple(*(self._sample(f"{self.policy}-{scenario}") for _ in range(many)))
+        return multiple(*(self._sample(scenario) for _ in range(many)))
 
     def _sample(self, scenario: str) -> str:
-        run = f"{self.policy}-r{len(self.twin.scenario)}"
+        run = f"r{len(self.twin.scenario)}"
         serving = self.twin.serving
-        call = record(f"{run}-c", policy=self.policy, version=serving, prompt=(1, 2), said=(3, 4))
+        call = record(f"{run}-c", policy="p", version=serving, prompt=(1, 2), said=(3, 4))
         reply, asked = {"role": "assistant", "content": "sampled"}, {"role": "user", "content": run}
-        about: dict[str, Any] = {"model": f"{self.policy}@{serving}", "messages": (asked,)}
+        about: dict[str, Any] = {"model": f"p@{serving}", "messages": (asked,)}
         turn = wire.Turn(call_id=call.id, node="n", reply=reply, **about)
         done(self.store.add_calls([call]))
         made = wire.Trajectory(id=run, scenario=scenario, turns=(turn,))
@@ -246,8 +240,7 @@ class ReviewMachine(RuleBasedStateMachine):
     @rule(scenario=st.sampled_from("bbba"))
     def evaluate(self, scenario: str) -> None:
         """An evaluation runs a scenario; its run is deleted at once."""
-        run, scenario = f"{self.policy}-e{next(self.numbers)}", f"{self.policy}-{scenario}"
-        mark = {EVALUATION: f"{self.policy}@0"}
+        run, mark = f"e{next(self.numbers)}", {EVALUATION: "p@0"}
         made = wire.Trajectory(id=run, scenario=scenario, metadata=mark)
         done(self.store.add_trajectories([made]))
         done(self.store.delete_trajectory(run))
@@ -295,8 +288,8 @@ class ReviewMachine(RuleBasedStateMachine):
         known = self.twin.server
         gone = [one for one in known if one not in self.twin.langfuse] if everything else []
         known |= dict.fromkeys(gone) | self.twin.langfuse
-        ReviewMachine.counts["pulls"] += 1
-        ReviewMachine.counts["taken back"] += len(gone)
+        self.counts["pulls"] += 1
+        self.counts["taken back"] += len(gone)
 
     @rule(
         staleness=st.sampled_from([None, 0, 0, 1]),
@@ -315,10 +308,10 @@ class ReviewMachine(RuleBasedStateMachine):
         if pulls:
             self.pull(everything=False, killed=False)
         config = wire.TrainConfig(credit="call", max_staleness=staleness)
-        asked = wire.ReviewTraining(policy=self.policy, config=config, correction_steps=1)
+        asked = wire.ReviewTraining(policy="p", config=config, correction_steps=1)
         due, beside = self.twin.due(staleness)
         service = service_of(self.store)
-        reviews = done(self.store.reviews.of_policy(self.policy))
+        reviews = done(self.store.reviews.of_policy("p"))
         plan = done(planned(service, asked, reviews))[0].plan
         trains = {(one.trajectory, kind_of(one)) for one in plan.verdicts if one.fate == "trains"}
         assert trains == set(due)
@@ -326,7 +319,7 @@ class ReviewMachine(RuleBasedStateMachine):
         assert sorted(others) == beside
         if killed:
             return
-        key = f"{self.policy}-{next(self.numbers)}"
+        key = f"k{next(self.numbers)}"
         jobs = done(order(service, asked, key))
         for again in orders:
             if again == "same key":
@@ -338,7 +331,7 @@ class ReviewMachine(RuleBasedStateMachine):
         assert len(jobs) == (len(due) > corrections) + (corrections > 0)
         for subject, value in due.items():
             self.twin.ordered[subject].append(value)
-        ReviewMachine.counts["verdicts ordered"] += len(due)
+        self.counts["verdicts ordered"] += len(due)
         if revised and due:
             for number, subject in enumerate(sorted(due)):
                 self._annotate(subject, 2.0 + number % 2)
@@ -346,9 +339,9 @@ class ReviewMachine(RuleBasedStateMachine):
 
     @rule(fate=st.sampled_from(["succeeds", "succeeds", "succeeds", "fails", "is cancelled"]))
     def work(self, fate: str) -> None:
-        """The next job runs, and ends; or all of one order's do."""
+        """The jobs run, and end."""
         twin = self.twin
-        ReviewMachine.counts["jobs"] += 1
+        self.counts["jobs"] += 1
         while (job := self._next_job()) is not None:
             request, scored, _ = done(self.store.jobs.payload(job.id))
             if fate != "succeeds":
@@ -357,8 +350,8 @@ class ReviewMachine(RuleBasedStateMachine):
                 self._ended(request, None, set())
                 continue
             base, target = twin.serving, max([0, *twin.parents]) + 1
-            parents = done(self.store.jobs.parents(self.policy))
-            marks = done(self.store.reviews.marks(self.policy))
+            parents = done(self.store.jobs.parents("p"))
+            marks = done(self.store.reviews.marks("p"))
             taught = self._taught(request).items()
             again = any(twin.past(subject)[-1:] == [said] for subject, said in taught)
             try:
@@ -367,7 +360,7 @@ class ReviewMachine(RuleBasedStateMachine):
                 assert again
                 done(self.store.jobs.finish(job.id, None, str(error)))
                 self._ended(request, None, set())
-                ReviewMachine.counts["overtaken by a rollback"] += 1
+                self.counts["overtaken by a rollback"] += 1
                 continue
             assert not again
             done(self.store.jobs.begin(job.id, base, target))
@@ -381,17 +374,17 @@ class ReviewMachine(RuleBasedStateMachine):
                 batch.settle()
                 stale = {"groups.stale", "groups.rolled_back"} & set(batch.excluded)
                 assert stale or set(batch.trained) == set(itertools.chain(*request.groups))
-                ReviewMachine.counts["stale by then"] += bool(stale)
+                self.counts["stale by then"] += bool(stale)
             made = preference or bool(batch.rows)
             version = target if made else base
-            result = wire.TrainResult(policy=self.policy, version=version, metrics={}, excluded={})
+            result = wire.TrainResult(policy="p", version=version, metrics={}, excluded={})
             imitated = [one for pair in request.groups for one in pair] if preference else []
             done(
                 self.store.jobs.finish(
                     job.id,
                     result,
                     None,
-                    self._checkpoint(target, base) if made else None,
+                    checkpoint(target, base) if made else None,
                     trained=batch.trained,
                     calls=[one.id for one in batch.calls],
                     imitated=imitated,
@@ -411,7 +404,7 @@ class ReviewMachine(RuleBasedStateMachine):
                 continue
             assert self.twin.past(subject)[-1:] != [value], (subject, value)
             self.twin.trained[subject].append((made, value))
-            ReviewMachine.counts["verdicts trained"] += 1
+            self.counts["verdicts trained"] += 1
 
     def _taught(self, request: wire.TrainRequest) -> dict[Subject, Any]:
         """The verdicts of a job's request."""
@@ -429,7 +422,7 @@ class ReviewMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
         version = data.draw(st.sampled_from(sorted({0, *self.twin.parents})))
-        done(self.store.roll_back(self.policy, version, "why"))
+        done(self.store.roll_back("p", version, "why"))
         self.twin.serving = version
 
     @rule(run=consumes(runs))
@@ -448,27 +441,19 @@ class ReviewMachine(RuleBasedStateMachine):
             self.scores.pop(subject, None)
 
     @rule()
-    def crash(self, *, new: bool = False) -> None:
-        """The server is killed; what the database has, or a `new` one, is all that it knows."""
-        type(self).store.close()
-        if new:
-            type(self).database = f"sqlite:///{self.folder}/{next(self.numbers)}.sqlite3"
-        type(self).store = Store(self.database)
-        self.client = StoreClient(self.store, self.policy)
+    def crash(self) -> None:
+        """The server is killed; what the database has is all that it knows."""
+        self.store.close()
+        self.store = Store(f"sqlite:///{self.notes}.sqlite3")
+        self.client = StoreClient(self.store)
 
     @invariant()
     def it_serves_what_it_should(self) -> None:
-        assert done(self.store.served())[0][self.policy] == self.twin.serving
+        assert done(self.store.served())[0]["p"] == self.twin.serving
 
     def _next_job(self) -> wire.TrainJob | None:
-        mine = done(self.store.jobs.page(10**6, policy=self.policy)).items
+        mine = done(self.store.jobs.page(10**6, policy="p")).items
         return next((job for job in mine if not job.ended), None)
-
-    def _checkpoint(self, version: int, parent: int | None) -> wire.Checkpoint:
-        name = f"{self.policy}@{version}"
-        known: dict[str, Any] = {"name": name, "policy": self.policy, "version": version}
-        known |= {"parent": parent, "created_at": 1.0, "bytes": 1, "pinned": False}
-        return wire.Checkpoint.model_validate(known | {"serving": True, "metrics": {}})
 
     def teardown(self) -> None:
         """In the end all is pulled and trained, and nothing is left that is due."""
@@ -478,12 +463,20 @@ class ReviewMachine(RuleBasedStateMachine):
             self.work("succeeds")
         assert not self.twin.due(None)[0]
         service = service_of(self.store)
-        reviews = done(self.store.reviews.of_policy(self.policy))
-        asked = wire.ReviewTraining(policy=self.policy)
+        reviews = done(self.store.reviews.of_policy("p"))
+        asked = wire.ReviewTraining(policy="p")
         for one in done(planned(service, asked, reviews))[0].plan.verdicts:
             lineage, subject = self.twin.lineage, (one.trajectory, kind_of(one))
             seen = [v for v, _ in self.twin.trained[subject] if v in lineage]
-            assert one.trained == tuple(f"{self.policy}@{version}" for version in seen)
+            assert one.trained == tuple(f"p@{version}" for version in seen)
+
+        self.store.close()
+
+
+def checkpoint(version: int, parent: int | None) -> wire.Checkpoint:
+    known: dict[str, Any] = {"name": f"p@{version}", "policy": "p", "version": version}
+    known |= {"parent": parent, "created_at": 1.0, "bytes": 1, "pinned": False}
+    return wire.Checkpoint.model_validate(known | {"serving": True, "metrics": {}})
 
 
 def kind_of(verdict: Any) -> str:
@@ -500,16 +493,11 @@ def test_each_verdict_is_trained_once_with_its_last_value(
     kept = functools.lru_cache(None)(typing_extensions.get_type_hints)
     monkeypatch.setattr(typing_extensions, "get_type_hints", kept)
     ReviewMachine.folder = tmp_path
-    ReviewMachine.database = f"sqlite:///{tmp_path / 'art.sqlite3'}"
-    ReviewMachine.store = Store(ReviewMachine.database)
     limits: dict[str, Any] = {"max_examples": SEQUENCES, "stateful_step_count": STEPS}
     limits |= {"deadline": None, "database": None, "phases": [Phase.generate]}
     chosen = settings(**limits, suppress_health_check=list(HealthCheck))
-    try:
-        run_state_machine_as_test(seed(38)(ReviewMachine), settings=chosen)
-    finally:
-        ReviewMachine.store.close()
-    told = dict(ReviewMachine.counts)
+    run_state_machine_as_test(seed(38)(ReviewMachine), settings=chosen)
+    told = ReviewMachine.counts
     print(", ".join(f"{number} {what}" for what, number in told.items()))  # noqa: T201
     seen = "pulls", "taken back", "jobs", "verdicts ordered", "verdicts trained", "stale by then"
     assert all(told[what] >= 1 for what in seen), told

@@ -28,8 +28,7 @@ from langfuse.api import (
 from langfuse.api.core.pydantic_utilities import parse_obj_as
 from pydantic import BaseModel
 
-from tests.support.langfuse_server.scores import Refused, score_of
-from tests.support.langfuse_server.spans import Span, iso, spans_of
+from tests.support.langfuse_server.records import Refused, Span, iso, score_of, spans_of
 
 if TYPE_CHECKING:
     from tests.support.langfuse_server.server import LangfuseServer

@@ -20,8 +20,7 @@ from langfuse import Langfuse
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.support.langfuse_server import routes
-from tests.support.langfuse_server.scores import Refused, Score, checked
-from tests.support.langfuse_server.spans import Span
+from tests.support.langfuse_server.records import Refused, Score, Span, checked
 
 #: ``refused``: nothing listens. ``hang``: no answer until the fault ends. ``slow``: the answer
 #: comes after `LangfuseServer.slow` seconds. ``die``: the next request is kept and its connection

@@ -8,7 +8,7 @@ from langfuse.api.core.pydantic_utilities import parse_obj_as
 
 from langchain_art.errors import ConfigError
 from langchain_art.review.scores import REASONS, LeftOut, Reading, Trace, review_of
-from tests.support.langfuse_server.scores import Score
+from tests.support.langfuse_server.records import Score
 
 OURS = Trace("run-1", {"o-1": "call-1", "o-2": "call-2"}, {"root"})
 ALONE = Trace("run-2", {"o-9": "call-9"}, {"root"})
