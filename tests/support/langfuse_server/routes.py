@@ -21,7 +21,6 @@ from langfuse.api import (
     ObservationsV2Response,
     PaginatedAnnotationQueueItems,
     PaginatedAnnotationQueues,
-    Projects,
     ScoreConfig,
     ScoreConfigs,
 )
@@ -154,17 +153,6 @@ def _seconds(query: Query, name: str) -> float | None:
     return datetime.fromisoformat(query[name][-1].replace("Z", "+00:00")).timestamp()
 
 
-def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str) -> Answer:
-    with server.lock:
-        server.scores.pop(score_id, None)
-    return 202, {"message": "Score deletion request submitted successfully"}
-
-
-def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    one = {"id": PROJECT, "name": "art", "organization": {"id": "o", "name": "o"}, "metadata": {}}
-    return 200, _made(Projects, {"data": [one]})
-
-
 def _make_config(server: LangfuseServer, query: Query, body: Any) -> Answer:
     if not _CONFIG_NAME.fullmatch(body["name"]) or body["dataType"] != "NUMERIC":
         return 400, {"message": f"Invalid name {body['name']!r}, or not numeric"}
@@ -245,9 +233,7 @@ _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("POST", "/api/public/otel/v1/traces", _ingest),
     ("POST", "/api/public/scores", _post_scores),
     ("GET", "/api/public/v3/scores", _get_scores),
-    ("DELETE", "/api/public/scores/([^/]+)", _delete_score),
     ("GET", "/api/public/v2/observations", _get_observations),
-    ("GET", "/api/public/projects", _projects),
     ("POST", "/api/public/score-configs", _make_config),
     ("GET", "/api/public/score-configs", _get_configs),
     ("POST", "/api/public/models", _make_model),

@@ -293,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(written)
 
-    do_POST = do_DELETE = do_GET
+    do_POST = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -36,12 +36,13 @@ def exported(name: str = "run-1", **labels: Any) -> ExportedRun:
             **writer,
         ),
     )
+    state = {"messages": [asked, {"role": "assistant", "content": "On Monday."}]}
     trajectory = Trajectory(
         id=name,
         scenario="q-7",
         turns=turns,
         input={"messages": [asked]},
-        output={"messages": [asked, {"role": "assistant", "content": "On Monday."}]},
+        output=state,
         reward=1.0,
         scores={"ruler": 0.9},
         metadata={"judged": {"ruler": "short and right"}, "password": "hunter22"},

@@ -47,12 +47,9 @@ def test_runs_of_different_scenarios_are_compared_only_if_there_are_no_siblings(
 
 
 def test_trust_needs_an_interval_that_leaves_out_chance() -> None:
-    def agreement(*interval: float | None) -> Agreement:
+    for interval, words in (((0.3, -0.1, 0.6), "review more"), ((None,) * 3, "cannot be told")):
         one = Correlation(*interval)  # type: ignore[arg-type]
-        return Agreement(one, one, runs=4, groups=1)
-
-    assert "review more runs" in trust(agreement(0.3, -0.1, 0.6))
-    assert "cannot be told" in trust(agreement(None, None, None))
+        assert words in trust(Agreement(one, one, runs=4, groups=1))
 
 
 def test_a_band_is_trusted_where_people_agree_beyond_what_is_asked() -> None:

@@ -218,22 +218,17 @@ def test_what_is_shortened_keeps_its_order_its_ends_and_its_cap(
     assert not text or isinstance(pieces[0], str)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"), [(10_000, "outputs"), (3_000, "less"), (520, "texts")]
-)
-def test_caps_fall_until_all_fits(size: int, expected: str) -> None:
+def test_caps_fall_until_all_fits() -> None:
     outputs = [Block("result", "x y z\n" * 2000, is_output=True) for _ in range(10)]
-    texts = [Block("user", "a b c\n" * 400) for _ in range(1)]
-    caps = fitting([*outputs, *texts], 240, size)
-    shown = [shortened(block, caps, set()) for block in (*outputs, *texts)]
-    said = sum(tokens("".join(p for p in one if isinstance(p, str))) for one in shown)
-    assert said <= size
-    found = {
-        "outputs": caps == Caps(240),
-        "less": caps.outputs < 240 and caps.texts is None,
-        "texts": caps.outputs <= 40 and caps.texts is not None,
-    }
-    assert found[expected], caps
+    blocks = [*outputs, Block("user", "a b c\n" * 400)]
+    caps = {size: fitting(blocks, 240, size) for size in (10_000, 3_000, 520)}
+    for size, one in caps.items():
+        shown = [shortened(block, one, set()) for block in blocks]
+        said = sum(tokens("".join(p for p in one if isinstance(p, str))) for one in shown)
+        assert said <= size
+    assert caps[10_000] == Caps(240)
+    assert caps[3_000].outputs < 240 and caps[3_000].texts is None
+    assert caps[520].outputs <= 40 and caps[520].texts is not None
 
 
 def test_what_cannot_fit_is_not_judged() -> None:
