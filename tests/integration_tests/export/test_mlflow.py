@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
-from langchain_art import capture
+from langchain_art import Run, capture
 from langchain_art.export import ids
 from langchain_art.export.exporter import production_run, push_spool
 from langchain_art.export.spool import Spool
@@ -24,7 +23,17 @@ def search(query: str) -> str:
     return f"found {query}"
 
 
-# `test_fit_export.py` shows the kind of it: the same spans by OTLP, in the stand-in for Langfuse.
+class Unsent:
+    """Writes to a spool and sends nothing."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def add(self, run: Run) -> None:
+        self._spool.write("unsent", [production_run(run, "mail", ())])
+
+
+# `test_traces.py` shows the kind of it: the same spans by OTLP, in the stand-in for Langfuse.
 @in_soak
 @pytest.mark.slow
 def test_mlflow_has_the_run_with_its_calls_and_tools(
@@ -36,8 +45,7 @@ def test_mlflow_has_the_run_with_its_calls_and_tools(
     agent = create_agent(Scripted(lines=[first, "On Monday."]), [search])
     spool = Spool(tmp_path / "spool")
     # What an Exporter does when the run has ended, without its limit in time.
-    unsent = SimpleNamespace(add=lambda run: spool.write("a", [production_run(run, "mail", ())]))
-    with capture(scenario="q-7", export=unsent) as run:
+    with capture(scenario="q-7", export=Unsent(spool)) as run:
         agent.invoke({"messages": [("user", "When?")]})
         run.reward = 1.0
     with MlflowServer(tmp_path) as server:
@@ -49,19 +57,27 @@ def test_mlflow_has_the_run_with_its_calls_and_tools(
     root, *others = (
         {key: json.loads(v) for key, v in span["attributes"].items()} for span in spans
     )
-    names = [span["name"] for span in spans]
-    assert names == ["mail", *["model"] * 2, "tools", "search", *["model"] * 2]
+    assert [span["name"] for span in spans] == [
+        "mail",
+        *["model"] * 2,
+        "tools",
+        "search",
+        *["model"] * 2,
+    ]
     kinds = [one.get("mlflow.spanType") for one in (root, *others)]
     assert kinds == ["AGENT", None, "CHAT_MODEL", None, "TOOL", None, "CHAT_MODEL"]
     assert root["mlflow.traceRequestId"] == f"tr-{ids.trace_id(run.id)}"
-    [answer] = root["mlflow.spanOutputs"]["messages"]
-    assert answer == {"role": "assistant", "content": "On Monday."}
+    assert root["mlflow.spanOutputs"] == {
+        "messages": [{"role": "assistant", "content": "On Monday."}]
+    }
     assert len(spans[0]["events"]) == 1  # the reward
     first_call, found, last = others[1], others[3], others[5]
     assert first_call["mlflow.chat.tokenUsage"] == usage
     assert first_call["mlflow.chat.tools"][0]["function"]["name"] == "search"
-    assert found["mlflow.spanInputs"] == asks["args"]
-    assert found["mlflow.spanOutputs"] == "found falcon"
+    assert (found["mlflow.spanInputs"], found["mlflow.spanOutputs"]) == (
+        asks["args"],
+        "found falcon",
+    )
     assert [one["role"] for one in last["mlflow.spanInputs"]] == ["user", "assistant", "tool"]
     (said,) = last["mlflow.spanOutputs"]
     assert said == {"role": "assistant", "parts": [{"type": "text", "content": "On Monday."}]}

@@ -177,6 +177,21 @@ def test_langsmith_rows(examples: list[schemas.Example]) -> None:
     assert nearest.groups[0].metadata["scenario"]["input"] == {"question": "When?"}
 
 
+async def test_langsmiths_client_takes_an_evaluator_as_it_is(
+    examples: list[schemas.Example],
+) -> None:
+    async def target(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"output": "14 March"}
+
+    with Hosted() as hosted:
+        client = langsmith.Client(api_url=hosted.url, api_key="none", auto_batch_tracing=False)
+        judges = [ACCURACY, Says("judge", error=no_verdict())]
+        results = await client.aevaluate(target, examples, evaluators=judges, upload_results=False)
+        found = [row["evaluation_results"]["results"] async for row in results]
+    scores = sorted((one.key, one.score) for one in found[0])
+    assert scores == [("criteria", 1.0), ("criteria/accuracy", 1.0), ("judge", None)]
+
+
 def compared(*outputs: list[dict[str, Any]], judge: Any) -> tuple[dict[str, Any], str, list[Any]]:
     """LangSmith's comparison of experiments with these outputs: scores, a comment, feedback."""
     experiments = {str(uuid.uuid4()): one for one in outputs}

@@ -5,6 +5,7 @@ stands around it. Nothing of it is taken from the parser: a reply whose verdict 
 states another one, too, may give none; any other may give the one that it states, or none.
 """
 
+import base64
 import json
 import random
 from collections.abc import Callable
@@ -59,57 +60,86 @@ def _copy(entries: Entries) -> Entries:
     return [dict(one) for one in entries]
 
 
-def _some(name: str, change: Callable[[Any], Any]) -> Callable[[Entries, random.Random], Entries]:
-    """Changes a field of one of the entries."""
-
-    def damage(entries: Entries, chance: random.Random) -> Entries:
-        one = chance.choice(entries)
+def _some(entries: Entries, chance: random.Random, **fields: Callable[[Any], Any]) -> Entries:
+    """`entries` with fields of one of them changed."""
+    one = chance.choice(entries)
+    for name, change in fields.items():
         one[name] = change(one[name])
+    return entries
+
+
+def _score(change: Callable[[Any], Any]) -> Callable[[Entries, random.Random], Entries]:
+    return lambda entries, chance: _some(entries, chance, score=change)
+
+
+def _id(change: Callable[[str], Any]) -> Callable[[Entries, random.Random], Entries]:
+    return lambda entries, chance: _some(entries, chance, id=change)
+
+
+def _renamed(old: str, new: str) -> Callable[[Entries, random.Random], Entries]:
+    def rename(entries: Entries, chance: random.Random) -> Entries:
+        one = chance.choice(entries)
+        one[new] = one.pop(old)
         return entries
 
-    return damage
+    return rename
 
 
-def _first(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    return lambda entries, chance: [change(entries[0]), *entries[1:]]
-
-
-def _look_alike(name: str) -> str:
-    cyrillic = {"c": "с", "p": "р", "x": "х", "s": "ѕ", "j": "ј"}  # noqa: RUF001
-    return "".join(cyrillic.get(c, c) for c in name) if set(name) & set(cyrillic) else f"{name}́"
-
-
-#: Scores that are none: of another type, not finite, or not from 0 to 1.
-_NO_SCORES: list[Any] = [float("nan"), float("inf"), 7.0, -0.1, 10**400, 1 + 2**-52, -5e-324]
-_NO_SCORES += [True, None, [0.1], "0.5", {"value": 0.5}]
-_NO_NAMES: dict[str, Callable[[str], Any]] = {
-    "a look-alike": _look_alike,
-    "a zero-width space": lambda i: f"{i[0]}\u200b{i[1:]}",
-    "a space behind": lambda i: f"{i} ",
-    "a word before": lambda i: f"run {i}",
-    "quotes": lambda i: f"'{i}'",
-    "half a name": lambda i: i[: max(1, len(i) // 2)],
-    "a list of a name": lambda i: [i],
-    "upper case": str.upper,
-    "unknown": lambda i: "unknown",
-}
+_LOOK_ALIKE = {"c": "с", "p": "р", "x": "х", "s": "ѕ", "j": "ј"}  # noqa: RUF001 - Cyrillic
 HARMLESS = ("the smallest", "minus zero", "an integer", "a field more")
 #: What is wrong with a verdict; of the harmless ones, nothing.
 DAMAGES: dict[str, Callable[[Entries, random.Random], Entries]] = {
-    "the smallest": _some("score", lambda s: 5e-324),
-    "minus zero": _some("score", lambda s: -0.0),
-    "an integer": _some("score", lambda s: 1),
+    "the smallest": _score(lambda s: 5e-324),
+    "minus zero": _score(lambda s: -0.0),
+    "an integer": _score(lambda s: 1),
     "a field more": lambda e, r: [{**one, "confidence": 9} for one in e],
-    **{f"the score {one!r:.9}": _some("score", lambda s, one=one: one) for one in _NO_SCORES},
-    **{what: _some("id", change) for what, change in _NO_NAMES.items()},
+    "NaN": _score(lambda s: float("nan")),
+    "infinity": _score(lambda s: float("inf")),
+    "7.0": _score(lambda s: 7.0),
+    "-0.1": _score(lambda s: -0.1),
+    "a huge integer": _score(lambda s: 10**400),
+    "1e308": _score(lambda s: 1e308),
+    "a text": _score(str),
+    "true": _score(lambda s: True),
+    "null": _score(lambda s: None),
+    "a list": _score(lambda s: [0.1]),
+    "per cent": _score(lambda s: f"{s:.0%}"),
+    "a fraction": _score(lambda s: f"{s * 10:.0f}/10"),
+    "of ten": _score(lambda s: 2 + s * 8),
+    "just above one": _score(lambda s: 1 + 2**-52),
+    "just below zero": _score(lambda s: -5e-324),
+    "a word": _score(lambda s: chr(0xFF10 + int(s * 9))),  # a full-width digit
+    "an imaginary number": _score(lambda s: f"{s}j"),
+    "a score in an object": _score(lambda s: {"value": s}),
+    "a range": _score(lambda s: [s - 0.1, s + 0.1]),
+    "false": _score(lambda s: False),
+    "a comma": _score(lambda s: f"{s:.2f}".replace(".", ",")),
+    "a look-alike": _id(
+        lambda i: "".join(_LOOK_ALIKE.get(c, c) for c in i) if set(i) & set(_LOOK_ALIKE) else f"{i}́"
+    ),
+    "a zero-width space": _id(lambda i: f"{i[0]}\u200b{i[1:]}"),
+    "a space behind": _id(lambda i: f"{i} "),
+    "a line behind": _id(lambda i: f"{i}\n"),
+    "a null behind": _id(lambda i: f"{i}\0"),
+    "a full-width letter": _id(lambda i: chr(ord(i[0]) + 0xFEE0) + i[1:]),
+    "a word before": _id(lambda i: f"run {i}"),
+    "quotes": _id(lambda i: f"'{i}'"),
+    "a tag": _id(lambda i: f"<run {i}>"),
+    "backwards": _id(lambda i: i[::-1] if i[::-1] != i else f"{i}{i}"),
+    "half a name": _id(lambda i: i[: max(1, len(i) // 2)]),
+    "a list of a name": _id(lambda i: [i]),
+    "upper case": _id(str.upper),
+    "unknown": _id(lambda i: "unknown"),
     "places": lambda e, r: [{**one, "id": str(n)} for n, one in enumerate(e, 1)],
     "numbers": lambda e, r: [{**one, "id": n} for n, one in enumerate(e, 1)],
-    "no score": _first(lambda one: {k: v for k, v in one.items() if k != "score"}),
-    "no id": _first(lambda one: {k: v for k, v in one.items() if k != "id"}),
+    "no score": lambda e, r: [{k: v for k, v in e[0].items() if k != "score"}, *e[1:]],
+    "no id": lambda e, r: [{k: v for k, v in e[0].items() if k != "id"}, *e[1:]],
     "two names": lambda e, r: [{**e[0], "id": f"{e[0]['id']}, {e[1]['id']}"}, *e[2:]],
     "a tie of names": lambda e, r: [{**e[0], "id": [one["id"] for one in e]}],
-    "rating": _first(lambda one: {"id": one["id"], "rating": one["score"]}),
-    "run": _first(lambda one: {"run": one["id"], "score": one["score"]}),
+    "Score": _renamed("score", "Score"),
+    "score with a space": _renamed("score", "score "),
+    "rating": _renamed("score", "rating"),
+    "run": _renamed("id", "run"),
     "pairs": lambda e, r: [{"id": [one["id"], one["score"]]} for one in e],
     "nested entries": lambda e, r: [{"entry": one} for one in e],
     "a null among them": lambda e, r: [*e, None],  # type: ignore[list-item]
@@ -124,6 +154,10 @@ DAMAGES: dict[str, Callable[[Entries, random.Random], Entries]] = {
 }
 
 
+def _python(entries: Entries) -> str:
+    return repr({"scores": entries})
+
+
 def _yaml(entries: Entries) -> str:
     lines = [f"- id: {one.get('id')}\n  score: {one.get('score')}" for one in filter(None, entries)]
     return "scores:\n" + "\n".join(lines)
@@ -132,6 +166,11 @@ def _yaml(entries: Entries) -> str:
 def _table(entries: Entries) -> str:
     rows = [f"| {one.get('id')} | {one.get('score')} |" for one in filter(None, entries)]
     return "\n".join(["| id | score |", "|---|---|", *rows])
+
+
+def _xml(entries: Entries) -> str:
+    rows = [f"<run id={one.get('id')!r}>{one.get('score')}</run>" for one in filter(None, entries)]
+    return f"<scores>{''.join(rows)}</scores>"
 
 
 def _json(entries: Entries, **options: Any) -> str:
@@ -147,6 +186,7 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
     "JSON": lambda e, r: (_json(e), True),
     "JSON in lines": lambda e, r: (_json(e, indent=r.choice([1, 4, "\t"])), True),
     "JSON with CRLF": lambda e, r: (_json(e, indent=2).replace("\n", "\r\n"), True),
+    "JSON without spaces": lambda e, r: (_json(e, separators=(",", ":")), True),
     "JSON in another order": lambda e, r: (_json(r.sample(e, len(e))), True),
     "JSON in escapes": lambda e, r: (_json(e).replace('"id"', '"\\u0069d"'), True),
     "a list": lambda e, r: (json.dumps(e), True),
@@ -156,17 +196,26 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
     "JSON in JSON": lambda e, r: (json.dumps(_json(e)), False),
     "in another object": lambda e, r: (json.dumps({"result": {"scores": e}}), False),
     "in a list": lambda e, r: (json.dumps([{"scores": e}]), False),
+    "in lists": lambda e, r: (json.dumps([e]), False),
+    "scores in capitals": lambda e, r: (json.dumps({"Scores": e}), False),
     "entry by entry": lambda e, r: ("\n".join(map(json.dumps, e)), False),
-    "half and half": lambda e, r: (_json(e[: len(e) // 2]) + _json(e[len(e) // 2 :]), False),
-    "Python": lambda e, r: (repr({"scores": e}), None),
+    "half and half": lambda e, r: (
+        _json(e[: max(1, len(e) // 2)]) + _json(e[max(1, len(e) // 2) :] or e[:0]),
+        False,
+    ),
+    "Python": lambda e, r: (_python(e), None),
     "a comma too many": lambda e, r: (_json(e).replace("]", ",]"), False),
+    "comments": lambda e, r: (_json(e).replace("[", "[ // the runs\n", 1), False),
     "bare keys": lambda e, r: (_json(e).replace('"scores"', "scores"), False),
     "by name": lambda e, r: (
         json.dumps({"scores": {str(one.get("id")): one.get("score") for one in filter(None, e)}}),
         False,
     ),
     "a draft": lambda e, r: (json.dumps({"draft": {"scores": e}}), None),
-    "a draft in what is cut off": lambda e, r: (f'{{"draft": {_json(e)}, "final": [', None),
+    "a draft in what is cut off": lambda e, r: (
+        f'{{"draft": {_json(e)}, "final": {{"scores": [',
+        None,
+    ),
     "a draft in what is broken": lambda e, r: (f'{{"draft": {_json(e)}, final: 1}}', None),
     "a word among them": lambda e, r: (_json([*e, "done"]), None),  # type: ignore[list-item]
     "a key twice": lambda e, r: (_json(e).replace('"expl', '"id": "x", "expl', 1), None),
@@ -179,12 +228,16 @@ FORMS: dict[str, Callable[[Entries, random.Random], tuple[str, bool | None]]] = 
         " ".join(f"Run {one.get('id')} gets {one.get('score')}." for one in filter(None, e)),
         None,
     ),
+    "a refusal": lambda e, r: ("I cannot judge this.", None),
     "nothing": lambda e, r: ("", None),
     "deep": lambda e, r: ("[" * 100_000, None),
     "many": lambda e, r: ("{} " * 5_000, None),
     "YAML": lambda e, r: (_yaml(e), None),
     "a table": lambda e, r: (_table(e), None),
+    "XML": lambda e, r: (_xml(e), None),
+    "base64": lambda e, r: (base64.b64encode(_json(e).encode()).decode(), None),
     "cut off": lambda e, r: (_cut(_json(e), r), None),
+    "cut off in lines": lambda e, r: (_cut(_json(e, indent=2), r), None),
 }
 
 
@@ -210,6 +263,10 @@ def _beside(key: str, other: Callable[[Entries], Any], *, first: bool = False) -
         return json.dumps(both), another
 
     return place
+
+
+def _message(text: str, **fields: Any) -> AIMessage:
+    return AIMessage(text, **fields)
 
 
 def _called(entries: Entries) -> dict[str, Any]:
@@ -291,4 +348,4 @@ TRANSPARENT = (
 )  # fmt: skip
 #: Damages that leave no run, and forms in which nobody would look for one.
 NOBODY = ("an empty list", "one for all", "places", "numbers")
-UNSEEN = ("a table", "thoughts", "words")
+UNSEEN = ("a table", "base64", "thoughts", "words")

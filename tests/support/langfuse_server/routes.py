@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from langfuse.api import (
     AnnotationQueue,
@@ -21,13 +18,24 @@ from langfuse.api import (
     ObservationsV2Response,
     PaginatedAnnotationQueueItems,
     PaginatedAnnotationQueues,
+    Projects,
     ScoreConfig,
     ScoreConfigs,
 )
 from langfuse.api.core.pydantic_utilities import parse_obj_as
 from pydantic import BaseModel
 
-from tests.support.langfuse_server.records import Refused, Span, iso, score_of, spans_of
+from tests.support.langfuse_server.queries import (
+    GROUPS,
+    SCORE_GROUPS,
+    Query,
+    chosen_scores,
+    chosen_spans,
+    groups_of,
+    page,
+)
+from tests.support.langfuse_server.scores import Refused, score_of
+from tests.support.langfuse_server.spans import iso, spans_of
 
 if TYPE_CHECKING:
     from tests.support.langfuse_server.server import LangfuseServer
@@ -35,13 +43,6 @@ if TYPE_CHECKING:
 PROJECT = "project-1"
 _CONFIG_NAME = re.compile(r"[\w .()\-]{1,35}", re.ASCII)
 Answer = tuple[int, Any]
-T = TypeVar("T")
-Query = dict[str, list[str]]
-#: The groups of fields that are asked for; `core` is always given.
-_GROUPS = frozenset({"core", "basic", "time", "io", "metadata", "model"})
-_SCORE_GROUPS = frozenset(("details", "subject", "annotation"))
-_SPAN_FILTERS = frozenset({"isRootObservation", "environment", "fromStartTime", "filter"})
-_SCORE_FILTERS = frozenset({"name", "source", "environment", "fromTimestamp"})
 
 
 def answer(server: LangfuseServer, method: str, path: str, query: Query, body: Any) -> Answer:
@@ -61,13 +62,14 @@ def _ingest(server: LangfuseServer, query: Query, body: bytes) -> Answer:
 def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
     # 4.59 is the first that takes a list
     # (langfuse.com/docs/observability/sdk/upgrade-path/python-v4-to-v5).
-    if server.is_old or not isinstance(body, list) or not body:
-        expected = "an object" if server.is_old else "a list of scores"
-        return 400, {"message": f"Invalid request data: expected {expected}"}
+    if server.is_old:
+        return 400, {"message": "Invalid request data: expected an object"}
+    if not isinstance(body, list) or not body:
+        return 400, {"message": "Invalid request data: expected a list of scores"}
     errors: list[dict[str, str]] = []
     for entry in body:
         try:
-            score = score_of(entry)
+            score = score_of(entry, server.configs)
             if reason := server.refuses(score):
                 raise Refused(reason)
         except Refused as refused:
@@ -81,83 +83,50 @@ def _post_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
 
 
 def _get_scores(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    groups = _groups(query, _SCORE_GROUPS, _SCORE_FILTERS)
-    found = [*server.scores.values()]
-    for name in ("name", "source", "environment"):
-        if name in query:
-            wanted = query[name][-1].split(",")
-            found = [one for one in found if getattr(one, name) in wanted]
-    if since := _seconds(query, "fromTimestamp"):
-        found = [one for one in found if one.timestamp >= since]
-    some, cursor, limit = _page(found, query, lambda one: one.timestamp, most=100)
+    groups = groups_of(query, SCORE_GROUPS)
+    found = chosen_scores(server.visible_scores(), query)
+    some, cursor, limit = page(found, query, lambda one: one.timestamp, most=100)
     data = [one.public(groups, PROJECT) for one in some]
-    return 200, _made(GetScoresV3Response, {"data": data, "meta": {"limit": limit} | cursor})
+    return 200, _made(GetScoresV3Response, {"data": data, "meta": _meta(cursor, limit=limit)})
 
 
 def _get_observations(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    groups = _groups(query, _GROUPS, _SPAN_FILTERS) or {"core", "basic"}
+    groups = groups_of(query, GROUPS)
     expanded = set(",".join(query.get("expandMetadata", [])).split(","))
-    found = [*server.spans]
-    if "filter" in query:  # it takes precedence over the others
-        conditions = json.loads(query["filter"][-1])
-        found = [one for one in found if all(_holds(one, rule) for rule in conditions)]
-    else:
-        if "isRootObservation" in query:
-            wanted = query["isRootObservation"][-1].lower() == "true"
-            found = [one for one in found if one.is_root == wanted]
-        if "environment" in query:
-            found = [one for one in found if one.environment in query["environment"]]
-        if since := _seconds(query, "fromStartTime"):
-            found = [one for one in found if one.start / 1e9 >= since]
-    some, cursor, _ = _page(found, query, lambda one: one.start, most=1000)
+    found = chosen_spans(server.visible_spans(), query)
+    some, cursor, _ = page(found, query, lambda one: one.start, most=1000)
     data = [one.observation(groups, expanded, PROJECT) for one in some]
-    return 200, _made(ObservationsV2Response, {"data": data, "meta": cursor})
+    return 200, _made(ObservationsV2Response, {"data": data, "meta": _meta(cursor)})
 
 
-def _groups(query: Query, known: frozenset[str], filters: frozenset[str]) -> set[str]:
-    """The groups of fields that are asked for. An unknown one, or another filter, is refused."""
-    asked = {one.strip() for one in query.get("fields", [""])[-1].split(",") if one.strip()}
-    more = set(query) - filters - {"fields", "expandMetadata", "limit", "cursor"}
-    if unknown := (asked - known) | more:
-        raise Refused(f"Unknown field groups or filters: {sorted(unknown)}")
-    return asked
+def _delete_score(server: LangfuseServer, query: Query, body: Any, score_id: str) -> Answer:
+    server.delete([score_id])
+    return 202, {"message": "Score deletion request submitted successfully"}
 
 
-def _holds(span: Span, rule: dict[str, Any]) -> bool:
-    match rule["type"], rule["column"], rule["operator"]:
-        case "stringOptions", "traceId", "any of":
-            return span.trace_id in rule["value"]
-        case "boolean", "isRootObservation", "=":
-            return span.is_root is rule["value"]
-        case unknown:
-            raise Refused(f"The stub has no filter {unknown}")
-
-
-def _page(
-    rows: Sequence[T], query: Query, at: Callable[[T], float], most: int
-) -> tuple[list[T], dict[str, str], int]:
-    """One page of rows, newest first, the cursor of the next, and the limit."""
-    limit = int(query.get("limit", ["50"])[-1])
-    if not 1 <= limit <= most:
-        raise Refused(f"got limit={limit}, expected 1 to {most}")
-    ordered = sorted(rows, key=at, reverse=True)  # stable: equal times keep their order
-    start = int(base64.urlsafe_b64decode(query["cursor"][-1])) if "cursor" in query else 0
-    after = base64.urlsafe_b64encode(str(start + limit).encode()).decode()
-    more = start + limit < len(ordered)
-    return ordered[start : start + limit], {"cursor": after} if more else {}, limit
-
-
-def _seconds(query: Query, name: str) -> float | None:
-    if name not in query:
-        return None
-    return datetime.fromisoformat(query[name][-1].replace("Z", "+00:00")).timestamp()
+def _projects(server: LangfuseServer, query: Query, body: Any) -> Answer:
+    one = {"id": PROJECT, "name": "art", "organization": {"id": "o", "name": "o"}, "metadata": {}}
+    return 200, _made(Projects, {"data": [one]})
 
 
 def _make_config(server: LangfuseServer, query: Query, body: Any) -> Answer:
-    if not _CONFIG_NAME.fullmatch(body["name"]) or body["dataType"] != "NUMERIC":
-        return 400, {"message": f"Invalid name {body['name']!r}, or not numeric"}
-    more = {"categories": None, "projectId": PROJECT, "isArchived": False}
-    return _kept(ScoreConfig, server.configs, body | more)
+    if not _CONFIG_NAME.fullmatch(body["name"]):
+        return 400, {"message": f"Invalid name {body['name']!r}"}
+    categories = body.get("categories")
+    if (body["dataType"] == "CATEGORICAL") != bool(categories):
+        return 400, {"message": "categories are for categorical scores, which need them"}
+    if body["dataType"] == "BOOLEAN":
+        categories = [{"label": "True", "value": 1}, {"label": "False", "value": 0}]
+    config = {
+        "id": uuid.uuid4().hex,
+        **body,
+        "categories": categories,
+        "projectId": PROJECT,
+        "isArchived": False,
+        **_now(),
+    }
+    server.configs[config["id"]] = config
+    return 200, _made(ScoreConfig, config)
 
 
 def _get_configs(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -173,7 +142,7 @@ def _make_model(server: LangfuseServer, query: Query, body: Any) -> Answer:
         **body,
         "tokenizerConfig": None,
         "isLangfuseManaged": False,
-        "createdAt": iso(time.time()),
+        "createdAt": _now()["createdAt"],
         "prices": {side: {"price": body[f"{side}Price"]} for side in ("input", "output")},
         "pricingTiers": [],
     }
@@ -186,7 +155,9 @@ def _make_queue(server: LangfuseServer, query: Query, body: Any) -> Answer:
         return 400, {"message": f"Unknown score configs {sorted(unknown)}"}
     if any(one["name"] == body["name"] for one in server.queues.values()):
         return 400, {"message": f"A queue with name '{body['name']}' already exists"}
-    return _kept(AnnotationQueue, server.queues, {"description": None} | body)
+    queue = {"id": uuid.uuid4().hex, "description": None, **body, **_now()}
+    server.queues[queue["id"]] = queue
+    return 200, _made(AnnotationQueue, queue)
 
 
 def _get_queues(server: LangfuseServer, query: Query, body: Any) -> Answer:
@@ -194,21 +165,21 @@ def _get_queues(server: LangfuseServer, query: Query, body: Any) -> Answer:
 
 
 def _make_item(server: LangfuseServer, query: Query, body: Any, queue_id: str) -> Answer:
+    if queue_id not in server.queues:
+        return 404, {"message": "Annotation queue not found"}
     # The same object again is one more item: the real server does not look whether it is there.
-    item = {"queueId": queue_id, "status": "PENDING"} | body
-    return _kept(AnnotationQueueItem, server.items, item)
+    item = {"id": uuid.uuid4().hex, "queueId": queue_id, "status": "PENDING", **body, **_now()}
+    server.items[item["id"]] = item
+    return 200, _made(AnnotationQueueItem, item)
 
 
 def _get_items(server: LangfuseServer, query: Query, body: Any, queue_id: str) -> Answer:
+    if queue_id not in server.queues:
+        return 404, {"message": "Annotation queue not found"}
     items = [one for one in server.items.values() if one["queueId"] == queue_id]
+    if status := query.get("status"):
+        items = [one for one in items if one["status"] == status[0]]
     return _numbered(PaginatedAnnotationQueueItems, items, query)
-
-
-def _kept(model: type[BaseModel], rows: dict[str, dict[str, Any]], given: dict[str, Any]) -> Answer:
-    now = iso(time.time())
-    one = {"id": uuid.uuid4().hex, "createdAt": now, "updatedAt": now} | given
-    rows[one["id"]] = one
-    return 200, _made(model, one)
 
 
 def _numbered(model: type[BaseModel], rows: list[dict[str, Any]], query: Query) -> Answer:
@@ -228,12 +199,22 @@ def _made(model: type[BaseModel], reply: dict[str, Any]) -> Any:
     return reply
 
 
+def _meta(cursor: str | None, **more: Any) -> dict[str, Any]:
+    return more | ({"cursor": cursor} if cursor else {})
+
+
+def _now() -> dict[str, str]:
+    return {"createdAt": iso(time.time()), "updatedAt": iso(time.time())}
+
+
 _QUEUE = "/api/public/annotation-queues"
 _ROUTES: list[tuple[str, str, Callable[..., Answer]]] = [
     ("POST", "/api/public/otel/v1/traces", _ingest),
     ("POST", "/api/public/scores", _post_scores),
     ("GET", "/api/public/v3/scores", _get_scores),
+    ("DELETE", "/api/public/scores/([^/]+)", _delete_score),
     ("GET", "/api/public/v2/observations", _get_observations),
+    ("GET", "/api/public/projects", _projects),
     ("POST", "/api/public/score-configs", _make_config),
     ("GET", "/api/public/score-configs", _get_configs),
     ("POST", "/api/public/models", _make_model),

@@ -9,9 +9,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -20,7 +19,8 @@ from langfuse import Langfuse
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.support.langfuse_server import routes
-from tests.support.langfuse_server.records import Refused, Score, Span, checked
+from tests.support.langfuse_server.scores import Refused, Score, checked, merged
+from tests.support.langfuse_server.spans import Span
 
 #: ``refused``: nothing listens. ``hang``: no answer until the fault ends. ``slow``: the answer
 #: comes after `LangfuseServer.slow` seconds. ``die``: the next request is kept and its connection
@@ -36,10 +36,17 @@ class Asked:
     path: str
     query: dict[str, list[str]]
     headers: dict[str, str]
+    json: Any
 
 
 class LangfuseServer:
-    """Serves on loopback while its scope lasts."""
+    """Serves on loopback while its scope lasts.
+
+    Example::
+
+        with LangfuseServer() as server:
+            client = server.client()
+    """
 
     def __init__(self, version: str = "4.59.0") -> None:
         self.version = version
@@ -52,6 +59,8 @@ class LangfuseServer:
         self.models: list[dict[str, Any]] = []
         self.queues: dict[str, dict[str, Any]] = {}
         self.items: dict[str, dict[str, Any]] = {}
+        self.visible_after = 0.0
+        """Seconds from a row's arrival until the lists have it."""
         self.refuses: Callable[[Score], str | None] = lambda _: None
         """Why a score is refused (status 207); None: it is kept."""
         self.slow = 5.0
@@ -133,11 +142,14 @@ class LangfuseServer:
     ) -> str:
         """A person scores a trace or an observation in the user interface; returns the score's id.
 
-        A `score_id` that is known is changed, and keeps its timestamp. `at`: seconds since the
-        epoch; None: now. In a `queue` (its id) the trace's item is completed.
+        Args:
+            score_id: of a score that is changed: it keeps its timestamp, as in the interface.
+            at: seconds since the epoch; None: now.
+            queue: the queue's id that it was scored in: its item is completed.
         """
-        configs = [one["id"] for one in self.configs.values() if one["name"] == name]
-        value, kind = checked(value, data_type)
+        named = [one for one in self.configs.values() if one["name"] == name]
+        config = named[0] if named and data_type is None else None
+        value, kind = checked(name, value, data_type, config)
         subject = {"kind": "trace", "id": trace_id}
         if observation_id is not None:
             subject = {"kind": "observation", "id": observation_id, "traceId": trace_id}
@@ -151,7 +163,7 @@ class LangfuseServer:
             subject=subject,
             source="ANNOTATION",
             comment=comment,
-            config_id=configs[0] if configs and data_type is None else None,
+            config_id=config["id"] if config else None,
             queue_id=queue,
             author=author,
             timestamp=when,
@@ -162,16 +174,36 @@ class LangfuseServer:
                 item["status"] = "COMPLETED"
         return score.id
 
+    def delete(self, scores: Sequence[str]) -> None:
+        """Delete scores by their ids, as the interface and the API do; unknown ones are nothing."""
+        with self.lock:
+            for id_ in scores:
+                self.scores.pop(id_, None)
+
     def keep(self, score: Score) -> None:
-        """Keep a score; one of the same id is replaced, but for when it was made.
+        """Keep a score; one of the same id is replaced.
 
         Seen with the same id and timestamp. Of another day's timestamp the rows would stay two
         (langfuse/langfuse-docs#3232), which this server does not show.
         """
         with self.lock:
-            if old := self.scores.get(score.id):
-                score = replace(score, created=old.created, updated=time.time())
-            self.scores[score.id] = score
+            old = self.scores.get(score.id)
+            self.scores[score.id] = merged(old, score) if old else score
+
+    # --- what is read ---------------------------------------------------------------------------
+
+    def visible_spans(self) -> list[Span]:
+        """The rows that the lists have by now."""
+        now = time.time()
+        with self.lock:
+            return [one for one in self.spans if now - one.received >= self.visible_after]
+
+    def visible_scores(self) -> list[Score]:
+        """The scores that the lists have by now."""
+        now = time.time()
+        with self.lock:
+            found = self.scores.values()
+            return [one for one in found if now - one.updated >= self.visible_after]
 
     def traces(self) -> dict[str, list[Span]]:
         """The spans by trace, each id once, in the order of their start."""
@@ -254,8 +286,10 @@ class _Server(ThreadingHTTPServer):
     def drop_connections(self) -> None:
         """End those that are kept open: a server that is gone answers on none."""
         for one in list(self._connections):
-            with suppress(OSError):  # the other side may have been first
+            try:
                 one.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the other side was first
+                continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Keep what is wrong with the stub; clients may give up on one that hangs."""
@@ -270,30 +304,33 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         where = urlsplit(self.path)
+        raw = self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = gzip.decompress(raw) if self.headers.get("content-encoding") == "gzip" else raw
+        typed = self.headers.get("content-type", "").startswith("application/json")
         headers = {name.lower(): value for name, value in self.headers.items()}
-        body: Any = self.rfile.read(int(headers.get("content-length", 0)))
-        if headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        if headers.get("content-type", "").startswith("application/json"):
-            body = json.loads(body) if body else None
+        sent = json.loads(body) if body and typed else None
         query = parse_qs(where.query, keep_blank_values=True)
-        asked = Asked(self.command, unquote(where.path), query, headers)
+        path = unquote(where.path)
+        asked = Asked(self.command, path, query, headers, sent)
         with self.server.stub.lock:
             self.server.stub.requests.append(asked)
-        found = self.server.stub.answered(asked, body)
+        found = self.server.stub.answered(asked, sent if typed else body)
         if found is None:
             self.close_connection = True
             return
-        status, reply = found
+        self._reply(*found)
+
+    do_POST = do_DELETE = do_GET
+
+    def _reply(self, status: int, reply: Any) -> None:
         protobuf = isinstance(reply, bytes)
         written = reply if protobuf else json.dumps(reply).encode()
         self.send_response(status)
-        self.send_header("content-type", f"application/{'x-protobuf' if protobuf else 'json'}")
+        kind = "application/x-protobuf" if protobuf else "application/json"
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(written)))
         self.end_headers()
         self.wfile.write(written)
-
-    do_POST = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -8,7 +8,7 @@ from langfuse.api.core.pydantic_utilities import parse_obj_as
 
 from langchain_art.errors import ConfigError
 from langchain_art.review.scores import REASONS, LeftOut, Reading, Trace, review_of
-from tests.support.langfuse_server.records import Score
+from tests.support.langfuse_server.scores import Score
 
 OURS = Trace("run-1", {"o-1": "call-1", "o-2": "call-2"}, {"root"})
 ALONE = Trace("run-2", {"o-9": "call-9"}, {"root"})
@@ -22,13 +22,16 @@ def score(value: Any, kind: str = "NUMERIC", trace: str = "t-1", **more: Any) ->
         subject = {"kind": "observation", "id": about, "traceId": trace}
     base: dict[str, Any] = {"id": "s-1", "name": "human_reward", "author": "ann"}
     one = Score(**(base | {"subject": subject} | more), value=value, data_type=kind)
-    told: Any = one.public({"details", "subject", "annotation"}, "project")
-    return parse_obj_as(ScoreV3, told)  # type: ignore[arg-type]
+    groups = {"details", "subject", "annotation"}
+    return parse_obj_as(ScoreV3, one.public(groups, "project"))  # type: ignore[arg-type]
 
 
-def test_a_score_is_the_runs_on_its_root_and_of_another_name_no_reward() -> None:
-    whole = review_of(score(0.5, about="root", updated=7.0), TRACES, Reading())
-    assert (whole.trajectory, whole.call_id, whole.value, whole.at) == ("run-1", None, 0.5, 7.0)
+def test_a_score_on_a_trace_is_the_runs_and_on_a_call_the_calls() -> None:
+    whole = review_of(score(0.5, comment="so so", updated=7.0), TRACES, Reading())
+    assert (whole.trajectory, whole.call_id, whole.value) == ("run-1", None, 0.5)
+    assert (whole.kind, whole.reviewer, whole.comment, whole.at) == ("reward", "ann", "so so", 7.0)
+    assert review_of(score(1, about="root"), TRACES, Reading()).call_id is None
+    assert review_of(score(1, about="o-2"), TRACES, Reading()).call_id == "call-2"
     other = review_of(score(3, name="tone"), TRACES, Reading())
     assert (other.kind, other.name, other.value) == ("score", "tone", 3.0)
 
@@ -55,9 +58,11 @@ def test_a_correction_is_the_reply_that_the_call_should_have_given() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
+        (score(1, trace="unseen"), "no_trace"),
         (score(1, trace="theirs"), "foreign_trace"),
         (score(1, about="a-tool"), "not_a_call"),
         (score("long", "TEXT"), "text"),
+        (score("good", "CATEGORICAL"), "unmapped"),
         (score(1e10), "out_of_range"),
         (score("x", "CORRECTION"), "correction_of_run"),
         (score(" ", "CORRECTION", about="o-1"), "empty_correction"),
@@ -72,8 +77,10 @@ def test_what_is_no_review_is_left_out_for_its_reason(given: Any, reason: str) -
 
 
 def test_a_score_of_a_session_is_about_no_run() -> None:
+    one = Score("s", "human_reward", 1.0, "NUMERIC", {"kind": "session", "id": "s"})
+    given: Any = parse_obj_as(ScoreV3, one.public({"subject"}, "p"))  # type: ignore[arg-type]
     with pytest.raises(LeftOut, match="not_about_a_run"):
-        review_of(score(1.0, subject={"kind": "session", "id": "s"}), TRACES, Reading())
+        review_of(given, TRACES, Reading())
 
 
 def test_what_langchain_art_exports_itself_is_no_verdict_of_a_person() -> None:
