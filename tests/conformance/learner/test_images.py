@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -210,6 +211,35 @@ def test_a_model_that_reads_images_in_another_way_says_so(family: str, tmp_path:
     images.whole, images._place = False, None
     images._kept.clear()
     assert "more than embeddings with positions" in images.why_not(RED)
+
+
+@pytest.mark.parametrize("family", QWENS)
+def test_positions_of_any_sequence_are_those_of_the_model(family: str, tmp_path: Path) -> None:
+    model = save_vision_model(tmp_path, family)
+    base: Any = load_causal(str(model), torch.float32, torch.device("cpu"))
+    images = Images(str(model), base)
+    red, blue = images.read("a", RED), images.read("b", BLUE)
+    images.hold([red, blue])
+    assert images.shifts([1, 2, 3]) is None
+    grids = {
+        id(one): images._inputs(images.placeholder, body)
+        for one, body in ((red, RED), (blue, BLUE))
+    }
+    for shown in ([red], [blue, red], [red, red, blue]):
+        ids, own = [1, 2, 3], list[int]()
+        for one in shown:
+            ids += [*one.ids, 4, 5]
+        own = [images.token if one >= IMAGE_IDS else one for one in ids]
+        shifts = images.shifts(ids)
+        assert shifts is not None
+        expected, behind = base.model.get_rope_index(
+            torch.tensor([own]),
+            mm_token_type_ids=torch.tensor([ids]).ge(IMAGE_IDS).long(),
+            image_grid_thw=torch.cat([grids[id(one)]["image_grid_thw"] for one in shown]),
+        )
+        found = np.arange(len(ids) + 1) + shifts[:3]
+        assert found[:, :-1].tolist() == expected[:, 0].tolist()
+        assert found[:, -1].tolist() == [len(ids) + behind.item()] * 3
 
 
 def no_slots(_model: Any) -> None:

@@ -13,6 +13,7 @@ from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import Settings, UnslothSettings
+from langchain_art_server.quantize_base import quantized
 from tests.support.environments import unsloth_python
 from tests.support.learner_cases import (
     FILES,
@@ -27,7 +28,7 @@ from tests.support.learner_cases import (
 )
 from tests.support.preference_cases import OfCore, make_pairs, prefer
 from tests.support.ranks import ignore
-from tests.support.soak import count, in_soak_alone
+from tests.support.soak import count, in_soak, in_soak_alone
 from tests.support.tiny_models import save_model
 
 #: Largest difference of a weight after five steps: other releases of torch's callers, same numbers.
@@ -35,27 +36,36 @@ TOLERANCE = 1e-5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module", params=["qwen3", *map(in_soak_alone, ("llama", "gemma3"))])
+@pytest.fixture(scope="session")
+def python() -> Path:
+    return unsloth_python()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen3",
+        *map(in_soak_alone, ("llama", "gemma3")),
+    ],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("unsloth") / request.param, request.param)
 
 
+def learner_for(model: Path, python: Path, **settings: object) -> UnslothLearner:
+    chosen = {"python": python, "threads": 1} | settings
+    return UnslothLearner(
+        Settings(model=str(model), device="cpu", learner=UnslothSettings.model_validate(chosen))
+    )
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def learner(model: Path) -> AsyncIterator[UnslothLearner]:
+async def learner(model: Path, python: Path) -> AsyncIterator[UnslothLearner]:
     """One child for each model. It lives in one event loop, as the tests that use it do."""
-    chosen = UnslothSettings(python=unsloth_python(), threads=1)
-    made = UnslothLearner(Settings(model=str(model), device="cpu", learner=chosen))
+    made = learner_for(model, python)
     await made.start()
     yield made
     await made.close()
-
-
-def check(theirs: Path, ours: Path, first: Path) -> None:
-    """Both have learned, the same."""
-    got, wanted, start = (load_file(path / FILES[1]) for path in (theirs, ours, first))
-    assert got.keys() == wanted.keys()
-    assert max((wanted[name] - start[name]).abs().max().item() for name in got) > 0.01
-    assert max((got[name] - wanted[name]).abs().max().item() for name in got) <= TOLERANCE
 
 
 @pytest.mark.soak
@@ -82,7 +92,12 @@ async def test_its_adapter_is_the_peft_learners(
         theirs = out
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-3, abs=1e-5)
         assert metrics["forest"] == expected["forest"]
-    check(theirs, ours, tmp_path / "theirs0")
+    got, wanted = load_file(theirs / FILES[1]), load_file(ours / FILES[1])
+    first = load_file(tmp_path / "theirs0" / FILES[1])
+    assert got.keys() == wanted.keys()
+    assert max((wanted[name] - first[name]).abs().max().item() for name in got) > 0.01
+    apart = max((got[name] - wanted[name]).abs().max().item() for name in got)
+    assert apart <= TOLERANCE
     rows = make_rows(4)
     for adapter in (theirs, None):
         found = await learner.logprobs(adapter, rows)
@@ -108,7 +123,9 @@ async def test_its_preference_steps_are_the_peft_learners(
         theirs = out
         assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-5)
         assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
-    check(theirs, ours, first)
+    got, wanted, start = (load_file(path / FILES[1]) for path in (theirs, ours, first))
+    assert max((wanted[name] - start[name]).abs().max().item() for name in got) > 0.01
+    assert max((got[name] - wanted[name]).abs().max().item() for name in got) <= TOLERANCE
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -127,3 +144,14 @@ async def test_shapes_change_and_what_is_wrong_is_refused(
         await learner.step(LearnerStep(one, out, 1, [], config), ignore)
     turns = await learner.logprobs(two, make_rows(2))
     assert len(turns) == 2
+
+
+# A second start of Unsloth costs half a minute: in ``make test``, `test_unsloth_calls` has this
+# refusal, and `test_learner_ranks` a start that is stopped by one.
+@in_soak
+async def test_what_cannot_be_loaded_stops_the_start(python: Path, tmp_path: Path) -> None:
+    plain = save_model(tmp_path / "m", hidden_size=64, intermediate_size=128, head_dim=16)
+    quantised = learner_for(quantized(str(plain), tmp_path, "cpu"), python)
+    with pytest.raises(ConfigError, match="CUDA"):
+        await quantised.start()
+    await quantised.close()
