@@ -60,7 +60,6 @@ def section(anchor: str) -> list[Block]:
 
 
 def bash(anchor: str) -> list[str]:
-    """The commands of a section that are executed."""
     return [b.code for b in section(anchor) if b.language == "bash" and "notest" not in b.options]
 
 
@@ -106,7 +105,6 @@ class Place:
         return folder
 
     def greedy(self, model: str) -> list[list[int]]:
-        """Tokens of the server's greedy replies."""
         asked = ChatART(model=model, temperature=0, max_tokens=TOKENS)
         replies = asked.batch([[("user", question)] for question in QUESTIONS])
         with ArtClient() as client:
@@ -148,7 +146,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @contextmanager
 def started(argv: list[str], ready: str, log: Path, **options: Any) -> Generator[None]:
-    """A server of the page, from when it answers at `ready` on."""
     with log.open("wb") as file:
         process = subprocess.Popen(argv, stdout=file, stderr=file, **options)
     try:
@@ -240,7 +237,6 @@ def test_the_card_names_base_data_rewards_figures_and_licence(place: Place) -> N
 
 
 def merged_tokens(folder: Path) -> list[list[int]]:
-    """Greedy replies of the weights in a folder, by transformers."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     found: list[list[int]] = []
@@ -383,7 +379,6 @@ def test_a_gguf_file_holds_the_merged_weights(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_vllm_says_the_servers_tokens(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """The adapter on its base, and the merged weights."""
     wanted, (export, serve) = place.greedy("my-agent@2"), bash("vllm")
     merging, serve_merged = bash("merged")
     for command in (export, merging):
