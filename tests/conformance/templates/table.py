@@ -10,7 +10,6 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,15 +111,15 @@ def read(
 
 
 @functools.cache
-def go_through(name: str, call: str, answer: str) -> Seen:
+def go_through(name: str) -> Seen:
     """Three calls: a tool, its answer, another question, after which the same reply is given."""
-    template = template_of(name)
+    template, family = template_of(name), FAMILIES[name]
     asked: list[dict[str, Any]] = ask().messages
     samples: list[SampledCall] = []
     prompts: list[Prompt] = []
     replies: list[tuple[str, list[Any]]] = []
     streams: list[tuple[str, list[Any]]] = []
-    for number, text in enumerate((call, answer, call)):
+    for number, text in enumerate((family.call, family.answer, family.call)):
         request = ask(messages=asked, tools=TOOLS)
         prompt, said = template.prompt(asked, TOOLS), sampled(template, text)
         samples.append(SampledCall(str(number), prompt.ids, said, [-1.0] * len(said)))
@@ -181,11 +180,11 @@ cannot be rendered, ends the start.
 
 The families' templates are the models' own or written from their documentation (*ours*). Each goes
 through a conversation here: a tool is called, its answer follows, then another question. The
-replies are forced, in the template's own notation and in another one that a model may choose, as
-tokens that no tokenizer would give. *Same tokens* means that the next prompt begins with exactly
-the tokens of the last prompt and reply, so both are computed once and trained in one row. Where a
-template drops what was thought, the prompt is another one, and the reply is trained in a row of its
-own (*forks*). Each sampled token is trained once, either way.
+replies are forced, in the template's own notation, as tokens that no tokenizer would give; random
+conversations have the other notations that models choose. *Same tokens* means that the next prompt
+begins with exactly the tokens of the last prompt and reply, so both are computed once and trained
+in one row. Where a template drops what was thought, the prompt is another one, and the reply is
+trained in a row of its own (*forks*). Each sampled token is trained once, either way.
 
 | family | format | template | read, streamed | after a tool | after a question | rows |
 |---|---|---|---|---|---|---|"""
@@ -201,20 +200,13 @@ def row(name: str) -> str:
     source = "its own" if "Copied from" in (HERE / f"{name}.jinja").read_text() else "ours"
     if family.refused:
         return f"| {family.models} | refused: the {family.refused} | {source} | | | | |"
-    seen = [go_through(name, call, family.answer) for call in family.calls]
-    read = sum(one.shown and one.parsed and one.streamed for one in seen)
-    form = template.tools
-    after = [_same(one.same[i] for one in seen) for i in range(2)]
-    rows = ", ".join(sorted({str(one.rows) for one in seen}))
+    seen, form = go_through(name), template.tools
+    read = "yes" if seen.shown and seen.parsed and seen.streamed else "**no**"
+    after = ["same tokens" if same else "forks" for same in seen.same]
     return (
-        f"| {family.models} | `{form.name if form else None}` | {source} | {read} of {len(seen)} | "
-        f"{after[0]} | {after[1]} | {rows} |"
+        f"| {family.models} | `{form.name if form else None}` | {source} | {read} | "
+        f"{after[0]} | {after[1]} | {seen.rows} |"
     )
-
-
-def _same(all_same: Iterable[bool]) -> str:
-    told = set(all_same)
-    return "same tokens" if told == {True} else "forks" if told == {False} else "differs"
 
 
 def page() -> str:

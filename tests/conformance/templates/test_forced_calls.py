@@ -4,7 +4,6 @@ import enum
 import functools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -15,8 +14,8 @@ from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser
-from tests.conformance.templates.table import HERE, sampled, template_of
-from tests.support.tiny_models import LocalSampler, ask, save_model
+from tests.conformance.templates.table import sampled, template_of
+from tests.support.tiny_models import ask
 
 PROPERTIES: dict[str, Any] = {
     "word": {"type": "string", "maxLength": 6},
@@ -327,19 +326,3 @@ def test_what_cannot_be_enforced_is_refused_by_name(key: str, wrap: str) -> None
     tool = with_parameters(parameters)
     with pytest.raises(InvalidRequest, match=rf"'{key}' for the argument 'day'.*'auto'"):
         accepts(tool, "")
-
-
-def test_a_model_that_knows_nothing_calls_the_tool_that_is_forced(tmp_path: Path) -> None:
-    model = save_model(tmp_path / "model")
-    (model / "chat_template.jinja").write_text((HERE / "qwen3_coder.jinja").read_text())
-    sampler = LocalSampler(model)
-    properties = {key: PROPERTIES[key] for key in ("word", "kind", "count")}
-    parameters = TOOL["function"]["parameters"] | {"properties": properties}
-    tool = with_parameters(parameters)
-    named = {"type": "function", "function": {"name": "f"}}
-    (reply,) = sampler.chat(ask(tools=[tool], tool_choice=named, max_tokens=250, seed=1))
-    (call,) = reply.tool_calls
-    arguments = json.loads(call["function"]["arguments"])
-    assert isinstance(arguments["word"], str)
-    assert 1 <= arguments["count"] <= 9
-    assert reply.excluded_because is None

@@ -10,7 +10,6 @@ from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
-from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from langchain_art_server.backends.chat.tool_calls.call_format import Guide
 from tests.conformance.templates.families import FAMILIES, THOUGHT
 from tests.conformance.templates.table import (
@@ -28,16 +27,15 @@ from tests.conformance.templates.table import (
 )
 from tests.support.tiny_models import CHATML, LocalSampler, ask, save_model
 
-CONVERSATIONS = [(name, at) for name, one in FAMILIES.items() for at in range(len(one.calls))]
+WITH_TOOLS = [name for name, one in FAMILIES.items() if not one.refused]
 #: Calls that the small models' tokenizer can write, between marks that no format has.
 UNKNOWN = CHATML.replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")
 
 
-@pytest.mark.parametrize(("name", "at"), CONVERSATIONS)
-def test_a_conversation_with_a_tool(name: str, at: int) -> None:
-    family = FAMILIES[name]
-    thinks = THOUGHT in family.calls[at]
-    seen = go_through(name, family.calls[at], family.answer)
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_conversation_with_a_tool(name: str) -> None:
+    family, seen = FAMILIES[name], go_through(name)
+    thinks = THOUGHT in family.call
     assert seen.shown
     assert seen.parsed
     assert seen.streamed
@@ -87,16 +85,17 @@ def require_allowed(template: ChatTemplate, request: ChatRequest, ids: list[int]
     assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
 
 
-@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])
+@pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
     template = template_of(name)
     assert template.tools
     guide, request = template.tools.guide, ask(tools=TOOLS, tool_choice="required")
-    ids = sampled(template, guide.before + forced_call(guide) + guide.after)
-    require_allowed(template, request, ids)
-    output = OutputProcessor(request, template, [])
-    output.update(ids, last=True)
-    assert functions(output.parser.calls) == [CALL]
+    call = forced_call(guide)
+    for number in (1, 2) if guide.between is not None else (1,):
+        calls = (guide.between or "").join([call] * number)
+        ids = sampled(template, guide.before + calls + guide.after)
+        require_allowed(template, request, ids)
+        assert functions(read(template, request, ids)[1]) == [CALL] * number
 
 
 def forced_call(guide: Guide) -> str:
@@ -130,7 +129,7 @@ def after(template: ChatTemplate, reply: dict[str, Any]) -> Prompt:
 
 def test_another_end_of_the_turn_costs_one_token() -> None:
     """The model may end a call with a token that the template does not write there."""
-    text = FAMILIES["glm4moe"].calls[1].replace("<|observation|>", "<|user|>")
+    text = FAMILIES["glm4moe"].call.replace("<|observation|>", "<|user|>")
     template, prompt, said, reply = called("glm4moe", text)
     later, known = after(template, reply), [*prompt.ids, *said[:-1]]
     assert later.ids[: len(known)] == known
@@ -139,7 +138,7 @@ def test_another_end_of_the_turn_costs_one_token() -> None:
 
 def test_a_changed_reply_is_not_taken_for_the_sampled_one() -> None:
     """The client may send back other arguments, or what the template writes with other words."""
-    template, prompt, said, reply = called("qwen3", FAMILIES["qwen3"].calls[0])
+    template, prompt, said, reply = called("qwen3", FAMILIES["qwen3"].call)
     (call,) = reply["tool_calls"]
     changed = call | {"function": call["function"] | {"arguments": '{"city": "Rome", "days": 2}'}}
     later, known = after(template, reply | {"tool_calls": [changed]}), [*prompt.ids, *said]
