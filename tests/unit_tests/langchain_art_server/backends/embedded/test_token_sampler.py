@@ -24,6 +24,8 @@ def test_logprobs_of_a_large_vocabulary_are_those_of_float64(sampling: Sampling)
     drawn = exact.gather(1, sampled.ids[:, None]).squeeze(1)
     away = torch.tensor(sampled.logprobs, dtype=torch.float64) - drawn
     assert away.abs().mean() < 4e-7
+    assert len(sampled.top) == (ROWS if sampling.top_logprobs else 0)
     for row, top in sampled.top.items():
+        assert [token for token, _ in top] == exact[row].topk(3).indices.tolist()
         for token, logprob in top:
             assert abs(logprob - float(exact[row, token])) < 1e-6

@@ -149,27 +149,14 @@ async def test_a_version_that_a_returning_replica_refuses_is_answered_by_others(
     await asyncio.gather(*calls, base)
 
 
-async def test_a_replica_that_fails_in_an_unforeseen_way_is_brought_up_to_date_later(
+async def test_replicas_that_fail_in_an_unforeseen_way_are_brought_up_to_date_later(
     replicas: ReplicatedSampler,
     engines: list[ToldSampler],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Calls are refused while all fail."""
     engines[0].die()
-    await replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
-    engines[0].refusal = FileNotFoundError("its files were moved while it read them")
-    engines[0].revive()
-    await until(lambda: "Replica 0 could not be brought up to date" in caplog.text)
-    assert "its files were moved while it read them" in caplog.text
-    engines[0].refusal = None
-    await until(lambda: replicas.replicas[0].problem is None)
-    assert engines[0].adapters == {"p@1": "one"} and replicas.replicas[0].missing == 0
-    assert engines[0].done[-1] == "load p@1 probe", "a version that was missed is probed"
-
-
-async def test_calls_are_refused_when_all_fail_in_an_unforeseen_way(
-    replicas: ReplicatedSampler, engines: list[ToldSampler], tmp_path: Path
-) -> None:
     await replicas.load_adapter("p@1", adapter_folder(tmp_path / "1", "one"))
     for engine in engines:
         engine.die()
@@ -178,6 +165,11 @@ async def test_calls_are_refused_when_all_fail_in_an_unforeseen_way(
     async with asyncio.timeout(60):
         with pytest.raises(EngineUnavailable, match="its files were moved"):
             await ask(replicas, "c", "p@1")
+    assert "Replica 0 could not be brought up to date" in caplog.text
+    engines[0].refusal = None
+    await until(lambda: replicas.replicas[0].problem is None)
+    assert engines[0].adapters == {"p@1": "one"} and replicas.replicas[0].missing == 0
+    assert engines[0].done[-1] == "load p@1 probe", "a version that was missed is probed"
 
 
 async def test_with_none_alive_calls_wait_and_if_none_can_be_started_they_are_refused(
