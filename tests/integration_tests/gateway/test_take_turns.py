@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import pytest
 
-from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
+from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.steps_of_a_fit import rewarded, trained
-from tests.support.vllm_engine import vllm_toml, wide_model
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,10 @@ class Caller(threading.Thread):
                     self.stop.wait(0.05)
 
 
-@pytest.mark.parametrize("sampler", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
-    tmp_path: Path, sampler: str
-) -> None:
-    settings, model = tmp_path / "settings.toml", BASE_MODEL
-    settings.write_text("take_turns = true\nmax_waiting_calls = 2\n")
-    if sampler == "vllm":
-        vllm_toml(settings, take_turns=True, max_waiting_calls=2)
-        model = wide_model(tmp_path / "model")
-    server = ForkedServer(tmp_path / "data", "--config", str(settings), model=model).start(
-        timeout=600
-    )
+def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(tmp_path: Path) -> None:
+    """With vLLM, steps and calls take turns in `test_backend_pairs`."""
+    settings = "take_turns = true\nmax_waiting_calls = 2\n"
+    server = ForkedServer(tmp_path / "data", settings=settings).start()
     stop = threading.Event()
     callers = [Caller(server, stop) for _ in range(6)]
     try:
