@@ -242,7 +242,7 @@ sampler here can adapt, and dense layers of the same names. In latent attention 
 VLLM_HEAD = f"""
 Written by `test_vllm_families.py` with `UPDATE_DOCS=1 ART_SOAK=1`; edit that. The same, with
 vLLM {VLLM_VERSION} (its community build for a CPU, float32) as the sampler, behind the server's own
-process. `make test-vllm` runs two of the rows, `make soak` all. The models have hidden size 64
+process. `make test-vllm` runs one of the rows, `make soak` all. The models have hidden size 64
 and heads of 32 dimensions, the fewest that vLLM has there.
 What it does not run there is in the table too, with the first error that it gave; the test holds
 that it still gives it. Beside LoRA, vLLM has no kernel for experts but Triton's, wherever the
