@@ -4,20 +4,17 @@ learn; sampler and learner agree; tools are shown that the model's own template 
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from examples.function_calling.train import DEMO as FUNCTION_CALLING
 from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
-from tests.support.examples import evaluation, short_fit
 from tests.support.live_server import ForkedServer, LiveServer
-from tests.support.real_models import gemma3, leaderboard, smollm2
+from tests.support.real_models import gemma3, smollm2
 from tests.support.soak import count, in_soak
 from tests.support.tiny_models import CLOCK, WEATHER
 
@@ -101,22 +98,6 @@ def test_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
     learns(server, "said", "called")
     log = server.log.read_text()
     assert "deprecated" not in log and "Failed to load" not in log, log
-
-
-# The pretrained model's step above, and the short fits of `tests/integration_tests/examples` on
-# small models, show the kind of this one.
-@in_soak
-@pytest.mark.timeout(900)
-def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
-    leaderboard()
-    sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
-    found = short_fit(
-        replace(FUNCTION_CALLING, max_tokens=48), server.base_url, tmp_path, steps=1, **sizes
-    )
-    assert set(found["measures"]) == {"correct"}
-    assert "**caller**:" in (tmp_path / "transcripts.md").read_text()
-    asked = ["caller", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
-    assert "correct: " in evaluation(FUNCTION_CALLING, *asked)
 
 
 @in_soak
