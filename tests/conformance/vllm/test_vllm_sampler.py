@@ -288,9 +288,11 @@ async def test_cancelled_loads_and_calls_leave_nothing_and_their_name_is_free(
         before = await held()
         for number in range(12):  # while it is copied, and while vLLM loads it
             load = asyncio.create_task(sampler.load_adapter("p@1", adapters["b@1"]))
-            await asyncio.sleep(0.004 * number)
+            await asyncio.sleep(0.01 * number)
             load.cancel()
             await asyncio.gather(load, return_exceptions=True)
+            await sampler.unload_adapter("p@1")
+            await sampler.load_adapter("p@1", adapters["a@1"])
             await sampler.unload_adapter("p@1")
         await sampler.load_adapter("p@1", adapters["a@1"])
         call = asyncio.create_task(chat(sampler, ask(adapter="p@1", seed=1, max_tokens=900)))
