@@ -10,7 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.support import forked_start, seeds
 from tests.support.soak import VARIABLE as SOAK
@@ -28,7 +27,6 @@ def item(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> pyt
 
 
 def drawn(item: pytest.Item, *, fails: bool) -> int:
-    """The seed of the next run of a test that passes or fails."""
     seeds.begin(item)
     seed = seeds.drawn_seed()
     seeds.end(fails)
@@ -43,14 +41,6 @@ def test_a_test_draws_the_same_seed_each_time_and_another_than_others(item: pyte
     assert item.parent is not None
     other = pytest.Function.from_parent(item.parent, name="test_other", callobj=lambda: None)
     assert drawn(other, fails=False) != own
-
-
-def test_a_group_of_pytest_xdist_changes_no_seed(
-    item: pytest.Item, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = drawn(item, fails=False)
-    monkeypatch.setattr(item, "_nodeid", f"{item.nodeid}@group")
-    assert drawn(item, fails=False) == own
 
 
 @pytest.mark.parametrize("how", [(seeds.VARIABLE, "random"), (SOAK, "0.1")])
@@ -70,10 +60,6 @@ def test_a_new_seed_that_fails_is_drawn_until_it_passes(
     monkeypatch.delenv(seeds.VARIABLE)
     assert drawn(item, fails=False) == found
     assert drawn(item, fails=False) == own
-
-
-def test_examples_are_the_same_each_time() -> None:
-    assert settings().derandomize is not seeds.explores()
 
 
 def test_nothing_runs_a_failed_test_once_more() -> None:

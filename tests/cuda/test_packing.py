@@ -1,13 +1,19 @@
-"""How the learner packs rows on a GPU, whose memory is given here; nothing runs on one."""
+"""How the learner packs rows on a GPU, whose memory is given here, and what it does at once.
 
-import random
+Nothing runs on one.
+"""
+
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 import transformers
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import ArtError
@@ -17,14 +23,13 @@ from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.base import LearnerStep
 from langchain_art_server.backends.ipc.step_codec import unpack_step
 from langchain_art_server.backends.ipc.worker import WorkerDied
-from langchain_art_server.backends.peft import packer
+from langchain_art_server.backends.models.device import torch_device
+from langchain_art_server.backends.peft import adapter_io, packer
 from langchain_art_server.backends.peft.distributed.process_group import Ranks
-from langchain_art_server.backends.peft.forest import attention_flex, packing
-from langchain_art_server.backends.peft.forest.attention_tiles import Tiles
 from langchain_art_server.backends.peft.forest.packing import ForestRows
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
-from langchain_art_server.backends.peft.logprob_scoring import CountedTokens
+from langchain_art_server.backends.peft.logprob_scoring import Predictions, Scorer
 from langchain_art_server.backends.peft.packer import Way
 from langchain_art_server.config import Settings
 from tests.support.learner_cases import (
@@ -66,43 +71,6 @@ def core(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Learner
     return core
 
 
-def agent_rows(groups: int = 4, runs: int = 8) -> list[Row]:
-    """Runs that share 650 tokens in their group and end in up to 150 of their own."""
-    rng = random.Random(0)
-    found: list[Row] = []
-    for _ in range(groups):
-        start = [rng.randrange(64) for _ in range(650)]
-        for _ in range(runs):
-            ids = start + [rng.randrange(64) for _ in range(rng.randint(5, 150))]
-            mask = [0] * 650 + [1] * (len(ids) - 650)
-            found.append(Row(ids, mask, [0.0] * len(ids), [1.0] * len(ids)))
-    return found
-
-
-def parts(packing: object) -> int:
-    assert isinstance(packing, ForestRows)
-    return len(packing._batches)
-
-
-def test_rows_that_need_checkpointing_are_packed_by_its_cost(
-    core: LearnerCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not by the cost of activations that are never kept, which made parts of them."""
-    rows = agent_rows()
-    plain = core.packer._measured()
-    free = 120 * core.packer.peak(plain) / packer.MEMORY_SHARE  # not one of the rows fits as it is
-    monkeypatch.setattr(packer, "free_bytes", lambda _device: free)
-    # Kept with checkpointing: one layer as it is, and of each layer its input, keys and values.
-    shape = SHAPE["hidden_size"] + 2 * SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
-    each = plain / LAYERS + LAYERS * shape * 4
-    fits = int(packer.MEMORY_SHARE * free / core.packer.peak(each))
-    assert fits > 2.5 * 120
-    best = core.packer.pack(rows, CountedTokens.of(rows), fits)
-    got = core.batch(rows, TrainConfig()).packing
-    assert core.packer.checkpoints
-    assert parts(got) <= parts(best) + 1
-
-
 def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
     core: LearnerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,36 +87,6 @@ def test_what_is_kept_is_what_costs_least_with_the_launches_of_its_parts(
         assert core.packer.recompute.on == (way is Way.AGAIN), way
         assert (packing.alive > 120) == (way is not Way.PLAIN), way
         assert sum(packing.parts) == packing.tokens
-
-
-@few_layers
-def test_the_padding_of_attention_to_blocks_is_not_taken_for_activations(
-    core: LearnerCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Measured on 64 tokens, which a GPU's attention pads to 256, a token took a third more."""
-
-    class Padding(Tiles):
-        def attend(self, q: Any, k: Any, v: Any, *options: Any) -> torch.Tensor:
-            tokens = q.shape[2]
-            whole = (attention_flex._whole_blocks(x)[:, :, :tokens] for x in (q, k, v))
-            return super().attend(*whole, *options)
-
-    monkeypatch.setattr(packing, "Tiles", Padding)
-    zeros = [0.0] * 1024
-    row = Row([1] * 1024, [0] * 1023 + [1], zeros, zeros)
-    weights = {p.untyped_storage().data_ptr() for p in core._scorer.model.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        long = core.packer.pack([row], CountedTokens.of([row]), 1024)
-        long.sweep(core._scorer, lambda *_: None)
-    each = sum(size for place, size in kept.items() if place not in weights) / 1024
-    assert core.packer._measured() == pytest.approx(each, rel=0.02)
 
 
 class ShortOfMemory:
@@ -202,31 +140,27 @@ def test_a_row_too_long_for_the_memory_is_an_error_after_few_tries(
     start, out = shake(fresh(core, tmp_path)), folder(tmp_path, "out")
     monkeypatch.setattr(packer, "free_bytes", lambda _device: 1e9)
     short = ShortOfMemory(monkeypatch, 500)
+    row = Row([1] * 720, [0] * 650 + [1] * 70, [0.0] * 720, [1.0] * 720)
     with pytest.raises(ArtError, match=r"out of device memory .*rows of at most 7\d\d tokens"):
-        take(core, start, out, agent_rows(1, 2))
+        take(core, start, out, [row, row])
     assert 1 < len(short.tried) < 8 and not list(out.iterdir())
     monkeypatch.undo()
     take(core, start, out, make_rows(4))  # the learner goes on
 
 
-@pytest.mark.parametrize("of_memory", [True, False])
-def test_a_rank_hears_that_another_ones_memory_ran_out(of_memory: bool) -> None:
-    """Then it makes the step again with that one, with smaller parts as well."""
-    ranks = object.__new__(Ranks)
-    ranks.rank, ranks.size = 0, 2
-    told = [[0, "", False], [0, "CUDA out of memory", of_memory]]
-    ranks._gather = lambda _own: told  # pyright: ignore[reportAttributeAccessIssue]
-    kind = torch.OutOfMemoryError if of_memory else ArtError
-    with pytest.raises(kind, match="Rank 1 of the learner's 2 failed: CUDA"), ranks.together():
-        pass
-
-
-def test_a_rank_tells_the_others_that_its_memory_ran_out() -> None:
+def test_ranks_tell_each_other_that_memory_ran_out() -> None:
+    """Then all make the step again, with smaller parts."""
     ranks, told = object.__new__(Ranks), list[Any]()
+    ranks.rank, ranks.size = 0, 2
     ranks._gather = told.append  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(torch.OutOfMemoryError), ranks.together():
         raise torch.OutOfMemoryError("no room")
     assert told == [[0, "no room", True]]
+    for of_memory, kind in ((True, torch.OutOfMemoryError), (False, ArtError)):
+        heard = [[0, "", False], [0, "CUDA out of memory", of_memory]]
+        ranks._gather = lambda _own, heard=heard: heard  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(kind, match="Rank 1 of the learner's 2 failed: CUDA"), ranks.together():
+            pass
 
 
 @few_layers
@@ -269,3 +203,71 @@ async def test_the_parent_says_how_often_the_process_died(
     request = LearnerStep(tmp_path, tmp_path, 1, rows, TrainConfig(learning_rate=1e-2))
     assert await learner.step(request, report) == {}
     assert attempts == [1, 2, 3]
+
+
+VOCABULARY = 151_936
+
+
+def chunks(device: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many predictions at a time get logits."""
+    config = SimpleNamespace(vocab_size=VOCABULARY)
+    base = SimpleNamespace(
+        device=torch.device(device), config=SimpleNamespace(get_text_config=lambda: config)
+    )
+    scorer, sizes = Scorer(cast(Any, base)), list[int]()
+    scorer.plain_head = True
+
+    def note(outputs_MX: torch.Tensor, *_: Any) -> torch.Tensor:
+        sizes.append(len(outputs_MX))
+        return outputs_MX[:, 0]
+
+    monkeypatch.setattr(scorer, "_of_chunk", note)
+    numbers = torch.zeros(tokens, dtype=torch.int64)
+    scorer.logprobs(
+        torch.zeros(tokens, 1, dtype=torch.bfloat16),
+        Predictions(numbers, numbers, numbers.float(), None),
+    )
+    return sizes
+
+
+@pytest.mark.parametrize(("free", "most"), [(40 << 30, 1766), (2 << 30, 883)])
+def test_a_gpu_makes_logits_in_large_chunks_as_far_as_they_fit(
+    free: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (free, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 0)
+    assert max(chunks("cuda", 4000, monkeypatch)) == most
+    assert chunks("cuda", 500, monkeypatch) == [500]
+
+
+def test_a_cpu_makes_logits_in_chunks_that_stay_in_its_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert chunks("cpu", 300, monkeypatch) == [110, 110, 80]
+
+
+@pytest.fixture
+def gpu_parameters() -> Iterator[list[nn.Parameter]]:
+    with FakeTensorMode():
+        yield [nn.Parameter(torch.empty(4, device="cuda")) for _ in range(3)]
+
+
+def test_adam_takes_all_parameters_at_once_on_a_gpu_and_one_after_the_other_on_a_cpu(
+    gpu_parameters: list[nn.Parameter],
+) -> None:
+    assert adapter_io.new_optimizer(gpu_parameters).defaults["foreach"] is True
+    on_cpu = adapter_io.new_optimizer([nn.Parameter(torch.zeros(4))])
+    assert on_cpu.defaults["foreach"] is False
+
+
+def test_a_gpu_that_is_named_is_the_one_that_kernels_run_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert torch_device("cuda:1") == torch.device("cuda:1")
+    torch_device("cpu")
+    torch_device("cuda")
+    assert chosen == [torch.device("cuda:1")]

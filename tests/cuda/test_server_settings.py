@@ -1,6 +1,7 @@
 """The share and the context that a server takes, against a model of what both engines take."""
 
 import logging
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from langchain_art.errors import ConfigError
 from langchain_art.gpu_memory import PROCESS_BYTES, MemoryNeeds, Shape
 from langchain_art_server.backends.base import ModelInfo
 from langchain_art_server.backends.models.loading import LoadedModel
 from langchain_art_server.backends.vllm import process
 from langchain_art_server.backends.vllm.process import VllmProcess
-from langchain_art_server.config import PeftSettings, Settings, VllmSettings
+from langchain_art_server.backends.vllm.sampler import VllmSampler, parallel_sizes
+from langchain_art_server.config import PeftSettings, Settings, VllmSettings, load_settings
 
 GB = 10**9
 #: Of the models' config.json: layers, hidden size, MLP, heads, heads of keys, their width, tokens,
@@ -51,6 +54,7 @@ def check_start(
     """vLLM's start, a step of the learner and vLLM's wake, in bytes."""
     config, billions = MODELS[model]
     shape = Shape.of_config(config)
+    assert shape.parameters / GB == pytest.approx(billions, rel=0.01)
     assert isinstance(settings.sampler, VllmSettings)
     assert isinstance(settings.learner, PeftSettings)
     assert length is not None and settings.sampler.gpu_memory is not None
@@ -72,11 +76,6 @@ def check_start(
         assert step + ASLEEP <= free
     else:
         assert step + share <= free
-
-
-def test_the_published_sizes_are_those_of_the_table() -> None:
-    for config, billions in MODELS.values():
-        assert Shape.of_config(config).parameters / GB == pytest.approx(billions, rel=0.01)
 
 
 #: The smallest card, in gigabytes, on which sampler and learner fit together or in turns, and on
@@ -116,36 +115,26 @@ def test_a_server_that_is_told_nothing_takes_a_share_and_a_context_that_fit(
         assert f"`langchain-art doctor {model}` says what each needs" in caplog.text
 
 
-def test_what_the_settings_say_stays() -> None:
-    cards = [{"total": 80 << 30, "free": 79 << 30}] * 2
-    said = {"sampler": {"kind": "vllm", "gpu_memory": 0.27}, "max_model_len": 4096}
-    settings, context = filled_in("Qwen/Qwen3-8B", cards, **said)
+def test_what_the_settings_say_stays_and_several_cards_and_none_are_filled_in() -> None:
+    model, cards = "Qwen/Qwen3-8B", [{"total": 80 << 30, "free": 79 << 30}] * 3
+    said: dict[str, Any] = {"kind": "vllm", "gpu_memory": 0.27}
+    settings, context = filled_in(model, cards, sampler=said, max_model_len=4096)
     assert (settings.sampler, context) == (VllmSettings(gpu_memory=0.27), 4096)
-    settings, context = filled_in("Qwen/Qwen3-8B", cards, sampler=said["sampler"])
-    assert settings.sampler == VllmSettings(gpu_memory=0.27)
+    _, context = filled_in(model, cards, sampler=said)
     assert context == 16384  # the share holds the weights, 4 GB of program and so many tokens
-    spread = VllmSettings(args=("--tensor-parallel-size", "2"))
-    alone, _ = filled_in("Qwen/Qwen3-8B", cards)
-    both, context = filled_in("Qwen/Qwen3-8B", cards, sampler=spread.model_dump())
-    assert both.sampler.gpu_memory == alone.sampler.gpu_memory  # pyright: ignore[reportAttributeAccessIssue]
-    assert context == 32768
+    # Without the driver's tool the memory is unknown, and vLLM shortens the context.
+    settings, context = filled_in(model, [])
+    assert (settings.sampler, context) == (VllmSettings(gpu_memory=process.UNKNOWN_SHARE), 32768)
 
+    def share(**options: Any) -> Any:
+        sampler = filled_in(model, cards, **options)[0].sampler
+        assert isinstance(sampler, VllmSettings)
+        return sampler.gpu_memory
 
-def test_several_vllms_take_what_the_learner_leaves_on_one_of_their_cards() -> None:
-    cards = [{"total": 80 << 30, "free": 79 << 30}] * 3
-    two = {"kind": "vllm", "replicas": 2}
-    apart, _ = filled_in("Qwen/Qwen3-8B", cards, sampler=two, device="cuda:2")
-    beside, _ = filled_in("Qwen/Qwen3-8B", cards, sampler=two, device="cuda:1")
-    alone, _ = filled_in("Qwen/Qwen3-8B", cards)
-    assert isinstance(apart.sampler, VllmSettings) and apart.sampler.gpu_memory == 0.9
-    assert isinstance(beside.sampler, VllmSettings) and isinstance(alone.sampler, VllmSettings)
-    assert beside.sampler.gpu_memory == alone.sampler.gpu_memory
-
-
-def test_without_the_drivers_tool_the_memory_is_unknown() -> None:
-    settings, context = filled_in("Qwen/Qwen3-8B", [])
-    assert settings.sampler == VllmSettings(gpu_memory=process.UNKNOWN_SHARE)
-    assert context == 32768  # which vLLM shortens
+    # One of several vLLMs, or of a vLLM's cards, has the learner beside it.
+    two, spread = {"kind": "vllm", "replicas": 2}, VllmSettings(args=("-tp", "2")).model_dump()
+    assert share(sampler=two, device="cuda:2") == 0.9
+    assert share(sampler=two, device="cuda:1") == share(sampler=spread) == share()
 
 
 async def test_calls_are_as_long_as_vllm_says_unless_the_settings_say(
@@ -170,3 +159,43 @@ async def test_calls_are_as_long_as_vllm_says_unless_the_settings_say(
         with caplog.at_level(logging.WARNING):
             assert (await process.fitted(info)).max_model_len == expected
     assert "up to 5000 tokens" in caplog.text
+
+
+def visible(settings: Settings) -> list[str | None]:
+    assert isinstance(settings.sampler, VllmSettings)
+    samplers = [VllmSampler(settings, number) for number in range(settings.sampler.replicas)]
+    programs: list[Any] = [sampler._program for sampler in samplers]
+    assert [one._config["replica"] for one in programs] == list(range(len(programs)))
+    return [one._env.get("CUDA_VISIBLE_DEVICES") for one in programs]
+
+
+def settings_of(replicas: int, *args: str, **top: Any) -> Settings:
+    return Settings(model="m", sampler=VllmSettings(replicas=replicas, args=args), **top)
+
+
+def test_each_has_the_gpus_after_those_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible(settings_of(3)) == ["0", "1", "2"]
+    assert visible(settings_of(2, "--tensor-parallel-size=2")) == ["0,1", "2,3"]
+    assert visible(settings_of(2, device="cpu")) == [None, None]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-5e,7")
+    assert visible(settings_of(2, device="cuda:2")) == ["3", "GPU-5e"]
+    with pytest.raises(
+        ConfigError, match=r"got CUDA_VISIBLE_DEVICES=3,GPU-5e,7, expected at l.* 4"
+    ):
+        visible(settings_of(2, "-tp", "2"))
+
+
+def test_the_options_that_take_more_than_one_gpu_are_read() -> None:
+    assert prod(parallel_sizes(())) == 1
+    assert prod(parallel_sizes(("--tensor_parallel_size", "2", "--enforce-eager", "-pp=3"))) == 6
+    assert prod(parallel_sizes(("--data-parallel-size=2", "--tensor-parallel-size=4"))) == 8
+    with pytest.raises(ConfigError, match=r"\[sampler\] args: .*invalid int value: 'two'"):
+        parallel_sizes(("--tensor-parallel-size=two",))
+
+
+def test_the_embedded_sampler_has_none() -> None:
+    with pytest.raises(
+        ConfigError, match="got replicas=2 with kind='transformers', expected it wi"
+    ):
+        load_settings(model="m", sampler={"replicas": 2})

@@ -6,11 +6,13 @@ import os
 import queue
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import httpx
 import pytest
 
+from langchain_art.errors import ConfigError
 from langchain_art_server.backends.ipc.channel import EngineCall
 from langchain_art_server.backends.models import device
 from langchain_art_server.backends.peft import child
@@ -18,6 +20,7 @@ from langchain_art_server.backends.vllm import client
 from langchain_art_server.backends.vllm.client import VllmClient, VllmError
 from langchain_art_server.backends.vllm.sampler import VllmSampler
 from langchain_art_server.config import Settings, VllmSettings
+from langchain_art_server.gateway.service import Service
 
 
 class LearnerOn:
@@ -76,21 +79,52 @@ def test_the_learner_has_given_back_its_memory_when_the_step_is_answered(
     assert answers[1] == (f"step {'error' if fails else 'result'}", {"used": 16, "kept": 0})
 
 
-async def test_a_wake_that_never_succeeds_is_an_error_after_some_time(
+async def test_a_wake_is_tried_again_and_one_that_never_succeeds_is_an_error_after_some_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client, "WAKE_PAUSE", 0.01)
     refused: list[str] = []
+    freed_after = 3
 
     def answer(request: httpx.Request) -> httpx.Response:
         refused.append(request.url.path)
-        return httpx.Response(500, text="CUDA Error: out of memory at cumem_allocator.cpp:62")
+        full = len(refused) <= freed_after
+        return httpx.Response(500 if full else 200, text="CUDA Error: out of memory")
 
     made = VllmClient(Path("none"))
     made._http = httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer))
+    await made.wake(10.0)
+    assert len(refused) == 4
+    freed_after = 1 << 30
     with pytest.raises(VllmError, match="out of memory"):
         await made.wake(0.1)
-    assert len(refused) > 1
+    assert len(refused) > 5
+
+
+async def test_on_a_gpu_vllm_has_its_memory_before_the_learner_takes_any(tmp_path: Path) -> None:
+    """What others take while it profiles is off its own cache."""
+    order: list[str] = []
+
+    class Engine:
+        info, weights = SimpleNamespace(weights=""), ""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def start(self) -> None:
+            order.append(f"{self.name} starts")
+            await asyncio.sleep(0.01)
+            order.append(f"{self.name} runs")
+
+    settings = Settings(model="m", sampler=VllmSettings(), data_dir=tmp_path, device="cuda")
+    engines: tuple[Any, Any] = Engine("vLLM"), Engine("learner")
+    await Service(settings, *engines)._start_engines()
+    assert order == ["vLLM starts", "vLLM runs", "learner starts", "learner runs"]
+    engines[1].weights = "nf4 0123456789abcdef"
+    with pytest.raises(ConfigError, match=r"unquantised weights and a learner.*nf4 \w{16}"):
+        await Service(
+            settings.model_copy(update={"data_dir": tmp_path / "other"}), *engines
+        )._start_engines()
 
 
 class Sampler(VllmSampler):

@@ -13,10 +13,9 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from langchain_art.errors import ConfigError
-from langchain_art_server.algorithms.sequences.training_rows import Row
 from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.peft import packer
-from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows, Scorer
+from langchain_art_server.backends.peft.logprob_scoring import CountedTokens, PaddedRows
 from langchain_art_server.backends.peft.training_batch import sweep_logprobs
 from langchain_art_server.backends.unsloth.learner import UnslothLearner
 from langchain_art_server.config import Settings
@@ -83,9 +82,7 @@ def test_a_folder_that_lacks_weights_or_has_nan_is_refused(
     module.UnslothCore(model=str(tmp_path / "model"), device="cpu")
     with torch.no_grad():
         base.model.norm.weight[0] = torch.nan
-    with pytest.raises(
-        ConfigError, match=r"'model\.norm\.weight' holds numbers that are not finite"
-    ):
+    with pytest.raises(ConfigError, match=r"'model\.norm\.weight' holds numbers that are not fin"):
         module.UnslothCore(model=str(tmp_path / "model"), device="cpu")
     asked = len(calls)
     change_tensors(tmp_path / "model", lambda t: t.pop("model.norm.weight"))
@@ -99,87 +96,52 @@ def test_its_kernels_get_no_mask(
     device: str, masked: bool, unsloth: Any, base: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one they attend to all pairs of a padded batch by a dense matrix."""
-    module, _calls = unsloth
-    core = module.UnslothCore(model=HUB_NAME, device="cpu")
+    core = unsloth[0].UnslothCore(model=HUB_NAME, device="cpu")
     monkeypatch.setattr(core, "device", torch.device(device))
-    given: list[set[str]] = []
-    base.register_forward_pre_hook(
-        lambda _module, _args, options: given.append(set(options)), with_kwargs=True
-    )
     base.set_attn_implementation("sdpa")
-    scorer, packer = core._forward()
-    base.set_attn_implementation("sdpa")
-    rows = make_rows(3)
-    padded = PaddedRows(rows, CountedTokens.of(rows), base)
-    given.clear()
-    with torch.no_grad():
-        padded.sweep(scorer, lambda *_: None)
-    assert [("attention_mask" in one) for one in given] == [masked]
-    assert packer is not None
+    scorer, _packer = core._forward()
+    assert scorer.masked == masked
 
 
-def test_padding_on_the_right_needs_no_mask(base: Any) -> None:
-    scorer = Scorer(base)
-    scorer.masked = False
-    rows = [Row(r.token_ids, r.mask, r.logprobs, r.advantages) for r in make_rows(7)]
-
-    def logprobs(some: list[Row]) -> np.ndarray:
-        counted = CountedTokens.of(some)
-        return sweep_logprobs(PaddedRows(some, counted, base), scorer, len(counted.row_T)).numpy()
-
-    alone = np.concatenate([logprobs([row]) for row in rows])
-    assert np.abs(logprobs(rows) - alone).max() < 1e-5
-
-
-@pytest.fixture
-def without_forest(unsloth: Any, base: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Our learner on Unsloth where the model's attention takes no forest."""
-    module, _calls = unsloth
-    monkeypatch.setattr(packer, "use_forest", lambda _scorer: "it has an attention of its own")
-    base.set_attn_implementation("sdpa")
-    return module.UnslothCore(model=HUB_NAME, device="cpu")
-
-
-def test_rows_end_to_end_are_as_each_to_itself(without_forest: Any) -> None:
-    """Transformers' attention reads the rows' borders off their positions, as Unsloth's does."""
-    found = without_forest.packer
-    assert (found.apart_because, found.layout) == (None, "rows end to end")
-    rows = make_rows(7)
-    counted = CountedTokens.of(rows)
-    packing = found.pack(rows, counted, 4096)
-    assert packing.tokens == sum(len(row.token_ids) for row in rows)
-    together = sweep_logprobs(packing, without_forest._scorer, len(counted.row_T)).numpy()
-    alone = PaddedRows(rows, counted, without_forest.base)
-    expected = sweep_logprobs(alone, without_forest._scorer, len(counted.row_T)).numpy()
-    assert np.abs(together - expected).max() < 1e-5
-
-
-def test_unsloths_attention_is_told_the_rows_lengths(without_forest: Any, base: Any) -> None:
-    given: list[dict[str, Any]] = []
-    base.register_forward_pre_hook(
-        lambda _module, _args, options: given.append(options), with_kwargs=True
-    )
-    rows = make_rows(3)
-    packing = without_forest.packer.pack(rows, CountedTokens.of(rows), 4096)
-    with torch.no_grad():
-        packing.sweep(without_forest._scorer, lambda *_: None)
-    [options] = given
-    assert "attention_mask" not in options
-    lengths = [len(row.token_ids) for row in rows]
-    assert sorted(options["packed_seq_lengths"].tolist()) == sorted(lengths)
-    assert options["packed_seq_lengths"].dtype == torch.int32
-    starts = np.flatnonzero(options["position_ids"][0].numpy() == 0)
-    assert np.diff([*starts, sum(lengths)]).tolist() == options["packed_seq_lengths"].tolist()
-
-
-def test_a_model_that_mixes_the_rows_gets_them_padded(
+def test_rows_end_to_end_are_as_each_to_itself_or_padded_where_the_model_mixes_them(
     unsloth: Any, base: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its own positions ignored, all rows are one text to it."""
+    """Transformers' attention reads the rows' borders off their positions, Unsloth's the lengths.
+
+    Padded on the right, rows need no mask, either.
+    """
     module, _calls = unsloth
     monkeypatch.setattr(packer, "use_forest", lambda _scorer: "it has an attention of its own")
     base.set_attn_implementation("sdpa")
+    core = module.UnslothCore(model=HUB_NAME, device="cpu")
+    found, scorer = core.packer, core._scorer
+    assert (found.apart_because, found.layout) == (None, "rows end to end")
+    rows = make_rows(7)
+    counted, lengths = CountedTokens.of(rows), [len(row.token_ids) for row in rows]
+    packing = found.pack(rows, counted, 4096)
+    assert packing.tokens == sum(lengths)
+    given: list[dict[str, Any]] = []
+    hook = base.register_forward_pre_hook(
+        lambda _module, _args, options: given.append(options), with_kwargs=True
+    )
+    together = sweep_logprobs(packing, scorer, len(counted.row_T)).numpy()
+    [options] = given
+    assert "attention_mask" not in options
+    told = options["packed_seq_lengths"]
+    assert sorted(told.tolist()) == sorted(lengths) and told.dtype == torch.int32
+    starts = np.flatnonzero(options["position_ids"][0].numpy() == 0)
+    assert np.diff([*starts, sum(lengths)]).tolist() == told.tolist()
+    padded = PaddedRows(rows, counted, base)
+    for masked in (True, False):
+        scorer.masked = masked
+        expected = sweep_logprobs(padded, scorer, len(counted.row_T)).numpy()
+        assert np.abs(together - expected).max() < 1e-5
+        assert ("attention_mask" in given[-1]) == masked
+    hook.remove()
+    assert module.fill([3, 9, 4, 6], 10) == [[1], [3, 2], [0]]  # groups up to the budget
+    assert module.fill([12, 1], 10) == [[0], [1]]
 
+    # With its own positions ignored, all rows are one text to a model.
     def ignore(_module: Any, _args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         tokens = options["input_ids"].shape[1]
         return _args, options | {"position_ids": torch.arange(tokens)[None]}
@@ -187,14 +149,7 @@ def test_a_model_that_mixes_the_rows_gets_them_padded(
     base.register_forward_pre_hook(ignore, with_kwargs=True)
     found = module.UnslothCore(model=HUB_NAME, device="cpu").packer
     assert "differ" in found.apart_because and found.layout == "padded rows"
-    rows = make_rows(3)
-    assert type(found._group(rows, CountedTokens.of(rows), [0, 1, 2])[0]) is PaddedRows
-
-
-def test_rows_fill_groups_up_to_the_budget(unsloth: Any) -> None:
-    module = importlib.import_module("langchain_art_server.backends.unsloth.learner_core")
-    assert module.fill([3, 9, 4, 6], 10) == [[1], [3, 2], [0]]
-    assert module.fill([12, 1], 10) == [[0], [1]]
+    assert type(found._group(rows, counted, [0, 1, 2])[0]) is PaddedRows
 
 
 def test_what_it_generates_is_in_the_servers_folder_and_not_in_the_current_one(

@@ -7,6 +7,7 @@ The build is that of ``requirements/gpu.txt``, unpacked beside CPU torch; see
 import json
 import os
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,27 +69,18 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for number, table in enumerate((EXPLICIT, IN_TURNS)):
         settings = Settings.model_validate({"model": str(model), "data_dir": folder} | table)
         (socket := folder / str(number)).mkdir()
-        process = VllmProcess(settings, _of(info, settings), socket, TARGETS, 16)
+        of = replace(info, max_model_len=settings.max_model_len or info.max_model_len)
+        process = VllmProcess(settings, of, socket, TARGETS, 16)
         _python, flag, *command = process.command()
         assert flag == "-m"
         commands.append(command)
         env = process._environment()
-    argv = [
-        str(vllm_cuda_python()),
-        vllm_cuda_child.__file__,
-        "2",
-        str(CACHE),
-        json.dumps(commands),
-    ]
+    child = [str(vllm_cuda_python()), vllm_cuda_child.__file__]
+    argv = [*child, "2", str(CACHE), json.dumps(commands)]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, cwd=folder)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == len(commands), done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in lines]
-
-
-def _of(info: ModelInfo, settings: Settings) -> ModelInfo:
-    longest = settings.max_model_len or info.max_model_len
-    return ModelInfo(**(vars(info) | {"max_model_len": longest}))
 
 
 def test_it_is_the_engine_that_a_gpu_gets_and_records_what_it_samples(

@@ -74,7 +74,6 @@ SERVER_COMMANDS = {"serve": serve.cli, "scrub": backups.cli, "backup": backups.c
 
 
 def shell_commands() -> list[tuple[str, list[str]]]:
-    """(where it stands, its words) of each command in the blocks for a shell."""
     found: list[tuple[str, list[str]]] = []
     for block in of_language("bash", "sh", "shell", "console"):
         lines = block.code.replace("\\\n", " ").splitlines()

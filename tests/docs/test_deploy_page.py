@@ -389,7 +389,6 @@ def test_a_gguf_file_holds_the_merged_weights(tmp_path: Path) -> None:
 def test_vllm_says_the_servers_tokens(
     place: Place, capsys: pytest.CaptureFixture[str], anchor: str, served: str
 ) -> None:
-    """The adapter on its base, and the merged weights."""
     wanted, (export, serve) = place.greedy("my-agent@2"), bash(anchor)
     place.export(export)
     named = place.folder / "named"  # the command asks for the version of a package of that name

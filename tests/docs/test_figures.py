@@ -1,13 +1,20 @@
-"""Figures that pages quote are those of the sections that they link to.
+"""Figures that pages quote are those of the sections that they link to, or computed here again.
 
 `docs/benchmarks.md`, the H200's section of `docs/gpu.md` and the examples' pages hold the published
 figures.
 """
 
 import json
+import random
 import re
+import statistics
 from decimal import Decimal
 
+import pytest
+
+from examples.frozen_lake.environment import Walk, lakes
+from langchain_art import gpu_memory
+from langchain_art.diagnostics import doctor
 from tests.support.pages import PAGES, REPO
 
 DOCS = REPO / "docs"
@@ -44,7 +51,6 @@ def figures(text: str) -> list[Decimal]:
 
 
 def sentences(text: str) -> list[str]:
-    """Sentences and cells of tables, without blocks of code."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     blocks = re.split(r"\n\s*\n|\n(?=[>\s]*(?:\||[-*] |\d+\. ))", prose)
     return [
@@ -78,29 +84,6 @@ def test_quoted_figures_are_the_published_ones() -> None:
     assert not [(page, one, wrong) for page, one in quoted if (wrong := unsupported(one))]
 
 
-def test_the_readme_quotes_every_figure_with_its_section() -> None:
-    text = (REPO / "README.md").read_text().partition("## Wrap what you have")[0]
-    without = [
-        one
-        for one in sentences(re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text))
-        if re.search(r"\d\.\d+ ±|\d times", one) and not LINK.search(one)
-    ]
-    assert not without
-
-
-def test_a_quote_is_its_figure_or_the_figure_rounded() -> None:
-    for sentence, wrong in (
-        ("The [race](benchmarks.md#race): 1.52 times.", []),
-        ("The [race](benchmarks.md#race): 1.5 times.", []),
-        ("The [race](benchmarks.md#race): 1.6 times.", [Decimal("1.6")]),
-        ("The [race](docs/benchmarks.md#race): 5.1 times.", [Decimal("5.1")]),
-        ("1.1 to 6.5 times ([one](gpu.md#on-one-h200)).", []),
-        ("1.1 to 6.9 times ([one](gpu.md#on-one-h200)).", [Decimal("6.9")]),
-        ("A page that measures itself: 9.9 times.", []),
-    ):
-        assert unsupported(sentence) == wrong
-
-
 def test_the_gpu_page_has_the_stored_measurement() -> None:
     page = section("gpu.md", "on-one-h200")
     for name, one in json.loads(H200.read_text())["workloads"].items():
@@ -115,11 +98,87 @@ def test_the_gpu_page_has_the_stored_measurement() -> None:
         assert row in page, name
 
 
-def test_the_table_of_examples_has_the_demo_s_figures() -> None:
-    page = (DOCS / "examples" / "index.md").read_text()
-    row = re.search(r"^\| `email-search` \| .*± .*$", page, re.MULTILINE)
-    assert row
-    missing = set(re.findall(r"\d\.\d+ ± \d\.\d+", row[0])) - set(
-        re.findall(r"\d\.\d+ ± \d\.\d+", section("benchmarks.md", "demo"))
+SIZING = (DOCS / "sizing.md").read_text()
+CPU = (DOCS / "cpu.md").read_text()
+ENOUGH = 1 << 50
+CARDS = [(1, 24), (1, 48), (1, 80), (1, 150), (2, 80)]
+
+
+def on_a_cpu(name: str) -> str:
+    fit = doctor.fit(name, doctor.KNOWN[name], 0, ENOUGH, ENOUGH, context=2048, rank=16)
+    needed = fit.sampler_bytes + fit.learner_bytes + 2 * gpu_memory.PROCESS_BYTES
+    return f"{needed / 1e9:.1f}"
+
+
+def placed(name: str, cards: int, gigabytes: int) -> str:
+    size = gigabytes * 10**9
+    fit = doctor.fit(name, doctor.KNOWN[name], cards, size, size, context=8192, rank=16)
+    return f"{'4 bits, ' if fit.quantization else ''}{fit.placement or 'no'}"
+
+
+@pytest.mark.parametrize("name", doctor.KNOWN)
+def test_the_memory_of_a_base_is_what_the_doctor_computes(name: str) -> None:
+    shape = doctor.KNOWN[name]
+    fit = doctor.fit(name, shape, 1, ENOUGH, ENOUGH, context=8192, rank=16)
+    both = f"{fit.sampler_bytes / 1e9:.1f}, {fit.learner_bytes / 1e9:.1f}"
+    cells = [name, f"{shape.parameters / 1e9:.2f}", on_a_cpu(name), both]
+    row = " | ".join([*cells, *(placed(name, *card) for card in CARDS)])
+    assert f"\n| {row} | *estimated* |\n" in SIZING
+
+
+def test_the_page_of_a_cpu_quotes_the_doctor() -> None:
+    assert f"{on_a_cpu('SmolLM2-135M')} GB" in CPU
+
+
+def test_times_of_a_step_follow_from_what_the_examples_measured() -> None:
+    rows = re.findall(
+        r"^\| \[[^]]*\]\((examples/[\w-]+\.md)#(what-was-measured)\) \|[^|]*\| (\d+) \| "
+        r"([\d,]+) s \| (.*) \|$",
+        CPU,
+        re.MULTILINE,
     )
-    assert not missing
+    assert len(rows) == 4
+    steps_of = []
+    for page, anchor, steps, seconds, computed in rows:
+        assert re.search(rf"(?<![\d,]){seconds}(?![\d,])", section(page, anchor)), page
+        step = int(seconds.replace(",", "")) / int(steps)
+        assert computed == f"{step:.1f} s | {step * 100 / 60:.0f} min"
+        steps_of.append(step)
+    least, most = min(steps_of), max(steps_of)
+    times = f"{least:.1f} to {most:.1f} s | {least * 100 / 60:.0f} to {most * 100 / 60:.0f} min"
+    assert times in SIZING
+
+
+WAYS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+def moves(walk: Walk, player: str) -> list[str]:
+    if player.startswith("any move that"):
+        return list(walk.moves)
+    signs = walk.board.replace(" ", "").replace("\n", "")
+    at, goal = divmod(signs.index("P"), 4), divmod(signs.index("G"), 4)
+    nearer: dict[str, str] = {}
+    for move in walk.moves:
+        row, column = (here + by for here, by in zip(at, WAYS[move], strict=True))
+        if abs(row - goal[0]) + abs(column - goal[1]) < abs(at[0] - goal[0]) + abs(at[1] - goal[1]):
+            nearer[move] = signs[4 * row + column]
+    safe = [move for move, sign in nearer.items() if sign != "H"]
+    return safe if safe and player.startswith("the same") else list(nearer)
+
+
+LAKES = (REPO / "docs/examples/frozen-lake.md").read_text()
+ROWS = LAKES.partition("| player |")[2].partition("\n\n")[0].splitlines()[2:]
+
+
+def test_what_players_without_a_model_get() -> None:
+    assert len(ROWS) == 3
+    for line in ROWS:
+        player, mean, reached = (cell.strip() for cell in line.strip("|").split("|"))
+        rewards: list[float] = []
+        for number, lake in enumerate(lakes("test", 300)):
+            walk, drawn = Walk(lake.seed), random.Random(number)
+            while not walk.over:
+                walk.go(drawn.choice(moves(walk, player)))
+            rewards.append(walk.reward)
+        assert f"{statistics.fmean(rewards):.2f}" == mean, player
+        assert f"{statistics.fmean(reward == 1 for reward in rewards):.2f}" == reached, player

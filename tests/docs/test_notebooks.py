@@ -53,7 +53,6 @@ def run_in_a_kernel(book: Any, env: dict[str, str], folder: Path) -> None:
 
 
 async def run_here(book: Any) -> None:
-    """All cells but the first one, which installs."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, cell in enumerate(code_cells(book)[1:], 1):
         code = compile(

@@ -13,6 +13,7 @@ from tests.support.hot_swap import train_once
 from tests.support.live_server import FaultyServer
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import ok
 
 JUMPS = count(3, 200)
 CHAT = "/v1/chat/completions"
@@ -29,15 +30,11 @@ def http(faulty_server: FaultyServer) -> Iterator[httpx.Client]:
 
 def ask(http: httpx.Client, run: str, messages: list[Any] = ASK, **more: Any) -> dict[str, Any]:
     body = {"model": "tiny", "messages": messages, "max_tokens": 8, "seed": 1}
-    answer = http.post(CHAT, json=body | {"art": {"trajectory_id": run}} | more)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return ok(http.post(CHAT, json=body | {"art": {"trajectory_id": run}} | more))
 
 
 def rewarded(http: httpx.Client, run: str) -> list[dict[str, Any]]:
-    answer = http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0})
-    assert answer.status_code == 200, answer.text
-    return answer.json()["turns"]
+    return ok(http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}))["turns"]
 
 
 def test_a_step_back_during_a_call(http: httpx.Client, faulty_server: FaultyServer) -> None:
@@ -81,11 +78,10 @@ def test_no_jump_changes_an_order_a_limit_or_a_step(
         if step % 5 == 0:
             train_once(http, step // 5, policy)
             jobs = http.get("/v1/jobs", params={"policy": policy}).json()["data"]
-            versions = [job["result"]["version"] for job in jobs]
-            assert versions == list(range(1, step // 5 + 2))
+            assert [job["result"]["version"] for job in jobs] == list(range(1, step // 5 + 2))
             kept = http.get(f"/v1/policies/{policy}/checkpoints").json()["data"]
             numbers = [one["version"] for one in kept]
-            assert numbers == sorted(numbers) and numbers[-1] == versions[-1]
+            assert numbers == sorted(numbers) and numbers[-1] == step // 5 + 1
     status = http.get("/status").json()
     assert status["engine_restarts"] == restarts and status["ready"]
     assert status["uptime"] < YEAR

@@ -7,19 +7,18 @@ arrival, and rounding follows it; seeds cannot help there (`test_trainer_kills` 
 
 import random
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_core import from_json
 
-from langchain_art import ArtClient, RulerEvaluator
+from langchain_art import RulerEvaluator
 from langchain_art.wire import Trajectory, TrajectoryGroup, Turn
 from tests.support.judges.literal_judge import ScriptedJudge, parse, verdict
 from tests.support.live_server import ForkedServer, LiveServer
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count, in_soak
+from tests.support.soak import count
 from tests.support.storms import Killer, Patient, Witness
 
 KILLS, PER_RUN = count(3, 1000), 25
@@ -29,7 +28,7 @@ FILES = ("adapter_model.safetensors", "optimizer.safetensors")
 
 
 def serve(folder: Path, name: str) -> ForkedServer:
-    return ForkedServer(folder / name, settings="keep_checkpoints = 1000\n").start()
+    return ForkedServer(folder / name, settings="keep_checkpoints = 1000\n")
 
 
 def by_what_is_said(request: str) -> str:
@@ -41,8 +40,7 @@ def by_what_is_said(request: str) -> str:
 class Agent:
     """A client that trains a policy, whatever happens to the server meanwhile."""
 
-    def __init__(self, server: LiveServer, policy: str, seed: int) -> None:
-        self.policy, self._seed = policy, seed
+    def __init__(self, server: LiveServer) -> None:
         self.patient = Patient(server)
         self._judge = RulerEvaluator(ScriptedJudge(answer=by_what_is_said))
         self.steps = 0
@@ -58,7 +56,7 @@ class Agent:
         groups: list[list[str]] = []
         for question in range(2):
             runs = [self._rollout(question, one) for one in range(4)]
-            sent = TrajectoryGroup(id=f"{self.policy}-{self.steps}-{question}", trajectories=runs)
+            sent = TrajectoryGroup(id=f"tiny-{self.steps}-{question}", trajectories=runs)
             judged = self._judge.invoke(sent)
             self.patient.ok("POST", "/v1/groups", judged.model_dump(mode="json"))
             groups.append([run.id for run in runs])
@@ -69,29 +67,26 @@ class Agent:
             groups = [[chosen, rejected] for chosen in groups[0] for rejected in groups[1]]
         elif self.steps % 2 == 0:
             config["optimizer_steps"] = 4
-        body = {"policy": self.policy, "groups": groups, "config": config}
-        job = self.patient.train(f"{self.policy}-{self.steps}", body)
+        body = {"policy": "tiny", "groups": groups, "config": config}
+        job = self.patient.train(f"tiny-{self.steps}", body)
         assert job["result"]["version"] == self.steps, job
 
     def _rollout(self, question: int, one: int) -> Trajectory:
         prompt = [{"role": "user", "content": f"When is the audit? {question}"}]
-        seed = self._seed + 100 * self.steps + 10 * question + one
-        body = {"model": self.policy, "messages": prompt, "max_tokens": 24, "temperature": 1.3}
+        seed = 100 * self.steps + 10 * question + one
+        body = {"model": "tiny", "messages": prompt, "max_tokens": 24, "temperature": 1.3}
         answer = self.patient.ok("POST", "/v1/chat/completions", body | {"seed": seed})
         call, reply = answer["id"], answer["choices"][0]["message"]
         tokens = self.patient.ok("GET", f"/v1/calls/{call}")["token_ids"]
         self.calls[call] = tokens
         self.said[-1].append(tokens)
         turn = Turn(call_id=call, messages=tuple(prompt), reply={"role": "assistant"} | reply)
-        return Trajectory(id=f"{self.policy}-{self.steps}-{question}-{one}", turns=(turn,))
+        return Trajectory(id=f"tiny-{self.steps}-{question}-{one}", turns=(turn,))
 
-    def versions(self, steps: int) -> list[tuple[bytes, ...]]:
-        """Adapter and optimizer of every version."""
-        folder = self.patient.server.data_dir / "adapters" / self.policy
-        return [
-            tuple((folder / str(step) / name).read_bytes() for name in FILES)
-            for step in range(1, steps + 1)
-        ]
+    def version(self, step: int) -> list[bytes]:
+        """Adapter and optimizer."""
+        folder = self.patient.server.data_dir / "adapters" / "tiny" / str(step)
+        return [(folder / name).read_bytes() for name in FILES]
 
     def nothing_lost(self, witnessed: list[str]) -> None:
         """What was acknowledged is there; each run was trained once, each step was taken once."""
@@ -105,86 +100,52 @@ class Agent:
         assert {job["state"] for job in jobs} == {"succeeded"}
         trained: list[str] = []
         for step, job in enumerate(jobs, start=1):
-            folder = self.patient.server.data_dir / "adapters" / self.policy / str(step)
+            folder = self.patient.server.data_dir / "adapters" / "tiny" / str(step)
             manifest = from_json((folder / "manifest.json").read_bytes())
             assert manifest["job"] == job["id"]
             trained += manifest.get("trained", [])
         assert len(set(trained)) == len(trained) and trained
 
 
-class Calm:
-    """The undisturbed run, as long as it is asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.server = serve(folder, "calm")
-        self.agent = Agent(self.server, "tiny", seed=0)
-
-    def until(self, steps: int) -> Agent:
-        while self.agent.steps < steps:
-            self.agent.step()
-        return self.agent
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calm]:
-    made = Calm(tmp_path_factory.mktemp("calm"))
-    yield made
-    made.server.stop()
-
-
 @pytest.mark.soak("F1", KILLS, "kills")
 @pytest.mark.slow
 @pytest.mark.timeout(count(600, 14_400))
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_runs_with_kills_end_bit_for_bit_as_the_undisturbed_one(calm: Calm, tmp_path: Path) -> None:
+def test_runs_with_kills_end_bit_for_bit_as_the_undisturbed_one(tmp_path: Path) -> None:
     seed, kills, starts = drawn_seed(), list[str](), list[float]()
-    while len(kills) < KILLS:
-        draw = random.Random(f"{seed} {len(kills)}")
-        stormy = serve(tmp_path, f"stormy-{len(kills)}")
-        agent = Agent(stormy, "tiny", seed=0)
-        most = min(PER_RUN, KILLS - len(kills))
-        witness = Witness(stormy)
-        killer = Killer(stormy, draw, most, PAUSE, lambda: agent.patient.answered)  # noqa: B023
-        witness.start()
-        killer.start()
-        try:
-            while killer.is_alive() or not agent.steps:
-                agent.step()
-            killer.join()
-            assert len(killer.kills) == most
-        finally:
-            witness.stop.set()
-            killer.stop.set()
-            killer.join()
-        witness.join()
-        stormy.kill()
-        stormy.start()  # the last word is the disk's
-        agent.nothing_lost(witness.acknowledged)
-        assert not killer.torn
-        steady = calm.until(agent.steps)
-        assert agent.said == steady.said[: agent.steps]
-        mine, theirs = agent.versions(agent.steps), steady.versions(agent.steps)
-        for step, (one, other) in enumerate(zip(mine, theirs, strict=True), start=1):
-            assert one == other, f"version {step} differs"
-        assert len({adapter for adapter, _ in mine}) == agent.steps  # each step did something
-        kills += killer.kills
-        starts += killer.starts
-        stormy.stop()
+    with serve(tmp_path, "calm") as quiet:
+        calm = Agent(quiet)
+        while len(kills) < KILLS:
+            draw = random.Random(f"{seed} {len(kills)}")
+            stormy = serve(tmp_path, f"stormy-{len(kills)}").start()
+            agent = Agent(stormy)
+            most = min(PER_RUN, KILLS - len(kills))
+            witness = Witness(stormy)
+            killer = Killer(stormy, draw, most, PAUSE, lambda: agent.patient.answered)  # noqa: B023
+            witness.start()
+            killer.start()
+            try:
+                while killer.is_alive() or not agent.steps:
+                    agent.step()
+                killer.join()
+                assert len(killer.kills) == most
+            finally:
+                witness.stop.set()
+                killer.stop.set()
+                killer.join()
+            witness.join()
+            stormy.kill()
+            stormy.start()  # the last word is the disk's
+            agent.nothing_lost(witness.acknowledged)
+            assert not killer.torn
+            while calm.steps < agent.steps:
+                calm.step()
+            assert agent.said == calm.said[: agent.steps]
+            made = [agent.version(step) for step in range(1, agent.steps + 1)]
+            for step, version in enumerate(made, start=1):
+                assert version == calm.version(step), f"version {step} differs"
+            assert len({adapter for adapter, _ in made}) == agent.steps  # each step did something
+            kills += killer.kills
+            starts += killer.starts
+            stormy.stop()
     print(f"{len(kills)} kills; a start takes {statistics.median(starts):.1f} s")  # noqa: T201
-
-
-@in_soak  # `test_repeated_fit` shows the kind of it: the same server, with other work, and a seed
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_one_seed_gives_one_adapter_and_another_seed_another(calm: Calm) -> None:
-    """Also on a server that has trained before: what other policies did leaves no trace."""
-    first = calm.until(2)
-    for seed in (0, 5000):
-        policy = f"seed-{seed}"
-        with ArtClient(calm.server.base_url) as client:
-            client.create_policy(policy)
-        agent = Agent(calm.server, policy, seed)
-        for _ in range(2):
-            agent.step()
-        assert (agent.said == first.said[:2]) == (seed == 0)
-        assert (agent.versions(2) == first.versions(2)) == (seed == 0)

@@ -1,18 +1,48 @@
-"""Whatever is sent, the answer is one that the OpenAPI document names; 503 says when to retry."""
+"""Whatever is sent, the answer is one that the OpenAPI document names, and no weight is harmed.
 
+Answers in the formats of calls are what the models of the formats' own SDKs take, too.
+"""
+
+import copy
+import json
+import random
+import re
 import uuid
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from anthropic.types import ErrorResponse, Message, MessageTokensCount, RawMessageStreamEvent
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter, ValidationError
+from safetensors.numpy import load_file
 
-from tests.support.live_server import ForkedServer, small_model
-from tests.support.mutations import Sent, Valid, mutants
+from langchain_art.wire import KLPenalty, TrainConfig
+from langchain_art.wire.api_keys import new_api_key
+from tests.conformance.suite.scripts import script
+from tests.reliability.test_hostile_numbers import HOSTILE
+from tests.support.live_server import ForkedServer, LiveServer, RuleServer, small_model
+from tests.support.mutations import Sent, Valid, mutants, places, sent_as_is
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import ended, ok, trained
 
-REQUESTS = count(100, 20_000)
+REQUESTS, NUMBERS = count(100, 20_000), count(30, 2_000)
+#: Of each route: an answer, and an event of a streamed one.
+MODELS: dict[str, tuple[TypeAdapter[Any], TypeAdapter[Any] | None]] = {
+    "/v1/chat/completions": (TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)),
+    "/v1/responses": (TypeAdapter(Response), TypeAdapter(ResponseStreamEvent)),
+    "/v1/messages": (TypeAdapter(Message), TypeAdapter(RawMessageStreamEvent)),
+    "/v1/messages/count_tokens": (TypeAdapter(MessageTokensCount), None),
+}
+ERROR = TypeAdapter(ErrorResponse)
 SAY = [
     {"role": "system", "content": "Answer."},
     {"role": "user", "content": [{"type": "text", "text": "When?"}]},
@@ -83,150 +113,331 @@ def other_formats(call: str) -> list[Valid]:
     ]
 
 
-def valid_requests(call: str, run: str, job: str) -> list[Valid]:
-    turn = {"call_id": call, "messages": SAY[:2], "reply": {"role": "assistant", "content": "x"}}
-    run_body = {"id": "new", "scenario": "s", "turns": [turn], "reward": 0.5, "scores": {"a": 1.0}}
-    version = {"name": "tiny", "version": 0}
-    policy = "/v1/policies/{name}"
-    one = policy + "/checkpoints/{version}"
-    batch, worker = "/v1/rollouts/batches/{batch}", {"worker": "w"}
-    lease = worker | {"rollout": "m:f", "slots": 2, "free": 1}
-    train = {"policy": "tiny", "groups": [[run]], "config": {"learning_rate": 1e-4}}
-    by_reviews: dict[str, Any] = {"policy": "tiny", "name": "human_reward", "min_agreement": -1.0}
-    by_reviews |= {"config": {"credit": "call", "max_staleness": 4}, "preference": {"beta": 0.1}}
-    by_reviews |= {"held_out_too": ["s"], "correction_steps": 1}
-    chats = [
-        chat(),
-        chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
-        chat(response_format=SCHEMA),
-        chat(n=2, logprobs=True, top_logprobs=2, stop=["."], top_p=0.9, top_k=5),
-        chat(stream=True, stream_options={"include_usage": True}),
-    ]
-    said = {"source": "api", "trajectory": run, "at": 1.5, "reviewer": "ann", "comment": "no"}
-    reward = said | {"id": "r-1", "kind": "reward", "name": "human_reward", "value": 1.0}
-    correction = said | {"id": "r-2", "kind": "correction", "name": "output", "call_id": call}
-    correction |= {"correction": {"role": "assistant", "content": "In May."}}
-    return [
-        *chats * 3,
-        *other_formats(call),
-        Valid("GET", "/v1/models"),
-        Valid("GET", "/v1/models/{name}", {"name": "tiny"}),
-        Valid("GET", "/v1/calls/{call_id}", {"call_id": call}),
-        Valid("GET", "/v1/policies"),
-        Valid("POST", "/v1/policies", body={"name": "tiny", "lora": {"rank": 8, "alpha": 16.0}}),
-        Valid("GET", policy, {"name": "tiny"}),
-        Valid("GET", policy + "/checkpoints", {"name": "tiny"}),
-        Valid("PUT", one + "/pin", version),
-        Valid("DELETE", one + "/pin", version),
-        Valid("DELETE", one, version),
-        Valid("GET", one + "/adapter", version),
-        Valid("POST", policy + "/rollback", {"name": "tiny"}, body={"version": 0}),
-        Valid("POST", "/v1/trajectories", body=run_body),
-        Valid("POST", "/v1/groups", body={"id": "g", "trajectories": [run_body]}),
-        Valid("GET", "/v1/trajectories", query={"limit": 2, "scenario": "s"}),
-        Valid("GET", "/v1/trajectories/{trajectory_id}", {"trajectory_id": run}),
-        Valid(
-            "GET",
-            "/v1/trajectories/{trajectory_id}/audit",
-            {"trajectory_id": run},
-            {"policy": "tiny", "trainable": "n:true", "sft": "false"},
-        ),
-        Valid(
-            "PUT",
-            "/v1/trajectories/{trajectory_id}/reward",
-            {"trajectory_id": run},
-            body={"reward": 1.0, "scores": {"a": 0.5}, "metadata": {"x": 1}},
-        ),
-        Valid("PUT", "/v1/reviews", body={"reviews": [correction, reward]}),
-        Valid("GET", "/v1/reviews", query={"policy": "tiny", "trajectory": run, "source": "api"}),
-        Valid("POST", "/v1/reviews/plan", body=by_reviews),
-        Valid("POST", "/v1/reviews/foresee", body={"runs": [run, "t"]}),
-        Valid("POST", "/v1/reviews/train", body=by_reviews, headers={"Idempotency-Key": "again"}),
-        Valid("POST", "/v1/train", body=train, headers={"Idempotency-Key": "once"}),
-        Valid("GET", "/v1/jobs", query={"policy": "tiny"}),
-        Valid("GET", "/v1/jobs/{job_id}", {"job_id": job}, {"wait": 0}),
-        Valid("GET", "/v1/jobs/{job_id}/events", {"job_id": job}, {"after": 0, "wait": 0}),
-        Valid(
-            "POST",
-            "/v1/rollouts",
-            body={"batch": "b", "rollout": "m:f", "rollouts": [{"id": "r", "scenario": {"q": 1}}]},
-        ),
-        Valid("POST", "/v1/rollouts/lease", body=lease),
-        Valid("POST", "/v1/rollouts/heartbeat", body=worker | {"holds": ["x"]}),
-        Valid("POST", "/v1/rollouts/return", body=worker | {"holds": ["x"], "leaving": True}),
-        Valid(
-            "POST",
-            "/v1/rollouts/{rollout_id}/complete",
-            {"rollout_id": "r"},
-            body={"trajectory_id": "x", "error": "TimeoutError: slow"},
-        ),
-        Valid("POST", batch + "/take", {"batch": "b"}, body={"done": [], "limit": 2, "wait": 0}),
-        Valid("GET", batch, {"batch": "b"}),
-        # What is deleted and cancelled is not what the others ask for.
-        Valid("POST", "/v1/jobs/{job_id}/cancel", {"job_id": "job-of-nobody"}),
-        Valid("DELETE", policy, {"name": "of-nobody"}),
-        Valid("DELETE", batch, {"batch": "of-nobody"}),
-        Valid("DELETE", "/v1/trajectories/{trajectory_id}", {"trajectory_id": "run-of-nobody"}),
-        Valid("POST", "/v1/keys", body={"name": "x", "tenant": "ana", "scopes": ["infer"]}),
-        Valid("GET", "/v1/keys"),
-        Valid("DELETE", "/v1/keys/{key_id}", {"key_id": "key-of-nobody"}),
-        Valid("GET", "/v1/log", query={"limit": 2}),
-        Valid("GET", "/status"),
-        Valid("GET", "/metrics"),
-        Valid("GET", "/healthz"),
-        Valid("GET", "/readyz"),
-    ]
+class Stored:
+    """A server with two runs, that every job trains anew, and a valid request of each kind."""
+
+    def __init__(self, server: LiveServer) -> None:
+        self.server, self.http = server, server.http()
+        self.document = Document(self.http)
+        self.calls, self.runs = list[str](), ["run-0", "run-1"]
+        for seed, run in enumerate(self.runs):
+            asked = chat(art={"trajectory_id": run}, max_tokens=4, seed=seed)
+            self.calls.append(ok(send(self.http, sent_as_is(asked)))["id"])
+            ok(self.http.put(f"/v1/trajectories/{run}/reward", json={"reward": seed}))
+        job = trained(self.http, [self.runs[:1]])["id"]
+        self._known = {"name": "tiny", "version": 0, "call_id": self.calls[0], "job_id": job}
+        self._known |= {"trajectory_id": self.runs[0], "batch": "b", "rollout_id": "r"}
+        requests = [*self._trains(), *self._stores(), *self._others()]
+        self.requests = [*self._chats() * 3, *other_formats(self.calls[0]), *requests]
+
+    def _of(self, what: str, body: Any = None, nobodys: bool = False, **query: Any) -> Valid:
+        method, path = what.split()
+        holes = re.findall(r"\{(\w+)\}", path)
+        names = {hole: "of-nobody" if nobodys else self._known[hole] for hole in holes}
+        key = {"Idempotency-Key": uuid.uuid4().hex} if path.endswith("/train") else {}
+        return Valid(method, path, names, query, body, key)
+
+    def _chats(self) -> list[Valid]:
+        return [
+            chat(),
+            chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
+            chat(response_format=SCHEMA),
+            chat(n=2, logprobs=True, top_logprobs=2, stop=["."], top_p=0.9, top_k=5),
+            chat(stream=True, stream_options={"include_usage": True}),
+        ]
+
+    def _trains(self) -> list[Valid]:
+        one, other = self.runs
+        train = {"policy": "tiny", "groups": [[one, other]], "retrain": True, "schedule_step": 1}
+        train |= {"seconds": {"rollout": 1.0, "judge": 1.0}}
+        given = {one: [[0.5, 0.5, -0.5, 0.1]], other: [-1.0]}
+        kl = KLPenalty(estimator="k3", coefficient=0.1)
+        learn = TrainConfig(learning_rate=1e-3, max_kl=0.1, entropy_bonus=0.001, kl=kl)
+        config = learn.model_dump(mode="json")
+        optimizer = {name: config[name] for name in ("schedule", "max_grad_norm")}
+        optimizer |= {"learning_rate": 1e-3, "tokens_per_microbatch": 4096, "optimizer_steps": 1}
+        by_rewards = {"config": config, "rewards": {one: 1.0}, "turns": {self.calls[1]: 0.0}}
+        prefers = {"kind": "dpo", "beta": 0.1, "learning_rate": 1e-3, "max_grad_norm": 1.0}
+        plain = {name: train[name] for name in ("policy", "groups")}
+        bodies = [
+            train | by_rewards,
+            train | {"advantages": given, "config": {"learning_rate": 1e-3}},
+            plain | {"config": optimizer | {"kind": "sft"}},
+            plain | {"config": prefers},
+        ]
+        return [self._of("POST /v1/train", body) for body in bodies]
+
+    def _stores(self) -> list[Valid]:
+        turn = {"call_id": self.calls[0], "messages": SAY[:2], "reward": 0.5, "latency": 0.1}
+        turn |= {"reply": {"role": "assistant", "content": "x"}, "started_at": 1.0, "step": 1}
+        turn |= {"attempt": 1, "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+        run = {"id": "new", "scenario": "s", "turns": [turn, turn | {"extends": 0}]}
+        run |= {"reward": 0.5, "scores": {"a": 1.0}}
+        said = {"source": "api", "trajectory": self.runs[0], "at": 1.5, "reviewer": "ann"}
+        reward = said | {"id": "r-1", "kind": "reward", "name": "human_reward", "value": 1.0}
+        correction = said | {"id": "r-2", "kind": "correction", "name": "output"}
+        correction |= {"call_id": self.calls[0], "comment": "no"}
+        correction |= {"correction": {"role": "assistant", "content": "In May."}}
+        rewards = "PUT /v1/trajectories/{trajectory_id}/reward"
+        return [
+            self._of("POST /v1/trajectories", run),
+            self._of("POST /v1/groups", {"id": "g", "trajectories": [run, run | {"id": "y"}]}),
+            self._of(rewards, {"reward": 0.5, "scores": {"a": 0.5}, "metadata": {"x": 1}}, True),
+            self._of(rewards, {"turns": {self.calls[0]: 0.5}}),
+            self._of("PUT /v1/reviews", {"reviews": [correction, reward]}),
+            self._of("POST /v1/policies", {"name": "tiny", "lora": {"rank": 8, "alpha": 16.0}}),
+            self._of("POST /v1/policies/{name}/rollback", {"version": 0}),
+        ]
+
+    def _others(self) -> list[Valid]:
+        of, worker = self._of, {"worker": "w"}
+        rollouts = [{"id": "r", "scenario": {"q": 1}}]
+        by_reviews: dict[str, Any] = {"policy": "tiny", "name": "human_reward"}
+        by_reviews |= {"min_agreement": -1.0, "held_out_too": ["s"], "correction_steps": 1}
+        by_reviews |= {"config": {"credit": "call"}, "preference": {"beta": 0.1}}
+        policy, run = "/v1/policies/{name}", "/v1/trajectories/{trajectory_id}"
+        one, batch = policy + "/checkpoints/{version}", "/v1/rollouts/batches/{batch}"
+        plain = ["models", "models/{name}", "calls/{call_id}", "policies", "policies/{name}"]
+        plain += ["policies/{name}/checkpoints", "trajectories/{trajectory_id}", "keys"]
+        return [
+            *(of(f"GET /v1/{path}") for path in plain),
+            *(of(f"GET /{path}") for path in ("status", "metrics", "healthz", "readyz")),
+            *(of(f"{method} {one}/pin") for method in ("PUT", "DELETE")),
+            of(f"DELETE {one}"),
+            of(f"GET {one}/adapter"),
+            of("GET /v1/trajectories", limit=2, scenario="s"),
+            of(f"GET {run}/audit", policy="tiny", trainable="n:true", sft="false"),
+            of("GET /v1/reviews", policy="tiny", trajectory=self.runs[0], source="api"),
+            *(of(f"POST /v1/reviews/{name}", by_reviews) for name in ("plan", "train")),
+            of("POST /v1/reviews/foresee", {"runs": [self.runs[0], "t"]}),
+            of("GET /v1/jobs", policy="tiny"),
+            of("GET /v1/jobs/{job_id}", wait=0),
+            of("GET /v1/jobs/{job_id}/events", after=0, wait=0),
+            of("POST /v1/rollouts", {"batch": "b", "rollout": "m:f", "rollouts": rollouts}),
+            of("POST /v1/rollouts/lease", worker | {"rollout": "m:f", "slots": 2, "free": 1}),
+            of("POST /v1/rollouts/heartbeat", worker | {"holds": ["x"]}),
+            of("POST /v1/rollouts/return", worker | {"holds": ["x"], "leaving": True}),
+            of("POST /v1/rollouts/{rollout_id}/complete", {"trajectory_id": "x", "error": "E: x"}),
+            of(f"POST {batch}/take", {"done": [], "limit": 2, "wait": 0}),
+            of(f"GET {batch}"),
+            of("POST /v1/keys", {"name": "x", "tenant": "ana", "scopes": ["infer"]}),
+            of("GET /v1/log", limit=2),
+            # What is deleted and cancelled is not what the others ask for.
+            of("POST /v1/jobs/{job_id}/cancel", nobodys=True),
+            *(of(f"DELETE {path}", nobodys=True) for path in (policy, batch, run)),
+            of("DELETE /v1/keys/{key_id}", nobodys=True),
+        ]
+
+    def learns(self, sent: Sent) -> bool:
+        """Send a request, which is refused in words, or taken; true if a job of it has ended.
+
+        A job harms no weight: what it wrote is finite.
+        """
+        answer = send(self.http, sent)
+        assert not self.document.problem(answer, sent), (sent, answer.text)
+        if sent.path != "/v1/train" or answer.is_error:
+            return False
+        job = ended(self.http, answer.json())
+        assert job["state"] == "succeeded" or job["error"], job
+        version = job["result"]["version"] if job["state"] == "succeeded" else 0
+        folder = self.server.data_dir / "adapters" / "tiny" / str(version)
+        for file in folder.glob("*.safetensors"):
+            weights = load_file(file).values()
+            assert all(np.isfinite(one).all() for one in weights), (file.name, sent)
+        ok(self.http.post("/v1/policies/tiny/rollback", json={"version": 0}))
+        return True
 
 
-def wrong(answer: httpx.Response, sent: Sent, documented: dict[str, set[str]]) -> str:
-    """What is wrong with an answer; empty if nothing is."""
-    status = answer.status_code
-    if status >= 500 and (status != 503 or "Retry-After" not in answer.headers):
-        return f"{status} without Retry-After"
-    known = documented[f"{sent.method} {sent.path}"]
-    # A name that is empty, or has a slash, is another path (307: one slash less).
-    if str(status) not in known and not (status in (307, 404, 405) and "{" in sent.path):
-        return f"{status} is not among {sorted(known)}"
-    if status >= 400:
-        error = answer.json().get("error")
-        if not isinstance(error, dict) or not error.get("message"):
-            return f"{status} without OpenAI's error"
-    return ""
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
+    short = small_model(max_position_embeddings=256)  # of a call whose limit is mutated away
+    data, env = tmp_path_factory.mktemp("mutations") / "data", {"ART_API_KEY": new_api_key()}
+    with ForkedServer(data, model=short, env=env) as server:
+        yield Stored(server)
+
+
+class Document:
+    """What the OpenAPI document promises of an answer, and the SDKs expect of it."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self.whole = http.get("/openapi.json").json()
+        self.responses: dict[str, dict[str, Any]] = {
+            f"{method.upper()} {path}": about["responses"]
+            for path, methods in self.whole["paths"].items()
+            for method, about in methods.items()
+        }
+        self.seen = Counter[str]()
+
+    def problem(self, answer: httpx.Response, sent: Sent) -> str:
+        """What is wrong with an answer; empty if nothing is."""
+        status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
+        if status >= 500 and (status != 503 or "Retry-After" not in answer.headers):
+            return f"{status} without Retry-After"
+        known = self.responses[f"{sent.method} {sent.path}"]
+        # A name that is empty, or has a slash, is another path (307: one slash less).
+        if str(status) not in known:
+            if status in (307, 404, 405) and "{" in sent.path:
+                return ""
+            return f"{status} is not among {sorted(known)}"
+        content = known[str(status)].get("content", {})
+        if content and kind not in content:
+            return f"{kind} is not among {sorted(content)}"
+        if kind == "application/json" and "schema" in content.get(kind, {}):
+            schema = content[kind]["schema"] | {"components": self.whole["components"]}
+            if error := best_match(Draft202012Validator(schema).iter_errors(answer.json())):
+                return f"{status}: {error.message[:300]} at {error.json_path}"
+        if status >= 400 and not answer.json()["error"]["message"]:
+            return f"{status} without words"
+        try:
+            if status == 200 and sent.path in MODELS:
+                self.seen[take(answer, sent.path)] += 1
+            elif sent.path.startswith("/v1/messages"):
+                ERROR.validate_python(answer.json())
+        except ValidationError as error:
+            return str(error)
+        return ""
+
+
+def take(answer: httpx.Response, path: str) -> str:
+    """Read an answer, which is none of an error, as the format's SDK does; returns its kind."""
+    whole, piece = MODELS[path]
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        whole.validate_python(answer.json())
+        return f"{path} whole"
+    assert piece is not None
+    for line in answer.text.splitlines():
+        if not line.startswith("data: ") or line == "data: [DONE]":
+            continue
+        event = json.loads(line[6:])
+        if "error" in event or event.get("type") == "error":
+            if path != "/v1/chat/completions":
+                (ERROR if path == "/v1/messages" else piece).validate_python(event)
+            return f"{path} error in a stream"
+        piece.validate_python(event)
+    return f"{path} streamed"
+
+
+def send(http: httpx.Client, sent: Sent) -> httpx.Response:
+    headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
+    return http.request(sent.method, sent.url, content=sent.content, headers=headers)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+@pytest.mark.soak("T4", NUMBERS, "requests with hostile numbers")
+def test_a_number_of_a_request_is_refused_or_harms_no_weight(stored: Stored) -> None:
+    rng, sent, jobs = random.Random(drawn_seed()), 0, 0
+    numbered = [
+        one for one in stored.requests if any(is_number(at[key]) for at, key in places(one.body))
+    ]
+    assert sum(stored.learns(sent_as_is(one)) for one in numbered) == 4, "each is valid as it is"
+    while sent < NUMBERS or (jobs < 2 and sent < 10 * NUMBERS):
+        sent += 1
+        one = copy.deepcopy(rng.choice(numbered))
+        if one.headers:
+            one.headers["Idempotency-Key"] = uuid.uuid4().hex
+        found = [(at, key) for at, key in places(one.body) if is_number(at[key])]
+        for at, key in rng.sample(found, min(len(found), rng.choice((1, 1, 2)))):
+            at[key] = copy.deepcopy(rng.choice(HOSTILE))
+            if isinstance(at, list) and rng.random() < 0.2:  # one too many
+                at.append(0.5)
+        jobs += stored.learns(sent_as_is(one))
+    assert jobs > 1, "some of them are numbers like any other"
+    assert ok(stored.http.get("/status"))["engine_restarts"] == 0
+    print(f"{sent} requests, {jobs} jobs")  # noqa: T201 - for the report
 
 
 @pytest.mark.slow
 @pytest.mark.soak("S4", REQUESTS, "mutated requests")
-def test_no_mutated_request_breaks_the_server(tmp_path: Path) -> None:
-    short = small_model(max_position_embeddings=256)  # of a call whose limit is mutated away
-    with ForkedServer(tmp_path / "data", model=short) as server:
-        found: dict[str, str] = {}
-        with server.http() as http:
-            call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
-            run = f"run-{uuid.uuid4().hex}"
-            body = chat().body | {"art": {"trajectory_id": run}}
-            http.post("/v1/chat/completions", json=body).raise_for_status()
-            http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0}).raise_for_status()
-            train = {"policy": "tiny", "groups": [[run]]}
-            job = http.post("/v1/train", json=train, headers={"Idempotency-Key": "first"}).json()
-            routes = http.get("/openapi.json").json()["paths"]
-            documented = {
-                f"{method.upper()} {path}": set(about["responses"])
-                for path, methods in routes.items()
-                for method, about in methods.items()
-            }
-            requests = valid_requests(call, run, job["id"])
-            assert {f"{one.method} {one.path}" for one in requests} == documented.keys()
-            for sent in mutants(requests, drawn_seed(), REQUESTS):
-                headers = [(name, value.encode("latin-1")) for name, value in sent.headers]
-                try:
-                    answer = http.request(
-                        sent.method, sent.url, content=sent.content, headers=headers
-                    )
-                except httpx.TransportError as error:  # no answer
-                    found[f"{sent.method} {sent.path}: {error!r}"] = str(sent)
-                    continue
-                if problem := wrong(answer, sent, documented):
-                    found[f"{sent.method} {sent.path}: {problem}"] = f"{sent} {answer.text[:300]}"
-            assert not found, "\n".join(f"{said}\n    {last}" for said, last in found.items())
-            assert http.get("/status").json()["engine_restarts"] == 0
-            assert http.post("/v1/chat/completions", json=chat().body).status_code == 200
+def test_no_mutated_request_breaks_the_server(stored: Stored) -> None:
+    http, document, found = stored.http, stored.document, dict[str, str]()
+    assert {f"{one.method} {one.path}" for one in stored.requests} == document.responses.keys()
+    few = {"name": "few", "tenant": "default", "scopes": ["metrics"]}
+    key = http.post("/v1/keys", json=few).raise_for_status().json()["key"]
+    with (
+        stored.server.http(key) as allowed_little,
+        httpx.Client(base_url=stored.server.root) as nobody,
+    ):
+        for sent in map(sent_as_is, stored.requests):
+            for client in (http, allowed_little, nobody):
+                if problem := document.problem(answer := send(client, sent), sent):
+                    found[f"{sent.method} {sent.path}: {problem}"] = answer.text[:300]
+    for sent in mutants(stored.requests, drawn_seed(), REQUESTS):
+        try:
+            answer = send(http, sent)
+        except httpx.TransportError as error:  # no answer
+            found[f"{sent.method} {sent.path}: {error!r}"] = str(sent)
+            continue
+        if problem := document.problem(answer, sent):
+            found[f"{sent.method} {sent.path}: {problem}"] = f"{sent} {answer.text[:300]}"
+    assert not found, "\n".join(f"{said}\n    {last}" for said, last in found.items())
+    assert ok(http.get("/status"))["engine_restarts"] == 0
+    assert send(http, sent_as_is(chat())).status_code == 200
+
+
+CALL = {"call": "search", "args": {"what": "a door"}}
+REPLIES: list[Any] = [
+    "In May.",
+    "",
+    "<think>A door, or two.</think>",
+    "<think></think>In May.",
+    "<think>It never ends",
+    "1 < 2, <thin and <tool_call",
+    "é ✓ 日本 🙂",
+    CALL,
+    CALL | {"say": "I look."},
+    CALL | {"say": "<think>A door?</think>\n\nI look."},
+    {"calls": [CALL, CALL | {"args": {}}]},
+    {"error": "the template fails"},
+]
+
+
+def drawn(rng: random.Random, one: Valid, stream: bool) -> Valid:
+    """The request with another reply and limit."""
+    one = copy.deepcopy(one)
+    said = script(rng.choice(REPLIES), intro=rng.choice(["", "When?", "x" * 300]))
+    body: dict[str, Any] = one.body
+    turns = body.get("messages", body.get("input"))
+    turns += [{"role": "user", "content": said}]
+    for limit in body.keys() & {"max_tokens", "max_output_tokens"}:
+        body[limit] = rng.choice([1, 2, 5, 200])
+    if one.path != "/v1/messages/count_tokens":
+        body["stream"] = stream
+        if not body["stream"]:
+            body.pop("stream_options", None)
+    return one
+
+
+def has_grammar(one: Valid) -> bool:
+    """Whether the reply must follow one, which a script does not."""
+    choice = one.body.get("tool_choice")
+    forced = choice == "required" or (isinstance(choice, dict) and choice["type"] == "any")
+    text = one.body.get("text") or one.body.get("output_config") or one.body.get("response_format")
+    return forced or text is not None or any(t.get("strict") for t in one.body.get("tools") or ())
+
+
+@pytest.mark.slow
+@pytest.mark.soak("S4", REQUESTS, "drawn and mutated requests in the three formats of calls")
+@pytest.mark.timeout(count(300, 3600))
+def test_the_sdks_models_take_each_answer(tmp_path: Path) -> None:
+    """Replies follow a script."""
+    with RuleServer(tmp_path / "data") as server, server.http() as http:
+        rng, found, document = random.Random(drawn_seed()), dict[str, str](), Document(http)
+        call = http.post("/v1/chat/completions", json=chat().body).json()["id"]
+        several = {"n": 2, "logprobs": True, "top_logprobs": 2, "stop": ["."]}
+        of = [chat(tools=[TOOL]), chat(**several), *other_formats(call)]
+        of += [chat(stream_options={"include_usage": True})]
+        of = [one for one in of if not has_grammar(one)]
+        for number in range(REQUESTS // 2):
+            turn, at = divmod(number, len(of))
+            one = drawn(rng, of[at], stream=(turn + at) % 2 == 0)
+            for sent in (sent_as_is(one), *mutants([one], rng.getrandbits(32), 1)):
+                if problem := document.problem(answer := send(http, sent), sent):
+                    found[problem] = f"{sent}\n    {answer.text[:2000]}"
+        assert http.get("/status").json()["engine_restarts"] == 0
+    assert not found, "\n".join(f"{said}\n    {last}" for said, last in list(found.items())[:5])
+    kinds = {f"{path} {how}" for path in list(MODELS)[:3] for how in ("whole", "streamed")}
+    assert all(document.seen[kind] > REQUESTS // 100 for kind in kinds), document.seen
+    print(f"{REQUESTS:,} requests; {dict(document.seen)}")  # noqa: T201

@@ -1,4 +1,4 @@
-"""Submit, judge, train, publish, roll back, crash, in any order: the server does as a model does.
+"""Submit, judge, train, roll back, lease, crash, in any order: the server does as a model does.
 
 The model is a few sets and dictionaries. The server is the real one, over engines that compute
 nothing (`tests.support.stub_engines`); a crash is a kill -9 of its process.
@@ -88,12 +88,16 @@ class Machine(RuleBasedStateMachine):
     server: ClassVar[StubServer]
     numbers: ClassVar[Iterator[int]] = itertools.count()
     published: ClassVar[int] = 0
+    taken: ClassVar[int] = 0
     runs, jobs = Bundle("runs"), Bundle("jobs")
 
     @initialize()
     def begin(self) -> None:
         self.policy = f"p-{next(self.numbers)}"
         self.model, self.client, self.crashes = Model(), Patient(self.server), 0
+        #: Batch -> its rollouts that have not been taken -> state; a leased rollout -> its attempt.
+        self.batches: dict[str, dict[str, str]] = {}
+        self.held: dict[str, str] = {}
         self.client.ok("POST", "/v1/policies", {"name": self.policy})
 
     # --- what clients do ------------------------------------------------------------------------
@@ -105,9 +109,8 @@ class Machine(RuleBasedStateMachine):
     def _submit(self) -> str:
         run = f"{self.policy}-{len(self.model.sampled)}"
         ask = [{"role": "user", "content": run}]
-        answer = self.client.ok(
-            "POST", "/v1/chat/completions", {"model": self.policy, "messages": ask}
-        )
+        body: dict[str, Any] = {"model": self.policy, "messages": ask}
+        answer = self.client.ok("POST", "/v1/chat/completions", body)
         assert answer["model"] == f"{self.policy}@{self.model.serving}"
         call = self.client.ok("GET", f"/v1/calls/{answer['id']}")
         assert marked(call, self._folder(self.model.serving) / WEIGHTS), "of another version"
@@ -211,6 +214,38 @@ class Machine(RuleBasedStateMachine):
         assert self.client.ask("GET", f"/v1/trajectories/{run}").status_code == 404
         self.model.rewards.pop(run)
 
+    # --- what workers do ------------------------------------------------------------------------
+
+    @rule(free=st.integers(1, 4), most=st.integers(1, 4))
+    def work(self, free: int, most: int) -> None:
+        """A batch is put up; of what is leased some is completed."""
+        batch = f"{self.policy}-{len(self.batches)}"
+        rollouts = [{"id": f"{batch}-{n}", "scenario": {}} for n in range(2)]
+        body = {"batch": batch, "rollout": self.policy, "rollouts": rollouts}
+        self.client.ok("POST", "/v1/rollouts", body)
+        self.batches[batch] = {one["id"]: "queued" for one in rollouts}
+        body = {"worker": self.policy, "name": "w", "rollout": self.policy, "slots": 9}
+        body |= {"free": free, "seconds": 600.0, "holds": [*self.held.values()]}
+        for one in self.client.ok("POST", "/v1/rollouts/lease", body)["leases"]:
+            states = self.batches[one["id"].rpartition("-")[0]]
+            assert states[one["id"]] == "queued", f"{one['id']} is leased once more"
+            states[one["id"]], self.held[one["id"]] = "leased", one["trajectory_id"]
+        for rollout in sorted(self.held)[:most]:
+            run = self.held.pop(rollout)
+            body = {"trajectory_id": run, "trajectory": {"id": run, "reward": 1.0}}
+            self.client.ok("POST", f"/v1/rollouts/{rollout}/complete", body)
+            self.batches[rollout.rpartition("-")[0]][rollout] = "finished"
+
+    @precondition(lambda self: any("finished" in one.values() for one in self.batches.values()))
+    @rule()
+    def take(self) -> None:
+        for batch, states in self.batches.items():
+            path, done = f"/v1/rollouts/batches/{batch}/take", list[str]()
+            while found := self.client.ok("POST", path, {"done": done})["finished"]:
+                done = [one["id"] for one in found]
+                assert {states.pop(one) for one in done} == {"finished"}
+                Machine.taken += 1
+
     # --- what happens ---------------------------------------------------------------------------
 
     @precondition(lambda self: self.crashes < CRASHES)
@@ -235,6 +270,10 @@ class Machine(RuleBasedStateMachine):
         assert [one["version"] for one in kept if one["serving"]] == [self.model.serving]
         on_disk = self._folder(0).parent.iterdir()
         assert {int(one.name) for one in on_disk} == self.model.kept
+        for batch, states in self.batches.items():
+            status = self.client.ok("GET", f"/v1/rollouts/batches/{batch}")
+            for state in ("queued", "leased", "finished"):
+                assert status[state] == [*states.values()].count(state), (batch, states, status)
 
     def teardown(self) -> None:
         for run, reward in self.model.rewards.items():
@@ -264,6 +303,6 @@ def test_the_server_does_as_the_model_does(tmp_path: Path) -> None:
                 suppress_health_check=list(HealthCheck),
             ),
         )
-        assert Machine.published, "no sequence trained anything"
+        assert Machine.published and Machine.taken, "no sequence trained, or took, anything"
     finally:
         Machine.server.stop()

@@ -55,7 +55,6 @@ PROGRAMS = {
     "litellm": python("litellm_client.py", litellm_python),
     "openai-javascript": node("openai_sdk.mjs"),
     "langgraph-javascript": node("langgraph.mjs"),
-    "curl": lambda: (["bash", str(CLIENTS / "curl.sh")], REPO),
 }
 #: Too heavy to install for more than `make soak`.
 PROXY = {"litellm-proxy": python("litellm_proxy.py", litellm_proxy_python)}

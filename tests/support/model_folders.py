@@ -17,11 +17,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-def change_tensors(
-    folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], file: Path | None = None
-) -> None:
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     """Write a file of weights again, with other tensors; `change` may return the new ones."""
-    file = file or min(folder.glob("model*.safetensors"))
+    file = min(folder.glob("model*.safetensors"))
     tensors = load_file(file)
     changed = change(tensors)
     tensors = changed if isinstance(changed, dict) else tensors
@@ -42,22 +40,13 @@ def fields(name: str, **values: Any) -> Damage:
     return lambda folder: change_json(folder, name, **values)
 
 
-def end_ids(ids: Any) -> Damage:
-    """Other ids of tokens that end a reply, in both configs."""
-
-    def both(folder: Path) -> None:
-        for name in ("config.json", "generation_config.json"):
-            change_json(folder, name, eos_token_id=ids)
-
-    return both
-
-
-def token_beyond(folder: Path, text: str = "<|beyond|>", id_: int = 400) -> None:
+def token_beyond(folder: Path) -> None:
     """One more token in the tokenizer, for which the embedding has no row."""
     file = folder / "tokenizer.json"
     known = json.loads(file.read_text())
-    known["model"]["vocab"][text] = id_
-    known["added_tokens"].append(known["added_tokens"][0] | {"id": id_, "content": text})
+    known["model"]["vocab"]["<|beyond|>"] = 400
+    beyond = {"id": 400, "content": "<|beyond|>"}
+    known["added_tokens"].append(known["added_tokens"][0] | beyond)
     file.write_text(json.dumps(known))
 
 

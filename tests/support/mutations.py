@@ -4,7 +4,7 @@ import copy
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -70,20 +70,24 @@ def _mutant(one: Valid, rng: random.Random) -> Sent:
             parts += [one.body] * 6
         if parts:
             _mutate(rng.choice(parts), rng)
+    sent = sent_as_is(one)
+    if sent.content and rng.random() < 0.08:
+        sent = replace(sent, content=_torn(sent.content, rng))
+    if rng.random() < 0.1:
+        name, value = rng.choice(HEADERS)
+        sent = replace(sent, headers=list((dict(sent.headers) | {name: value}).items()))
+    return sent
+
+
+def sent_as_is(one: Valid) -> Sent:
     url = one.path
     for name, value in one.names.items():
         url = url.replace(f"{{{name}}}", _quoted(value))
     if one.query:
         url += "?" + "&".join(f"{name}={_quoted(value)}" for name, value in one.query.items())
-    content = b"" if one.body is None else json.dumps(one.body).encode()
-    if content and rng.random() < 0.08:
-        content = _torn(content, rng)
-    headers = dict(one.headers)
+    content, headers = b"", dict(one.headers)
     if one.body is not None:
-        headers["Content-Type"] = "application/json"
-    if rng.random() < 0.1:
-        name, value = rng.choice(HEADERS)
-        headers[name] = value
+        content, headers["Content-Type"] = json.dumps(one.body).encode(), "application/json"
     return Sent(one.method, one.path, url, content, list(headers.items()))
 
 
@@ -94,17 +98,17 @@ def _quoted(value: Any) -> str:
 
 def _mutate(root: Any, rng: random.Random) -> None:
     """Change one place anywhere below a list or an object."""
-    places = list(_places(root))
-    if not places:
+    found = list(places(root))
+    if not found:
         return
-    parent, key = rng.choice(places)
+    parent, key = rng.choice(found)
     kind = rng.random()
     if kind < 0.6:
         parent[key] = copy.deepcopy(rng.choice(HOSTILE))
     elif kind < 0.75:
         del parent[key]
     elif kind < 0.85:
-        value, other = parent[key], rng.choice(places)
+        value, other = parent[key], rng.choice(found)
         other[0][other[1]] = copy.deepcopy(value)
     elif isinstance(parent, dict):
         name = rng.choice(["x", "model", "id", "messages", "type", "n", ""])
@@ -113,12 +117,15 @@ def _mutate(root: Any, rng: random.Random) -> None:
         parent += [copy.deepcopy(parent[key])] * rng.choice((1, 20))
 
 
-def _places(root: Any) -> Iterator[tuple[Any, Any]]:
+def places(root: Any) -> Iterator[tuple[Any, Any]]:
+    """Parent and key of all below a list or an object."""
+    if root is None:
+        return
     keys = list(root) if isinstance(root, dict) else range(len(root))
     for key in keys:
         yield root, key
         if isinstance(root[key], dict | list):
-            yield from _places(root[key])
+            yield from places(root[key])
 
 
 def _torn(content: bytes, rng: random.Random) -> bytes:

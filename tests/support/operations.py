@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 Mode = Literal["keep", "drop", "tear", "reorder"]
-MODES: tuple[Mode, ...] = ("keep", "drop", "tear", "reorder")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +21,35 @@ from tests.support.live_server import LiveServer
 PATIENCE = 120.0
 
 
-class Persistent(ABC):
-    """A client whose requests are answered in the end, whatever dies meanwhile."""
+class Patient:
+    """Sends each request again until it is answered by something else than 503.
 
-    @abstractmethod
+    With `root`, the address of a proxy, each request has a connection of its own.
+    """
+
+    def __init__(self, server: LiveServer, root: str | None = None) -> None:
+        self.server, self.http = server, server.http()
+        if root is not None:
+            alone = httpx.Limits(max_keepalive_connections=0)
+            self.http = httpx.Client(limits=alone, timeout=20)
+        #: Servers that are asked one after the other, and which of them was asked last, and when.
+        self.roots, self.at, self.sent = [root or server.root], 0, 0.0
+        self.answered = self.resent = 0
+
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        """Send a request until it is answered."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self.at = (self.at + 1) % len(self.roots)
+            with contextlib.suppress(httpx.TransportError):
+                url, self.sent = self.roots[self.at] + path, time.time()
+                answer = self.http.request(method, url, json=body, headers=headers)
+                if answer.status_code != 503:
+                    self.answered += 1
+                    return answer
+                assert "retry-after" in answer.headers, answer.text
+            self.resent += 1
+            assert time.monotonic() < deadline, f"{method} {path} is not answered"
+            time.sleep(0.02)
 
     def ok(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         answer = self.ask(method, path, body, **headers)
@@ -43,35 +65,6 @@ class Persistent(ABC):
             if not job["retryable"]:
                 assert job["state"] == "succeeded", job
                 return job
-
-
-class Patient(Persistent):
-    """Sends each request again until it is answered by something else than 503.
-
-    With `root`, the address of a proxy, each request has a connection of its own.
-    """
-
-    def __init__(self, server: LiveServer, root: str | None = None) -> None:
-        self.server, self.http = server, server.http()
-        if root is not None:
-            alone = httpx.Limits(max_keepalive_connections=0)
-            self.http = httpx.Client(limits=alone, timeout=20)
-        self._root = root or server.root
-        self.answered = self.resent = 0
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                url = self._root + path
-                answer = self.http.request(method, url, json=body, headers=headers)
-                if answer.status_code != 503:
-                    self.answered += 1
-                    return answer
-                assert "retry-after" in answer.headers, answer.text
-            self.resent += 1
-            assert time.monotonic() < deadline, f"{method} {path} is not answered"
-            time.sleep(0.02)
 
 
 class Witness(threading.Thread):

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from langchain_art.errors import ConfigError
 from langchain_art_server.backends.base import Demonstration, TokenTurn
 from langchain_art_server.backends.peft.learner_core import token_turns
-from tests.support.tiny_models import CHATML, WEATHER, LocalSampler, ask, save_model, tokenizer
+from tests.support.tiny_models import WEATHER, LocalSampler, ask, save_model, tokenizer
 
 USER = {"role": "user", "content": "How is the team?"}
 
@@ -56,9 +56,7 @@ def test_a_reply_is_what_the_template_adds_up_to_the_end_of_turn(model: Model) -
     assert '"name": "weather"' in text(turn.prompt_token_ids)  # the tools are shown
     assert text(turn.token_ids).startswith("<tool_call>") and "Paris" in text(turn.token_ids)
     assert text(turn.token_ids).endswith("</tool_call><|im_end|>")
-
-
-def test_the_prompt_is_the_one_that_the_sampler_shows(model: Model) -> None:
+    # The prompt is the one that the sampler shows.
     [reply] = LocalSampler(model.path).chat(ask(USER["content"], max_tokens=4))
     assert model.turn(said("x")).prompt_token_ids == list(reply.prompt_token_ids)
 
@@ -72,10 +70,6 @@ def test_turns_go_on_with_the_tokens_of_those_before(model: Model) -> None:
     so_far = [*one.prompt_token_ids, *one.token_ids]
     assert two.prompt_token_ids[: len(so_far)] == so_far
     assert text(two.token_ids) == "Rain.<|im_end|>"
-    again, _ = model.turns(
-        Demonstration([USER, first, more], [], said("Rain.")), Demonstration([USER], [], first)
-    )
-    assert model.turns(Demonstration([USER, first, more], [], said("Rain."))) == [again]
 
 
 def test_a_token_never_spans_the_border_of_prompt_and_reply(model: Model) -> None:
@@ -96,10 +90,6 @@ def test_a_token_never_spans_the_border_of_prompt_and_reply(model: Model) -> Non
 
 
 def test_a_template_that_rewrites_the_prompt_is_refused(model: Model) -> None:
-    asked = "<|im_start|>assistant\n{% endif %}"
-    assert asked in CHATML
-    model.template(CHATML.replace(asked, asked.replace("{%", "(now){%")))
-    assert "differently when a reply follows" in model.turn(said("Well."))
     model.template(  # it marks the user's message once there is an answer
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% if m.role == 'user' and not loop.last %}!{% endif %}<|im_end|>\n{% endfor %}"
@@ -119,19 +109,13 @@ def test_a_reply_without_an_end_of_its_own_is_refused(model: Model, shown: str) 
     assert "expected one turn" in why and "would not learn to stop" in why
 
 
-def test_a_reply_that_holds_an_end_of_turn_is_refused(model: Model) -> None:
+def test_what_is_refused_is_said_of_its_turn_alone(model: Model) -> None:
     assert "would learn to stop there" in model.turn(said("Well.<|im_end|>\n<|im_start|>user\nNo."))
-
-
-def test_what_the_template_refuses_is_said_of_its_turn_alone(model: Model) -> None:
     good = Demonstration([USER], [], said("Well."))
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
     found = model.turns(good, Demonstration([image], [], said("A cat.")), good)
     assert isinstance(found[1], str) and "image_url" in found[1]
     assert found[0] == found[2] == model.turn(said("Well."))
-
-
-def test_a_model_without_a_template_is_refused(model: Model) -> None:
     (model.path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
         model.turn(said("Well."))

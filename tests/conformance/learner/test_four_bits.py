@@ -1,7 +1,6 @@
 """A base in 4 bits: made once, held by sampler and learner in the same numbers, on a CPU."""
 
 import json
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +16,11 @@ from transformers import AutoModelForCausalLM
 from langchain_art.errors import ConfigError
 from langchain_art.wire import LoraConfig
 from langchain_art_server.backends.base import ModelInfo
-from langchain_art_server.backends.embedded.sampler import TransformersSampler
 from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.models.loading import load_outline
-from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import VllmProcess
-from langchain_art_server.base_copies import DTYPES
 from langchain_art_server.config import Settings, VllmSettings
-from langchain_art_server.gateway.service import Service
 from langchain_art_server.quantize_base import quantized
 from langchain_art_server.start_checks import with_base_folder
 from tests.support import forked_start
@@ -40,7 +35,7 @@ from tests.support.learner_cases import (
     take,
 )
 from tests.support.ranks import distance
-from tests.support.soak import count, in_soak_alone, share
+from tests.support.soak import share
 from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model
 
 pytest.importorskip("bitsandbytes")
@@ -66,7 +61,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bases(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The model in 4 bits, by the dtype that it computes in."""
     where = tmp_path_factory.mktemp("bases")
-    return {dtype: quantized(str(plain), where, "cpu", dtype) for dtype in [*DTYPES][: count(2, 3)]}
+    return {dtype: quantized(str(plain), where, "cpu", dtype) for dtype in ("float32", "bfloat16")}
 
 
 def by_hand(file: Path, name: str) -> torch.Tensor:
@@ -102,7 +97,7 @@ def dequantized(base: Path, dtype: torch.dtype) -> Any:
     return naive.eval()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", in_soak_alone("float16")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_outputs_are_those_of_plain_layers_with_these_weights(
     dtype: str, bases: dict[str, Path]
 ) -> None:
@@ -127,7 +122,7 @@ def test_a_step_is_that_of_lora_on_the_same_weights_in_float32(
     core, reference = LearnerCore(str(bases["float32"])), LearnerCore(str(naive))
     assert type(core._scorer.base) is type(reference._scorer.base)
     own = other = start = shake(fresh(core, tmp_path, RANK8))
-    for step in range(1, 4):
+    for step in (1, 2):
         rows, one, two = make_rows(8, seed=step), *(folder(tmp_path, f"{n}{step}") for n in "ab")
         found = take(core, own, one, rows, step)
         expected = take(reference, other, two, rows, step)
@@ -137,39 +132,30 @@ def test_a_step_is_that_of_lora_on_the_same_weights_in_float32(
     assert distance(own, other, FILES[1]) <= 1e-6 < 1e-2 < distance(own, start, FILES[1])
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("dtype", "most"),
-    [("float32", 1e-5), ("bfloat16", 0.012), in_soak_alone("float16", 0.0015)],
-)
-def test_sampler_and_learner_agree_as_on_the_unquantised_base(
-    dtype: str, most: float, plain: Path, bases: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.012)])
+def test_sampler_and_learner_agree_as_on_an_unquantised_base(
+    dtype: str, most: float, bases: dict[str, Path], tmp_path: Path
 ) -> None:
+    base = bases[dtype]
     words = ("the weather in Paris", "mail of Ann", "Monday at ten", "to the team")
-    asked = [(text, seed) for text in words for seed in range(count(1, 2))]
-    for model in (plain, bases[dtype]):
-        core, sampler = LearnerCore(str(model), dtype=dtype), LocalSampler(model, dtype=dtype)
-        adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
-        sampler.load("a@1", adapter)
-        replies = sampler.chat(
-            *[ask(text, adapter="a@1", max_tokens=24, seed=seed) for text, seed in asked]
-        )
-        assert gaps(core, adapter, replies).mean() <= most, model
+    core, sampler = LearnerCore(str(base), dtype=dtype), LocalSampler(base, dtype=dtype)
+    adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
+    sampler.load("a@1", adapter)
+    replies = sampler.chat(*[ask(text, adapter="a@1", max_tokens=24, seed=0) for text in words])
+    assert gaps(core, adapter, replies).mean() <= most
 
 
-@pytest.mark.parametrize("family", ["Gemma 3, with images", in_soak_alone("Mistral Small 3")])
-def test_a_vision_model_beside_the_text_stays_as_it_is(family: str, tmp_path: Path) -> None:
-    model = save_family(family, tmp_path / "model", wide=True)
+def test_a_vision_model_beside_the_text_stays_as_it_is(tmp_path: Path) -> None:
+    model = save_family("Gemma 3, with images", tmp_path / "model", wide=True)
     base = quantized(str(model), tmp_path, "cpu", "float32")
     core, sampler = LearnerCore(str(base)), LocalSampler(base)
     layers = base_weights.linears_in_four_bits(core.base)
     assert len(layers) == 21 and all("language_model" in name for name in layers)
     plain = load_file(model / "model.safetensors")
-    same = {name for name, one in load_file(base / "model.safetensors").items()
-            if name in plain and torch.equal(one, plain[name])}  # fmt: skip
-    assert {
-        name for name in plain if ".layers." not in name or "language_model" not in name
-    } <= same
+    held = load_file(base / "model.safetensors")
+    for name in plain:
+        if ".layers." not in name or "language_model" not in name:
+            assert torch.equal(held[name], plain[name]), name
     adapter = shake(fresh(core, tmp_path, RANK8), 0.1)
     sampler.load("a@1", adapter)
     replies = sampler.chat(*[ask(adapter="a@1", max_tokens=24, seed=seed) for seed in range(4)])
@@ -193,6 +179,11 @@ def test_it_is_made_once_and_anew_for_other_weights_or_another_template(
     assert str(other) != first.model
     with pytest.raises(ConfigError, match="quantised already"):
         quantized(first.model, tmp_path / "bases", "cpu")
+    config = json.loads((other / "config.json").read_text())
+    config["quantization_config"]["bnb_4bit_quant_type"] = "fp4"  # another format of bitsandbytes
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="expected NF4"):
+        LearnerCore(str(other))
     (plain / "chat_template.jinja").write_text("changed")
     made = quantized(str(plain), tmp_path / "bases", "cpu")
     assert (made / "chat_template.jinja").read_text() == "changed"
@@ -214,15 +205,6 @@ def test_what_cannot_be_quantised_alike_is_refused(
     with pytest.raises(ConfigError, match=words):
         quantized(str(tmp_path / "model"), tmp_path / "bases", "cpu", dtype)
     assert not list((tmp_path / "bases").glob("*")) or not dtype
-
-
-def test_another_format_of_bitsandbytes_is_refused(bases: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(bases["float32"], tmp_path / "fp4")
-    config = json.loads((tmp_path / "fp4/config.json").read_text())
-    config["quantization_config"]["bnb_4bit_quant_type"] = "fp4"
-    (tmp_path / "fp4/config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="expected NF4"):
-        LearnerCore(str(tmp_path / "fp4"))
 
 
 def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Path) -> None:
@@ -252,27 +234,8 @@ def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Pa
         (info, ("--tensor-parallel-size=2",), "cannot split"),
         (replace(info, weights=""), ("--quantization=fp8",), "not be the learner's"),
         (replace(info, weights=""), ("--quantization_config={}",), "not be the learner's"),
-        (info, ("--logprobs-mode=raw_logprobs",), "this server sets itself"),
         (info, ("--logprobs_mode=raw_logprobs",), "this server sets itself"),
-        (info, ("--trust_remote_code",), "this server sets itself"),
         (info, ("--config=options.yaml",), "this server sets itself"),
     ):
         with pytest.raises(ConfigError, match=words):
             command(broken, *args)
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_a_learner_in_four_bits_and_a_sampler_that_is_not_do_not_start(
-    plain: Path, bases: dict[str, Path], tmp_path: Path
-) -> None:
-    whole, quarter = (
-        Settings(model=str(model), data_dir=tmp_path, device="cpu")
-        for model in (plain, bases["float32"])
-    )
-    service = Service(whole, TransformersSampler(whole), PeftLearner(quarter))
-    try:
-        with pytest.raises(ConfigError, match=r"unquantised weights and a learner.*nf4 \w{16}"):
-            await service.start()
-    finally:
-        await service.close()

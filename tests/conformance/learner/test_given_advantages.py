@@ -30,36 +30,30 @@ KINDS = ("mean", "standardized", "leave_one_out", "maxrl")
 def made_batch(seed: int) -> tuple[list[TrajectoryGroup], dict[str, CallRecord]]:
     """Twelve groups of four runs of one to three calls; every reason to be excluded occurs."""
     rng, records, groups = random.Random(seed), dict[str, CallRecord](), list[TrajectoryGroup]()
+
+    def some(least: int, most: int) -> list[int]:
+        return [rng.randrange(VOCAB) for _ in range(rng.randint(least, most))]
+
     for g in range(12):
         runs: list[Trajectory] = []
         for i in range(4):
-            prompt = [rng.randrange(VOCAB) for _ in range(4)]
-            turns: list[Turn] = []
-            for k in range(rng.randrange(1, 4)):
-                said = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
-                name = f"c-{g}-{i}-{k}"
-                records[name] = record(
-                    name,
-                    prompt,
-                    said,
-                    version=0 if rng.random() < 0.05 else 9,
-                    logprobs=[-rng.uniform(3.0, 5.0) for _ in said],
-                    finish_reason=rng.choice(["stop", "stop", "stop", "length"]),
-                    excluded_because=rng.choice([None] * 9 + ["greedy_decoding"]),
-                )
-                if rng.random() < 0.05:
-                    del records[name]
-                turns.append(
-                    Turn(
-                        call_id=name,
-                        node=rng.choice(["writer", "writer", "judge"]),
-                        model="p@9",
-                        excluded_because=rng.choice([None] * 9 + ["retried"]),
-                        usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(said)),
-                    )
-                )
-                fork = rng.random() < 0.3  # else the next call goes on from this one's tokens
-                prompt = ([] if fork else [*prompt, *said]) + [rng.randrange(VOCAB)]
+            prompt, turns = some(4, 4), list[Turn]()
+            for k in range(rng.randint(1, 3)):
+                said, name = some(1, 5), f"c-{g}-{i}-{k}"
+                made: dict[str, Any] = {
+                    "version": 0 if rng.random() < 0.05 else 9,
+                    "logprobs": [-rng.uniform(3.0, 5.0) for _ in said],
+                    "finish_reason": rng.choice(["stop", "stop", "stop", "length"]),
+                    "excluded_because": rng.choice([None] * 9 + ["greedy_decoding"]),
+                }
+                if rng.random() > 0.05:
+                    records[name] = record(name, prompt, said, **made)
+                turn: dict[str, Any] = {"node": rng.choice(["writer", "writer", "judge"])}
+                turn |= {"excluded_because": rng.choice([None] * 9 + ["retried"])}
+                usage = Usage(prompt_tokens=len(prompt), completion_tokens=len(said))
+                turns.append(Turn(call_id=name, model="p@9", usage=usage, **turn))
+                # A call goes on from the last one's tokens, or from none.
+                prompt = ([] if rng.random() < 0.3 else [*prompt, *said]) + some(1, 1)
             status = rng.choice(["completed"] * 8 + ["failed", "truncated"])
             reward = None if status == "failed" else rng.choice([None, 0.0, 1.0, 1.0, 0.3])
             if g % 4 == 3 and reward is not None:
@@ -117,22 +111,6 @@ def built_in(kind: str) -> Hook:
     return hook
 
 
-def tokens(turn: Turn) -> int:
-    return turn.usage.completion_tokens if turn.usage else 0
-
-
-def token_by_token(hook: Hook) -> Hook:
-    """The same numbers, for each sampled token."""
-
-    def spread(group: TrajectoryGroup) -> list[Any]:
-        return [
-            None if given is None else [[given] * tokens(turn) for turn in run.turns]
-            for run, given in zip(group.trajectories, hook(group), strict=True)
-        ]
-
-    return spread
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("mask_truncated", [False, True])
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "run"])
@@ -140,33 +118,32 @@ def token_by_token(hook: Hook) -> Hook:
 def test_rows_counts_and_reports_are_those_of_the_built_in_estimator(
     kind: str, aggregation: str, mask_truncated: bool
 ) -> None:
+    hook = built_in(kind)
+
+    def token_by_token(group: TrajectoryGroup) -> list[Any]:
+        def spread(given: float, run: Trajectory) -> list[list[float]]:
+            return [[given] * turn.usage.completion_tokens for turn in run.turns if turn.usage]
+
+        found = zip(group.trajectories, hook(group), strict=True)
+        return [None if given is None else spread(given, run) for run, given in found]
+
     for seed in range(count(1, 2)):
         groups, records = made_batch(seed)
         loss = {"kind": "clip", "aggregation": aggregation}
         same: dict[str, Any] = {"loss": loss, "mask_truncated": mask_truncated}
         expected = settled(groups, records, TrainConfig(advantage=kind, **same))
-        assert (
-            expected.rows
-            and {
-                "groups.zero_variance",
-                "runs.unscored",
-                "calls.frozen",
-            }
-            <= expected.excluded.keys()
-        ), f"{seed=}"
-        for hook in (built_in(kind), token_by_token(built_in(kind))):
-            found = settled(groups, records, TrainConfig(**same), hook)
-            assert found.rows == expected.rows, f"{seed=}"
-            assert found.excluded == expected.excluded, f"{seed=}"
+        left_out = {"groups.zero_variance", "runs.unscored", "calls.frozen"}
+        assert expected.rows and left_out <= expected.excluded.keys()
+        for one in (hook, token_by_token):
+            found = settled(groups, records, TrainConfig(**same), one)
+            assert found.rows == expected.rows and found.excluded == expected.excluded
             assert found.metrics == expected.metrics and found.trained == expected.trained
-            assert [one.tokens for one in found.nodes().values()] == [
-                one.tokens for one in expected.nodes().values()
-            ]
-            for name, report in expected.nodes().items():
-                own = found.nodes()[name]
-                assert own.excluded == report.excluded
-                assert own.advantage_mean == pytest.approx(report.advantage_mean, abs=1e-12)
-                assert own.advantage_abs == pytest.approx(report.advantage_abs, abs=1e-12)
+            own, reports = found.nodes(), expected.nodes()
+            for name, report in reports.items():
+                assert (own[name].tokens, own[name].excluded) == (report.tokens, report.excluded)
+                for number in ("advantage_mean", "advantage_abs"):
+                    expected_number = pytest.approx(getattr(report, number), abs=1e-12)
+                    assert getattr(own[name], number) == expected_number
 
 
 def test_each_token_may_have_its_own() -> None:

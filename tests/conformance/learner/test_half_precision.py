@@ -36,7 +36,6 @@ from tests.support.learner_cases import (
     take,
 )
 from tests.support.ranks import distance, ignore, ranked
-from tests.support.soak import in_soak, in_soak_alone
 from tests.support.tiny_models import LocalSampler, ask, save_model
 
 #: Numbers of two bytes that a layer keeps of a token for each unit of its hidden size, its MLP, its
@@ -158,19 +157,15 @@ def test_an_update_that_overflows_is_skipped_and_made_again_with_half_the_scale(
     told = take(core, shake(fresh(core, tmp_path)), first, rows)
     assert scale_of(first) == (told["loss_scale"], 1)
     out, next_out = folder(tmp_path, "out"), folder(tmp_path, "next")
-    heard: list[str] = []
     huge = with_scale(first, tmp_path / "huge", 2.0**30, 7)
     config = TrainConfig(learning_rate=1e-2, **(LENIENT | {"max_kl": 100.0}))
     with caplog.at_level(logging.WARNING):
-        told = core.step(
-            LearnerStep(huge, out, 2, rows, config), lambda _, words: heard.append(words)
-        )
+        told = core.step(LearnerStep(huge, out, 2, rows, config), quiet)
     overflows, scale = int(told["overflows"]), told["loss_scale"]
     assert overflows >= 10 and scale == 2.0 ** (30 - overflows)
     assert scale_of(out) == (scale, 1)  # the one update that it held for
     assert told["updates"] == 1 and math.isfinite(told["grad_norm"]) and told["step_kept"] == 1
     assert len([r for r in caplog.records if "overflowed float16" in r.message]) == overflows
-    assert len([words for words in heard if "overflowed float16" in words]) == overflows
     state = load_file(out / FILES[2])
     assert {int(t) for name, t in state.items() if name.endswith(".step")} == {2}
     # Nothing is left of the updates that were skipped: neither in Adam nor in the adapter.
@@ -179,13 +174,9 @@ def test_an_update_that_overflows_is_skipped_and_made_again_with_half_the_scale(
     assert contents(out) == contents(reference)
     told = take(core, out, next_out, make_rows(12, seed=2), 3)
     assert told["updates"] == 1 and told["loss_scale"] == scale / 2 ** told["overflows"]
-
-
-def test_the_scale_is_doubled_after_2000_updates(core: LearnerCore, tmp_path: Path) -> None:
-    first, out = folder(tmp_path, "first"), folder(tmp_path, "out")
-    take(core, shake(fresh(core, tmp_path)), first, make_rows(6))
-    take(core, with_scale(first, tmp_path / "long", 8.0, 1999), out, make_rows(6, seed=2), 2)
-    assert scale_of(out) == (16.0, 0)
+    long, doubled = with_scale(first, tmp_path / "long", 8.0, 1999), folder(tmp_path, "doubled")
+    take(core, long, doubled, make_rows(6, seed=2), 2)
+    assert scale_of(doubled) == (16.0, 0)  # after 2000 updates
 
 
 def test_a_gradient_that_no_scale_makes_finite_is_refused(
@@ -196,8 +187,7 @@ def test_a_gradient_that_no_scale_makes_finite_is_refused(
     with pytest.raises(ArtError, match=r"gradient norm=(inf|nan).*float16"):
         take(core, start, out, rows)
     assert contents(out) == {}
-    # The learner begins again from what is on disk, with its scale.
-    told = take(core, start, first, make_rows(6))
+    told = take(core, start, first, make_rows(6))  # from what is on disk, with its scale
     assert scale_of(first) == (FIRST / 2 ** told["overflows"], 1)
 
 
@@ -220,14 +210,13 @@ def test_the_sampler_computes_lora_as_the_learner_does(
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-@pytest.mark.parametrize("shard", [in_soak_alone(False), True])
-async def test_two_ranks_skip_the_same_updates(
-    shard: bool, core: LearnerCore, rounded: str, tmp_path: Path
+async def test_two_shards_skip_the_same_updates(
+    core: LearnerCore, rounded: str, tmp_path: Path
 ) -> None:
     first, out, own = (folder(tmp_path, name) for name in ("first", "out", "own"))
     take(core, shake(fresh(core, tmp_path)), first, make_rows(8))
     huge, rows = with_scale(first, tmp_path / "huge", 2.0**30, 0), make_rows(8, seed=2)
-    learner = ranked(rounded, shard=shard, dtype="float16")
+    learner = ranked(rounded, shard=True, dtype="float16")
     await learner.start()
     try:
         config = TrainConfig(learning_rate=1e-2, **LENIENT)
@@ -276,11 +265,7 @@ def test_updates_below_a_bfloat16_ulp_add_up_as_in_float32(
     (b1, b2), lost, moved = adam_betas(TrainConfig().momentum), 0, 0
     for name, weight in before.items():
         assert after[name].dtype == torch.float32
-        w, m, v = (
-            weight.double(),
-            torch.zeros_like(weight).double(),
-            torch.zeros_like(weight).double(),
-        )
+        w, m, v = weight.double(), *(torch.zeros_like(weight).double() for _ in range(2))
         for t, grad in enumerate((one[name] for one in grads), 1):
             m, v = b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * grad**2
             w = w - rate * (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + ADAM_EPS)
@@ -301,40 +286,8 @@ def test_gradients_of_micro_batches_are_added_in_float32(
     bfloat16._hold(shake(fresh(bfloat16, tmp_path)))
     rows = make_rows(40)
     config = TrainConfig(tokens_per_microbatch=64, learning_rate=1e-3, **LENIENT)
-    batch = bfloat16.batch(rows, config)
-    bfloat16.accumulate(batch, quiet)
-    found = {name: p.grad for name, p in bfloat16.parameters.items()}
-    assert {one.dtype for one in found.values() if one is not None} == {torch.float32}
-    assert all(p.grad is None for n, p in bfloat16._scorer.model.named_parameters() if "lora_" in n)
+    bfloat16.accumulate(bfloat16.batch(rows, config), quiet)
+    found = [p.grad for p in bfloat16.parameters.values() if p.grad is not None]
+    assert {one.dtype for one in found} == {torch.float32} and len(found) == 28
     # A sum of several bfloat16 numbers that is one itself would be chance.
-    exact = [
-        one
-        for one in found.values()
-        if one is not None and torch.equal(one, one.bfloat16().float())
-    ]
-    assert len(found) == 28 and not exact
-
-
-@in_soak  # `test_two_ranks_skip_the_same_updates` has shards in float16
-@pytest.mark.slow
-@pytest.mark.asyncio
-async def test_two_shards_learn_what_one_whole_does(tiny: str, tmp_path: Path) -> None:
-    core = LearnerCore(tiny, dtype="bfloat16")
-    start = shake(fresh(core, tmp_path))
-    config = TrainConfig(learning_rate=1e-3, tokens_per_microbatch=64, **LENIENT)
-    learner = ranked(tiny, shard=True, dtype="bfloat16")
-    await learner.start()
-    try:
-        alone = together = start
-        for step in range(1, 4):
-            rows = make_rows(10, seed=step)
-            out, own = folder(tmp_path, f"together{step}"), folder(tmp_path, f"alone{step}")
-            await learner.step(LearnerStep(together, out, step, rows, config), ignore)
-            take(core, alone, own, rows, step, learning_rate=1e-3, tokens_per_microbatch=64)
-            alone, together = own, out
-    finally:
-        await learner.close()
-    assert {t.dtype for t in load_file(together / FILES[1]).values()} == {torch.float32}
-    moved = distance(alone, start, FILES[1])
-    # bfloat16 sums in another order: Adam takes a step of the rate for the smallest gradient.
-    assert distance(together, alone, FILES[1]) <= 0.2 * moved
+    assert not any(torch.equal(one, one.bfloat16().float()) for one in found)

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from langchain_art.errors import ArtError, ConfigError, InvalidRequest
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import Distillation, KLPenalty, LoraConfig, LRSchedule, TrainConfig
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.ipc.step_codec import read_rows, write_rows
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import (
     FILES,
@@ -32,11 +30,9 @@ from tests.support.learner_cases import (
     make_rows,
     on_policy,
     quiet,
-    restricted,
     shake,
     take,
 )
-from tests.support.soak import in_soak_alone
 
 
 def test_a_zero_advantage_changes_nothing_even_with_momentum(tiny: str, tmp_path: Path) -> None:
@@ -63,11 +59,7 @@ def test_a_fresh_adapter_equals_the_base_and_its_seed_decides_it(tiny: str, tmp_
         assert own[0] == 0.0
     assert contents(zero) == contents(again)
     assert contents(zero)[FILES[1]] != contents(other)[FILES[1]]
-    assert sorted(contents(zero)) == sorted(FILES[:2])
     config = json.loads((zero / FILES[0]).read_text())
-    assert config["r"] == 4 and config["lora_alpha"] == 8 and config["bias"] == "none"
-    assert config["base_model_name_or_path"] == tiny
-    assert sorted(config["target_modules"]) == config["target_modules"]
     assert "lm_head" not in config["target_modules"] and len(config["target_modules"]) == 7
     first = load_file(zero / FILES[1])
     a = [tensor for name, tensor in first.items() if "lora_A" in name]
@@ -97,31 +89,21 @@ def test_save_and_load_reproduce_logprobs_exactly_here_and_in_peft(
     )
 
 
-#: What a learner computes in, and what its optimizer holds.
-KINDS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "bfloat16": {"dtype": "bfloat16"},
-    "float16": {"dtype": "float16"},
-    "8 bits": {"optimizer": "adamw_8bit"},
-}
-
-
 #: float16 has what float32 and bfloat16 have, parameters in float32, and a loss scale.
-of_kinds = pytest.mark.parametrize(
-    "kind", ["float16", "8 bits", *map(in_soak_alone, ("float32", "bfloat16"))]
-)
+of_kinds = pytest.mark.parametrize("kind", ["float16", "8 bits"])
 
 
 def learner(kind: str, model: str) -> LearnerCore:
     if kind == "8 bits":
         pytest.importorskip("bitsandbytes")
-    return LearnerCore(model, **KINDS[kind])
+        return LearnerCore(model, optimizer="adamw_8bit")
+    return LearnerCore(model, dtype=kind)
 
 
 @of_kinds
 def test_memory_and_disk_give_the_same_bits(kind: str, tiny: str, tmp_path: Path) -> None:
     """Also after a rename, and with another adapter in between, as a teacher's."""
-    core = learner(kind, tiny)
+    core, first = learner(kind, tiny), tmp_path
     other = shake(fresh(core, tmp_path, LoraConfig(rank=2, alpha=4.0)))
     kept, original, loads = fresh(core, tmp_path), core._put_on, list[bytes]()
 
@@ -137,10 +119,19 @@ def test_memory_and_disk_give_the_same_bits(kind: str, tiny: str, tmp_path: Path
         take(learner(kind, tiny), kept, again, rows, step)
         assert contents(staged) == contents(again)
         kept = staged.rename(tmp_path / f"kept{step}")  # as a publisher does
+        if step == 1:
+            first = kept
         if step == 2:
             assert len(loads) == 1, "only version 0 was read"
             with core._bearing(other):
                 pass
+    rows, config = make_rows(6), TrainConfig(learning_rate=1e-2, **LENIENT)
+    restarted, stateless, going = (folder(tmp_path, n) for n in ("restarted", "stateless", "going"))
+    core.step(LearnerStep(first, restarted, 1, rows, config, fresh_optimizer=True), quiet)
+    take(core, first, going, rows)
+    (first / FILES[2]).unlink()  # a fresh optimizer leaves the parent's state unread
+    take(learner(kind, tiny), first, stateless, rows)
+    assert contents(restarted) == contents(stateless) != contents(going)
     state = load_file(kept / FILES[2])
     assert {int(t) for name, t in state.items() if name.endswith(".step")} == {3}
     moments = {t.dtype for name, t in state.items() if not name.endswith(".step")}
@@ -160,39 +151,7 @@ def test_a_path_that_was_used_before_is_read_again(tiny: str, tmp_path: Path) ->
     assert contents(two) == contents(reference)
 
 
-@of_kinds
-def test_a_fresh_optimizer_leaves_the_parents_state_unread(
-    kind: str, tiny: str, tmp_path: Path
-) -> None:
-    core, rows = learner(kind, tiny), make_rows(6)
-    one, kept, fresh_one, stateless = (
-        folder(tmp_path, name) for name in ("one", "kept", "fresh", "stateless")
-    )
-    take(core, fresh(core, tmp_path), one, rows)
-    take(core, one, kept, rows)
-    config = TrainConfig(learning_rate=1e-2, **LENIENT)
-    step = LearnerStep(one, fresh_one, 1, rows, config, fresh_optimizer=True)
-    core.step(step, quiet)
-    (one / FILES[2]).unlink()
-    take(learner(kind, tiny), one, stateless, rows)
-    assert contents(fresh_one) == contents(stateless)
-    assert contents(fresh_one) != contents(kept)
-
-
-def test_adapters_of_different_shapes_take_turns(tiny: str, tmp_path: Path) -> None:
-    core, rows = LearnerCore(tiny), make_rows(4)
-    shapes = [LORA, LoraConfig(rank=2, targets=("q_proj", "down_proj")), LORA]
-    starts = [shake(fresh(core, tmp_path, shape)) for shape in shapes[:2]]
-    starts.append(starts[0])
-    results = [[p.tolist() for p in core.logprobs(start, rows)] for start in starts]
-    assert results[0] == results[2] != results[1]
-    fresh_core = [p.tolist() for p in LearnerCore(tiny).logprobs(starts[1], rows)]
-    assert results[1] == fresh_core
-    assert len(load_file(starts[1] / FILES[1])) == 2 * 2 * 2
-    assert core.info["parameters"] == LearnerCore(tiny).info["parameters"]
-
-
-@pytest.mark.parametrize("cause", ["ratio", "parent"])
+@pytest.mark.parametrize("cause", ["ratio", "parent", "result"])
 def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
     cause: str, tiny: str, tmp_path: Path
 ) -> None:
@@ -200,18 +159,25 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
     start = fresh(core, tmp_path)
     one, bad, two, reference = (folder(tmp_path, n) for n in ("one", "bad", "two", "reference"))
     take(core, start, one, rows)
-    before = contents(one)
+    before, parent, batch, words = contents(one), one, rows, "not finite"
     if cause == "ratio":  # e^1000 times a negative advantage: the loss is infinite
         wild = replace(rows[0], logprobs=[-1000.0] * len(rows[0].mask))
-        wild = replace(wild, advantages=[-1.0] * len(wild.mask))
-        parent, batch = one, [*rows[1:], wild]
-    else:
-        parent, batch = folder(tmp_path, "parent"), rows
+        batch = [*rows[1:], replace(wild, advantages=[-1.0] * len(wild.mask))]
+        words = r"refused.*(nan|inf)"
+    elif cause == "parent":
+        parent, words = folder(tmp_path, "parent"), "'parent' holds numbers that are not"
         shutil.copytree(one, parent, dirs_exist_ok=True)
         tensors = load_file(one / FILES[1])
         next(iter(tensors.values()))[0, 0] = math.nan
         save_file(tensors, parent / FILES[1])
-    words = r"refused.*(nan|inf)" if cause == "ratio" else "'parent' holds numbers that are not"
+    else:  # what is in memory is not the parent any more
+
+        def overflow(*_: Any) -> None:
+            with torch.no_grad():
+                next(iter(core.parameters.values())).fill_(math.inf)
+
+        core._hold(one)
+        core._optimizer.step = overflow  # type: ignore[method-assign]
     with pytest.raises(ArtError, match=words):
         # of all losses this one has the sampler in its ratio
         take(core, parent, bad, batch, 2, tokens_per_microbatch=64, loss="dppo_tv")
@@ -221,86 +187,25 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(
     assert contents(two) == contents(reference)
 
 
-def test_a_result_that_is_not_finite_is_not_written(tiny: str, tmp_path: Path) -> None:
-    core = LearnerCore(tiny)
-    start, out = fresh(core, tmp_path), folder(tmp_path, "out")
-    step = LearnerStep(
-        start, out, 1, on_policy(core, start, make_rows(3)), TrainConfig(learning_rate=2e-5)
-    )
-    optimizer = core._optimizer
-
-    def overflow(*_: Any) -> None:
-        with torch.no_grad():
-            next(iter(core.parameters.values())).fill_(math.inf)
-
-    optimizer.step = overflow  # type: ignore[method-assign]
-    with pytest.raises(ArtError, match="not finite"):
-        core.step(step, quiet)
-    assert contents(out) == {}
-    reference = folder(tmp_path, "reference")
-    core.step(step, quiet)  # what is in memory is not the parent any more: it is read again
-    LearnerCore(tiny).step(replace(step, out=reference), quiet)
-    assert contents(out) == contents(reference)
-
-
 def test_unknown_targets_are_refused_with_the_names_that_exist(tiny: str, tmp_path: Path) -> None:
     core = LearnerCore(tiny)
-    unknown = ("nonsense",), ("q_proj", "nonsense"), ("embed_tokens",), ("self_attn",), ()
-    far = ("q_proj", "model.layers.70.self_attn.q_proj"), ("q_proj", "self_atn.v_proj")
-    for targets in (*unknown, *far):
+    far = ("q_proj", "model.layers.70.self_attn.q_proj")
+    for targets in (("q_proj", "nonsense"), ("embed_tokens",), ("self_attn",), (), far):
         with pytest.raises(ConfigError, match=r"down_proj.*q_proj"):
             core.init_adapter(tmp_path, LoraConfig(targets=targets))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_broken_adapters_are_refused(tiny: str, tmp_path: Path) -> None:
-    core, rows = LearnerCore(tiny), make_rows(2)
-    good, out = fresh(core, tmp_path), folder(tmp_path, "out")
-    take(core, good, out, rows)
-
-    damages: dict[str, Callable[[Path], Any]] = {
-        "no-config": lambda where: (where / FILES[0]).unlink(),
-        "no-weights": lambda where: (where / FILES[1]).unlink(),
-        "cut": lambda where: (where / FILES[1]).write_bytes(b"12"),
-        "odd-config": lambda where: (where / FILES[0]).write_text('{"rr": 1}'),
-        "other-keys": lambda where: save_file({"x": torch.zeros(2)}, where / FILES[1]),
-        "other-state": lambda where: save_file({"x.step": torch.zeros(())}, where / FILES[2]),
-    }
-    for name, damage in damages.items():
-        damage(shutil.copytree(out, tmp_path / name))
-        with pytest.raises(ConfigError):
-            core.logprobs(tmp_path / name, rows)
-    assert core.logprobs(out, rows)[0][1] < 0
-
-
-def test_metrics_are_complete_and_count_right(tiny: str, tmp_path: Path) -> None:
+def test_metrics_and_progress_count_right(tiny: str, tmp_path: Path) -> None:
     core = LearnerCore(tiny)
     start, rows = fresh(core, tmp_path), make_rows(12)
     silent = replace(rows[0], mask=[0] * len(rows[0].mask))
     seen: list[tuple[float, str]] = []
-    step = LearnerStep(
-        start,
-        folder(tmp_path, "out"),
-        1,
-        [*rows, silent],
-        TrainConfig(
-            optimizer_steps=2,
-            tokens_per_microbatch=64,
-            learning_rate=1e-3,
-            schedule=LRSchedule(warmup_steps=4),
-            max_logprob_gap=None,
-        ),
-    )
+    own: dict[str, Any] = {"optimizer_steps": 2, "tokens_per_microbatch": 64}
+    own |= {"schedule": LRSchedule(warmup_steps=4), "max_logprob_gap": None}
+    config = TrainConfig(learning_rate=1e-3, **own)
+    step = LearnerStep(start, folder(tmp_path, "out"), 1, [*rows, silent], config)
     metrics = core.step(step, lambda fraction, message: seen.append((fraction, message)))
-    assert set(metrics) == {
-        *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
-        *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
-        *("importance_mean", "importance_ess", "importance_limited_fraction"),
-        *("guarded_fraction", "kl_reference", "entropy"),
-        *("tokens_trained", "tokens_processed", "forest", "checkpointed", "rows"),
-        *("updates", "seconds", "save_seconds", "kl_seconds", "cpu_seconds"),
-        *("step_kl", "step_kl_error", "step_kept"),
-    }
     assert all(math.isfinite(v) for v in metrics.values())
     assert metrics["rows"] == 12
     assert metrics["tokens_trained"] == 2 * sum(sum(row.mask) for row in rows)
@@ -347,17 +252,6 @@ def test_what_cannot_be_loaded_is_refused(tiny: str, tmp_path: Path) -> None:
         LearnerCore(tiny, device="abacus")
 
 
-def test_rows_survive_their_file_exactly(tmp_path: Path) -> None:
-    rows = [*make_rows(20, low=1), *make_rows(3, temperature=0.1), *branching_rows(5)]
-    rows += [replace(row, weights=[0.1 * p for p in row.logprobs]) for row in rows]
-    rows += restricted(rows[:9])
-    write_rows(tmp_path / "rows", rows)
-    assert read_rows(tmp_path / "rows") == rows
-    (tmp_path / "rows").write_bytes(b"not a zip")
-    with pytest.raises(InvalidRequest):
-        read_rows(tmp_path / "rows")
-
-
 # --- a teacher whose LoRA has another shape than its student's: it is scored as it is ------------
 
 TAUGHT = TrainConfig(
@@ -366,7 +260,6 @@ TAUGHT = TrainConfig(
     optimizer_steps=2,
     **LENIENT,
 )
-TEACHERS = [{}, {"rank": 8}, *map(in_soak_alone, ({"alpha": 32.0}, {"targets": ("q_proj",)}))]
 
 
 def adam_state(core: LearnerCore) -> list[dict[str, Any]]:
@@ -375,7 +268,7 @@ def adam_state(core: LearnerCore) -> list[dict[str, Any]]:
     return [{key: value.tolist() for key, value in state.items()} for state in states]
 
 
-@pytest.mark.parametrize("shape", TEACHERS, ids=str)
+@pytest.mark.parametrize("shape", [{}, {"rank": 8}, {"targets": ("q_proj",)}], ids=str)
 def test_a_teacher_is_scored_with_its_own_shape(
     shape: dict[str, Any], tiny: str, tmp_path: Path
 ) -> None:
@@ -412,13 +305,12 @@ def test_a_teacher_is_scored_with_its_own_shape(
     assert metrics[0]["kl_reference"] == metrics[1]["kl_reference"] > 0.01
 
 
-@pytest.mark.parametrize("rank", [LORA.rank, 2 * LORA.rank])
 def test_gradient_checkpointing_stays_on_where_a_teacher_is_scored(
-    rank: int, tiny: str, tmp_path: Path
+    tiny: str, tmp_path: Path
 ) -> None:
     core = LearnerCore(tiny)
     own = fresh(core, tmp_path)
-    teacher = shake(fresh(core, tmp_path, LORA.model_copy(update={"rank": rank})))
+    teacher = shake(fresh(core, tmp_path, LORA.model_copy(update={"rank": 2 * LORA.rank})))
     core._hold(own)
     core.packer._most_bytes = 1.0  # memory is short
     core.batch(make_rows(4), TAUGHT, teacher)

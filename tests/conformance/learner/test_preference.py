@@ -10,7 +10,7 @@ from langchain_art.wire import PreferenceConfig
 from langchain_art_server.backends.peft import packer
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.jobs.batch_builder import Batch
-from langchain_art_server.jobs.sft_records import weigh_pairs
+from langchain_art_server.jobs.sft_records import PairLogprobs, preference_weights, weigh_pairs
 from tests.support.learner_cases import FILES, contents, folder, fresh, quiet, shake, worst_error
 from tests.support.preference_cases import OfCore, Pair, batch_of, make_pairs, naive_dpo, prefer
 from tests.support.soak import in_soak_alone
@@ -89,3 +89,11 @@ async def test_a_certain_pair_leaves_the_policy_as_it_is(tiny: str, tmp_path: Pa
     assert metrics["preference_accuracy"] == 1.0
     assert contents(two) == contents(one)
     assert contents(one)[FILES[1]] != contents(start)[FILES[1]]
+
+
+def test_margins_that_would_overflow_have_their_loss_and_weights() -> None:
+    certain, wrong = PairLogprobs(0.0, -1e5, -9.0, -9.0), PairLogprobs(-1e5, 0.0, -9.0, -9.0)
+    for pair, loss, weight, order in ((certain, 0.0, 0.0, 1.0), (wrong, 1e5, 1.0, 0.0)):
+        weights, metrics = preference_weights([pair], 1.0)
+        assert (metrics["preference_loss"], weights) == (loss, [weight])
+        assert metrics["preference_order"] == order

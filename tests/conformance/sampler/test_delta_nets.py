@@ -10,7 +10,7 @@ import transformers
 from langchain_art.errors import ArtError
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.models.adapter_reader import linear_layers
-from tests.conformance.learner.test_delta_nets import CONFIGS, DELTA
+from tests.conformance.learner.test_learner_forest import CONFIGS, DELTA
 from tests.support.soak import in_soak_alone
 from tests.support.tiny_models import (
     SMALL,

@@ -1,5 +1,6 @@
 """The embedded sampler: exact logprobs in mixed batches, reproducible and correct draws, limits."""
 
+import queue
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from langchain_art.errors import ArtError, UnknownModel
+from langchain_art_server.backends.embedded import process
 from langchain_art_server.backends.embedded.prefix_cache import BLOCK
+from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.tiny_models import (
     KINDS,
     WORST,
@@ -135,26 +138,32 @@ def test_unloading_waits_for_running_calls(model: Path, tuned: dict[str, Path]) 
     assert all(not layer.pairs for layer in sampler.host._bank._wrapped.values())
 
 
+def test_eight_equal_prompts_are_prefilled_once(model: Path) -> None:
+    sampler = LocalSampler(model)
+    question = "the weather in Paris is sunny and the mail of Ann was sent on Monday " * 3
+    replies = sampler.chat(*(ask(question, seed=i) for i in range(8)))
+    length = len(replies[0].prompt_token_ids)
+    assert sampler.host.scheduler.prefilled == length + 7  # each sibling computes its last token
+    check_logprobs(load_plain(model), replies)
+
+
 def test_a_seed_below_zero_is_not_the_one_above(model: Path) -> None:
     seeds = (-2, -1, 0, 1, 2)
     replies = LocalSampler(model).chat(*(ask("mail", seed=i, temperature=3.0) for i in seeds))
     assert len({tuple(one.token_ids) for one in replies}) == len(seeds)
 
 
-def test_equal_prompts_are_computed_once_and_the_next_turn_computes_only_what_is_new(
-    model: Path,
-) -> None:
+def test_the_next_turn_computes_only_what_is_new(model: Path) -> None:
     sampler = LocalSampler(model)
     question = {"role": "user", "content": "the weather in Paris " * 5}
     replies = sampler.chat(*(ask(messages=[question], seed=i, max_tokens=40) for i in range(40)))
-    length, before = len(replies[0].prompt_token_ids), sampler.host.scheduler.prefilled
-    assert before == length + 39, "each sibling computes its last token"
     first = next(r for r in replies if len(r.token_ids) > 20 and not {0, 1, 2} & {*r.token_ids})
+    before = sampler.host.scheduler.prefilled
     more = [question, {"role": "assistant", "content": first.content}]
     (second,) = sampler.chat(ask(messages=[*more, {"role": "user", "content": "and"}], seed=2))
     known = len(first.prompt_token_ids) + len(first.token_ids)
     assert sampler.host.scheduler.prefilled - before <= len(second.prompt_token_ids) - known + 17
-    check_logprobs(load_plain(model), [*replies[:8], second])
+    check_logprobs(load_plain(model), [second])
 
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_token_again(model: Path) -> None:
@@ -179,6 +188,70 @@ def test_a_small_kv_cache_makes_calls_wait_and_start_again_unharmed(model: Path)
     check_logprobs(load_plain(model), replies)
     roomy = LocalSampler(model).chat(*requests)
     assert [r.token_ids for r in roomy] == [r.token_ids for r in replies]
+
+
+def test_few_calls_share_a_pass_over_prompts_with_those_that_come_next(model: Path) -> None:
+    sampler = LocalSampler(model)
+    calls = [sampler.send(ask(f"mail {i}", seed=i, max_tokens=60)) for i in range(40)]
+    sampler.turn()
+    sampler.turn()
+    running = sampler.host.scheduler.counts[0]
+
+    def added(count: int) -> int:
+        calls.extend(sampler.send(ask(f"{len(calls)} team " * 3, seed=1)) for _ in range(count))
+        sampler.turn()
+        return sampler.host.scheduler.counts[1]
+
+    assert running > 16
+    assert added(1) == 0, "nothing was computed just before"
+    assert added(1) == 1, "waits for one step"
+    assert added(1) == 0, "and shares the pass of the next"
+    assert added(running // 8 + 2) == 0, "many do not wait"
+    sampler.run()
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
+
+
+class Arrivals(queue.Queue[EngineCall]):
+    """Whoever waits for a time gets the next of those that come later."""
+
+    def __init__(self, calls: list[EngineCall]) -> None:
+        super().__init__()
+        self.later = calls
+
+    def get(self, block: bool = True, timeout: float | None = None) -> EngineCall:
+        if timeout and self.later:
+            return self.later.pop(0)
+        return super().get(block, timeout)
+
+    def arrive(self, count: int) -> None:
+        """So many of them are there at once."""
+        for _ in range(count):
+            self.put(self.later.pop(0))
+
+
+def test_the_first_calls_of_many_wait_for_the_others_and_a_lone_one_does_not(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_GATHER_SECONDS", 60.0)  # to tokenise may take long here
+    sampler = LocalSampler(model)
+    calls = [sampler.send(ask(f"mail {i}", seed=i)) for i in range(12)]
+    sent = [sampler.inbox.get() for _ in calls]
+    sampler.inbox = Arrivals(sent)
+    sampler.inbox.arrive(1)
+    sampler.host._take()
+    assert sampler.host.scheduler.counts == (0, 1)
+    assert len(sampler.inbox.later) == 11, "a lone call does not wait"
+    sampler.host.step()
+    sampler.inbox.arrive(2)
+    sampler.host._take()
+    assert len(sampler.inbox.later) == 9, "nothing waits while rows run"
+    while sampler.host.scheduler.busy:
+        sampler.host.step()
+    sampler.inbox.arrive(2)
+    sampler.host._take()
+    assert sampler.host.scheduler.counts == (0, 9) and not sampler.inbox.later
+    sampler.run()
+    check_logprobs(load_plain(model), [sampler.reply(call) for call in calls])
 
 
 def test_weights_that_are_not_finite_fail_their_own_calls_only(

@@ -58,26 +58,35 @@ async def left(graph: Any, kit: Kit, run: Run, client: ArtClient) -> None:
     await asyncio.sleep(0)  # the event loop closes what nobody reads any more
 
 
-def idle(client: ArtClient) -> None:
-    """Returns once the server has nothing left to do for anybody."""
-    deadline = time.monotonic() + 60
-    while client.status().running_calls:
-        assert time.monotonic() < deadline, "the server goes on with a call that nobody waits for"
-        time.sleep(0.02)
+Lines: TypeAlias = "Callable[[], list[dict[str, Any]]]"
 
 
-def records_are_whole(lines: list[dict[str, Any]], client: ArtClient) -> None:
-    for seen in lines:
-        if seen["finish"] is None:  # the engine stopped in its midst
-            with pytest.raises(NotFound):
-                client.call(seen["id"])
-        else:
-            assert client.call(seen["id"])["token_ids"] == seen["token_ids"]
+@pytest.fixture
+def lines(rule_server: RuleServer, client: ArtClient) -> Lines:
+    """The engine's lines of a test once nothing runs: those of whole calls are on record."""
+    before = len(rule_server.witnessed())
+
+    def idle() -> list[dict[str, Any]]:
+        deadline = time.monotonic() + 60
+        while client.status().running_calls:
+            assert time.monotonic() < deadline, "a call goes on that nobody waits for"
+            time.sleep(0.02)
+        found = rule_server.witnessed()[before:]
+        for seen in found:
+            if seen["finish"] is None:  # the engine stopped in its midst
+                with pytest.raises(NotFound):
+                    client.call(seen["id"])
+            else:
+                assert client.call(seen["id"])["token_ids"] == seen["token_ids"]
+        return found
+
+    return idle
 
 
 @pytest.mark.parametrize("cut", [cancelled, closed, left])
-def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtClient) -> None:
-    before = len(rule_server.witnessed())
+def test_a_run_that_is_cut_off(
+    cut: Cut, rule_server: RuleServer, client: ArtClient, lines: Lines
+) -> None:
     kit = Kit(served_by(rule_server), "ainvoke")
     graph = line(MessagesState, early=kit.node(), late=kit.node()).compile()
 
@@ -89,10 +98,7 @@ def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtCli
         return [run, whole]
 
     runs = asyncio.run(main())
-    idle(client)
-    lines = rule_server.witnessed()[before:]
-    records_are_whole(lines, client)
-
+    seen = lines()
     run = runs[0].trajectory()
     early, late = run.turns
     assert run.status == "failed"
@@ -107,29 +113,24 @@ def test_a_run_that_is_cut_off(cut: Cut, rule_server: RuleServer, client: ArtCli
     result = client.wait(client.train([group], rule_server.policy, key=uuid4().hex))
     assert Counter(result.excluded) == {"calls.superseded_error": 1}
     kept = {turn.call_id for one in scored for turn in one.turns if turn.excluded_because is None}
-    sampled = sum(len(one["token_ids"]) for one in lines if one["id"] in kept)
+    sampled = sum(len(one["token_ids"]) for one in seen if one["id"] in kept)
     assert (len(kept), result.metrics["tokens_trained"]) == (3, sampled)
 
 
-def test_a_synchronous_stream_closed_early(rule_server: RuleServer, client: ArtClient) -> None:
+def test_a_synchronous_stream_closed_early(rule_server: RuleServer, lines: Lines) -> None:
     """LangGraph waits for the node's thread, so the call is whole, and the run says it was left."""
-    before = len(rule_server.witnessed())
     kit = Kit(served_by(rule_server), "stream")
     graph = line(MessagesState, early=kit.node(), late=kit.node()).compile()
     with capture() as run:
         stream = graph.stream(kit.ask("e", "word " * 40), stream_mode="messages")
         next(metadata for _, metadata in stream if metadata["langgraph_node"] == "late")
         stream.close()
-    idle(client)
-    lines = rule_server.witnessed()[before:]
-    records_are_whole(lines, client)
     assert (run.status, run.error) == ("failed", "GeneratorExit: ")
     assert [turn.excluded_because for turn in run.turns] == [None, None]
-    assert [turn.call_id for turn in run.turns] == [one["id"] for one in lines]
+    assert [turn.call_id for turn in run.turns] == [one["id"] for one in lines()]
 
 
-def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtClient) -> None:
-    before = len(rule_server.witnessed())
+def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, lines: Lines) -> None:
     kit = Kit(served_by(rule_server), "astream")
 
     async def hasty(state: Any) -> Any:
@@ -142,8 +143,7 @@ def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtC
 
     with capture() as run:
         asyncio.run(line(MessagesState, hasty=hasty).compile().ainvoke(kit.ask("enough")))
-    idle(client)
-    records_are_whole(rule_server.witnessed()[before:], client)
+    lines()
     assert run.status == "completed"
     hurried, enough = run.turns
     assert hurried.excluded_because == "error"
@@ -154,7 +154,7 @@ def test_a_reply_that_a_node_stops_reading(rule_server: RuleServer, client: ArtC
 
 @pytest.mark.parametrize("asked", [{}, {"n": 2}, {"stream": True}])
 def test_a_client_that_leaves_is_not_sampled_for(
-    asked: Any, rule_server: RuleServer, client: ArtClient
+    asked: Any, rule_server: RuleServer, client: ArtClient, lines: Lines
 ) -> None:
     before = len(rule_server.witnessed())
     says = [{"role": "user", "content": script("word " * 3000)}]
@@ -172,9 +172,7 @@ def test_a_client_that_leaves_is_not_sampled_for(
 
     asyncio.run(leave())
     deadline = time.monotonic() + 60
-    while len(lines := rule_server.witnessed()[before:]) < asked.get("n", 1):
+    while len(rule_server.witnessed()) < before + asked.get("n", 1):
         assert time.monotonic() < deadline, "the engine says of a call neither that nor how it ends"
         time.sleep(0.02)
-    assert {line["finish"] for line in lines} == {None}
-    idle(client)
-    records_are_whole(lines, client)
+    assert {line["finish"] for line in lines()} == {None}

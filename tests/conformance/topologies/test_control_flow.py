@@ -1,8 +1,7 @@
 """What a scope is: threads over several scopes and processes, calls that none hears, many at once.
 
-A scope is one trajectory. Where a thread is resumed, replayed or forked in another scope, that is
-another trajectory: what was said before is context to it, and each token stays with the run that
-sampled it.
+A scope is one trajectory. Where a thread is resumed in another scope, that is another trajectory:
+what was said before is context to it, and each token stays with the run that sampled it.
 """
 
 import asyncio
@@ -16,11 +15,10 @@ from uuid import uuid4
 
 import pytest
 from langchain_core.messages import HumanMessage
-from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
-from langgraph.graph import MessagesState, StateGraph
-from langgraph.types import CachePolicy, Command
+from langgraph.graph import MessagesState
+from langgraph.types import Command
 
 from langchain_art import CaptureHandler, Trajectory, capture
 from langchain_art.client.sync_client import ArtClient
@@ -30,9 +28,8 @@ from tests.conformance.suite.cases.interrupts import careful
 from tests.conformance.suite.harness import Expect, Kit, Topology
 from tests.conformance.suite.nodes import Rendezvous, line
 from tests.conformance.suite.performance import Performance
-from tests.conformance.topologies.journal import served_by, witnessed
+from tests.conformance.topologies.journal import each_token_once, served_by, witnessed
 from tests.conformance.topologies.other_process import durable
-from tests.conformance.topologies.rows import each_token_once
 from tests.support.live_server import REPO, RuleServer
 from tests.support.soak import count
 
@@ -132,40 +129,6 @@ def test_a_run_told_on_by_another_handler(kit: Kit, seen: Seen) -> None:
     )
 
 
-def test_a_fork_in_another_scope(kit: Kit, client: ArtClient, seen: Seen) -> None:
-    agent = line(MessagesState, plan=kit.node(), act=kit.node()).compile(InMemorySaver())
-    with capture() as first:
-        agent.invoke(kit.ask("p", "a"), kit.config)
-    history = agent.get_state_history(kit.config)
-    before = next(state for state in history if state.next == ("act",)).config
-    said = {"messages": [HumanMessage(kit.says("other"))]}
-    with capture() as second:
-        agent.invoke(None, agent.update_state(before, said))
-    one = seen(first.trajectory(), Expect("plan", "p", step=1), Expect("act", "a", step=2))
-    other = seen(second.trajectory(), Expect("act", "other", step=3))
-    assert other.trajectory.metadata["sampled_elsewhere"] == [first.turns[0].call_id]
-    trains(client, kit, one, other)
-
-
-def test_a_node_from_the_cache_in_another_run(kit: Kit, client: ArtClient, seen: Seen) -> None:
-    graph = StateGraph(MessagesState)
-    graph.add_node("costly", kit.node(), cache_policy=CachePolicy()).add_node("free", kit.node())
-    graph.set_entry_point("costly").add_edge("costly", "free")
-    agent = graph.compile(cache=InMemoryCache())
-    state: Any = {"messages": [HumanMessage(kit.says("c", "f"), id="1")]}
-    runs: list[Any] = []
-    for _ in range(2):
-        with capture() as run:
-            agent.invoke(state)
-        runs.append(run)
-    free = Expect("free", "f", step=2)
-    one = seen(runs[0].trajectory(), Expect("costly", "c", step=1), free, threaded=False)
-    other = seen(runs[1].trajectory(), free, threaded=False)
-    assert "sampled_elsewhere" not in one.trajectory.metadata
-    assert other.trajectory.metadata["sampled_elsewhere"] == [runs[0].turns[0].call_id]
-    trains(client, kit, one, other)
-
-
 def test_raw_threads_that_no_scope_hears(kit: Kit, seen: Seen) -> None:
     def node(state: Any) -> Any:
         with ThreadPoolExecutor(2) as pool:
@@ -188,21 +151,6 @@ def test_a_reply_from_elsewhere_that_only_the_output_holds(kit: Kit) -> None:
     assert elsewhere == [reply.response_metadata["call_id"]]
 
 
-def test_a_scopes_own_handler_on_the_model(kit: Kit, seen: Seen) -> None:
-    with capture() as run:
-        model = kit.chat(callbacks=[CaptureHandler(run)])
-
-        def node(state: Any) -> Any:
-            with ThreadPoolExecutor(2) as pool:
-                list(pool.map(model.invoke, [kit.says(word) for word in "ab"]))
-            return {"messages": [model.invoke(state["messages"])]}
-
-        line(MessagesState, many=node).compile().invoke(kit.ask("end"))
-    raw = [Expect("", word) for word in "ab"]
-    expects = (*raw, Expect("many", "end", step=1))
-    seen(run.trajectory(), *expects, threaded=False, ordered=False)
-
-
 def test_nested_scopes(kit: Kit, client: ArtClient) -> None:
     agent = line(MessagesState, answer=kit.node()).compile()
     with capture() as outer:
@@ -216,23 +164,21 @@ def test_nested_scopes(kit: Kit, client: ArtClient) -> None:
     assert tagged == [outer.id, inner.id, outer.id]
 
 
-def test_a_failure_beside_others_in_a_batch(kit: Kit) -> None:
-    for words in (("bad", "good"), ("good", "bad")):
-        begun = Rendezvous(2)
+@pytest.mark.parametrize("words", [("bad", "good"), ("good", "bad")])
+def test_a_failure_beside_others_in_a_batch(kit: Kit, words: tuple[str, str]) -> None:
+    begun = Rendezvous(2)
 
-        def answer(state: Any, begun: Rendezvous = begun) -> Any:
-            begun.threads.wait()
-            if "bad" in state["messages"][-1].text:
-                raise ValueError("bad")
-            return {"messages": [kit.model.invoke(state["messages"])]}
+    def answer(state: Any) -> Any:
+        begun.threads.wait()
+        if "bad" in state["messages"][-1].text:
+            raise ValueError("bad")
+        return {"messages": [kit.model.invoke(state["messages"])]}
 
-        states: Any = [kit.ask(word) for word in words]
-        with capture() as run:
-            line(MessagesState, answer=answer).compile().batch(states, return_exceptions=True)
-        assert (run.status, run.error) == ("failed", "ValueError: bad")
-        assert [(checks.says(turn), turn.excluded_because) for turn in run.turns] == [
-            ("good", None)
-        ]
+    states: Any = [kit.ask(word) for word in words]
+    with capture() as run:
+        line(MessagesState, answer=answer).compile().batch(states, return_exceptions=True)
+    assert (run.status, run.error) == ("failed", "ValueError: bad")
+    assert [(checks.says(turn), turn.excluded_because) for turn in run.turns] == [("good", None)]
 
 
 def test_concurrent_runs_stay_apart(rule_server: RuleServer, seen: Seen) -> None:

@@ -12,8 +12,7 @@ from langchain_art.client.sync_client import ArtClient
 from tests.conformance.suite import checks
 from tests.conformance.suite.harness import Kit
 from tests.conformance.suite.performance import Performance, perform
-from tests.conformance.topologies.journal import JournalWitness, served_by
-from tests.conformance.topologies.rows import each_token_once
+from tests.conformance.topologies.journal import JournalWitness, each_token_once, served_by
 from tests.conformance.topologies.test_topologies import ALL, LAST, PART, client, witness
 from tests.support.live_server import RuleServer
 from tests.support.soak import count, share

@@ -18,9 +18,9 @@ from langgraph.types import Command
 from langchain_art import capture
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import Trajectory, TrajectoryGroup
-from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import SampledCall
 from tests.conformance.suite.harness import MODES, Kit, Mode
-from tests.conformance.topologies.journal import served_by
+from tests.conformance.topologies.journal import laid_out, served_by
 from tests.conformance.topologies.random_graphs import Group, Played, programs
 from tests.support.live_server import RuleServer
 from tests.support.seeds import drawn_seed
@@ -28,6 +28,7 @@ from tests.support.soak import count
 
 DRAWN = count(10, 300)
 
+CALL = ("id", "prompt_token_ids", "token_ids", "logprobs")
 Lines = list[dict[str, Any]]
 """Of the engine's journal."""
 
@@ -72,30 +73,6 @@ def told(trajectory: Trajectory, played: Played, lines: Lines) -> None:
     assert "sampled_elsewhere" not in trajectory.metadata
 
 
-def laid_out(trajectory: Trajectory, lines: Lines) -> int:
-    """Rows hold each token that counts once, in its place, and no other; returns how many."""
-    journal = {line["id"]: line for line in lines}
-    kept = [turn.call_id or "" for turn in trajectory.turns if turn.excluded_because is None]
-    wanted = Counter(
-        (tuple(seen["prompt_token_ids"] + seen["token_ids"][: place + 1]), logprob)
-        for seen in map(journal.__getitem__, kept)
-        for place, logprob in enumerate(seen["logprobs"])
-    )
-    calls = [
-        SampledCall(id, line["prompt_token_ids"], line["token_ids"], line["logprobs"])
-        for id in kept
-        for line in [journal[id]]
-    ]
-    found = Counter(
-        (tuple(row.token_ids[: place + 1]), row.logprobs[place])
-        for row in rows_of_run(calls)
-        for place, trained in enumerate(row.mask)
-        if trained
-    )
-    assert found == wanted
-    return wanted.total()
-
-
 @pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(count(300, 3600))
@@ -118,7 +95,10 @@ def test_random_graphs(rule_server: RuleServer) -> None:
         trajectory = play(played)
         lines = rule_server.witnessed()[before:]
         told(trajectory, played, lines)
-        tokens.append(laid_out(trajectory, lines))
+        journal = {line["id"]: SampledCall(*map(line.get, CALL)) for line in lines}
+        kept = [turn.call_id or "" for turn in trajectory.turns if turn.excluded_because is None]
+        rows = laid_out([journal[id] for id in kept])
+        tokens.append(sum(sum(map(bool, row.mask)) for row in rows))
         runs.append(trajectory.model_copy(update={"reward": float(len(runs))}))
 
     holds()

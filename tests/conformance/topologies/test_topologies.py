@@ -4,6 +4,7 @@
 (`TRAINED`); ``make soak`` runs all, and trains each in one mode.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,8 +20,7 @@ from tests.conformance.suite.harness import TOPOLOGIES, Kit, Mode, Topology
 from tests.conformance.suite.performance import perform
 from tests.conformance.topologies import table
 from tests.conformance.topologies.cases_remote import deployment
-from tests.conformance.topologies.journal import JournalWitness, served_by
-from tests.conformance.topologies.rows import each_token_once
+from tests.conformance.topologies.journal import JournalWitness, each_token_once, served_by
 from tests.support.live_server import REPO, RuleServer
 from tests.support.soak import count, share
 
@@ -116,19 +116,12 @@ def test_the_other_modes(prove: Callable[[Topology, Mode], None]) -> None:
         prove(case, mode)
 
 
-def test_the_order_of_topologies_is_not_that_of_imports() -> None:
-    names = list(TOPOLOGIES)
-    imported = sorted(TOPOLOGIES.values(), key=lambda case: case.program.__module__, reverse=True)
-    TOPOLOGIES.clear()
-    TOPOLOGIES.update((case.name, case) for case in imported)  # as the last module was the first
-    assert list(TOPOLOGIES) != names
-    load_cases()
-    assert list(TOPOLOGIES) == names
-
-
 def test_the_page_is_of_this_suite() -> None:
+    """Its table and the programs that it shows; its count, and that of other pages."""
     command = "write it anew with python -m tests.conformance.topologies"
-    assert table.PAGE.read_text() == table.page(), command
+    assert (page := table.PAGE.read_text()) == table.page(), command
+    for name in ("create_agent with tools", "RetryPolicy around a chain"):
+        assert inspect.getsource(TOPOLOGIES[name].program) in page
     quoted = {
         (page.name, count)
         for page in (REPO / "README.md", REPO / "CHANGELOG.md", *(REPO / "docs").glob("*.md"))

@@ -18,7 +18,6 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.runnables import ConfigurableField, Runnable
-from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
@@ -46,22 +45,6 @@ async def merged(chunks: AsyncIterator[AIMessageChunk]) -> AIMessageChunk:
     return sum(rest, first)
 
 
-def check_reply(server: Any, message: AIMessage) -> None:
-    metadata = message.response_metadata
-    assert metadata["call_id"].startswith("chatcmpl-")
-    assert len(metadata["call_id"]) < 64  # merging chunks did not join it to itself
-    assert metadata["model_name"].startswith(f"{server.policy}@")
-    assert metadata["model_name"].count("@") == 1
-    assert metadata["model_provider"] == "art"
-    assert metadata["finish_reason"] in ("stop", "length", "tool_calls")
-    assert message.usage_metadata is not None
-    assert message.usage_metadata["output_tokens"] > 0
-    record = recorded(server, message)
-    assert record["model"] == metadata["model_name"]
-    assert len(record["token_ids"]) == len(record["logprobs"])
-    assert "logprobs" not in {k for k, v in metadata.items() if v}
-
-
 async def test_closing_one_models_client_leaves_the_others(art_server: Any) -> None:
     one, other = model_of(art_server), model_of(art_server)
     await one.ainvoke("hi")
@@ -85,40 +68,17 @@ async def test_recursive_structured_output(rule_server: Any, method: Any) -> Non
     assert await model.ainvoke(script(said)) == Tree.model_validate(tree)
 
 
-class Long(BaseModel):
-    """Longer than two tokens."""
-
-    first_long_name: str
-    second_long_name: str
-
-
-def test_a_cut_off_reply_is_kept(art_server: Any) -> None:
-    model = model_of(art_server, max_tokens=2)
-    with capture() as run:
-        out = model.with_structured_output(Long, include_raw=True).invoke("?")
-    assert out["parsed"] is None
-    assert out["parsing_error"] is not None
-    assert out["raw"].response_metadata["finish_reason"] == "length"
-    assert run.turns[0].call_id == out["raw"].response_metadata["call_id"]
-
-
-def test_nothing_is_asked_for_that_the_server_keeps_anyway() -> None:
+def test_what_is_asked_for_of_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = payload(ChatART(model="m"))
-    assert "logprobs" not in sent
-    assert "extra_body" not in sent
-    assert "temperature" not in sent
-
-
-def test_temperature_survives_any_name() -> None:
+    assert not {"logprobs", "extra_body", "temperature"} & sent.keys()
     assert payload(ChatART(model="gpt-5-local", temperature=0.3))["temperature"] == 0.3
     assert "temperature" not in payload(ChatART(model="o1-local"))
-
-
-def test_never_the_responses_api(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_OUTPUT_VERSION", "responses/v1")
-    for name in ("codex-mini", "gpt-5-pro", "gpt-6"):
+    monkeypatch.setenv("OPENAI_PROXY", "http://proxy:1")
+    for name in ("codex-mini", "gpt-5-pro", "gpt-6"):  # never the Responses API
         model = ChatART(model=name, reasoning={"effort": "low"})
         assert "messages" in payload(model, tools=[{"type": "function"}])
+        assert model.openai_proxy is None
 
 
 def test_bound_extra_body_is_merged_and_own_tags_win_field_by_field() -> None:
@@ -152,19 +112,6 @@ def test_reasoning_is_kept_both_ways() -> None:
     assert chunk.message.additional_kwargs["reasoning_content"] == "2+2"
 
 
-def test_the_proxy_of_openais_environment_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_PROXY", "http://proxy:1")
-    model = ChatART(model="m")
-    assert model.openai_proxy is None
-    assert model._get_ls_params(model="other")["ls_model_name"] == "other"
-    assert model.metadata is not None
-    assert {"langchain-art", "langchain-openai"} <= model.metadata["lc_versions"].keys()
-
-
-def test_counts_tokens_without_a_download() -> None:
-    assert ChatART(model="m").get_num_tokens_from_messages([HumanMessage("four words of text")]) > 3
-
-
 async def test_tags_in_a_scope_on_all_paths(art_server: Any) -> None:
     model = model_of(art_server)
     with capture(scenario="q", id="run-1") as run:
@@ -173,7 +120,15 @@ async def test_tags_in_a_scope_on_all_paths(art_server: Any) -> None:
         assert [one for one in chunks if "call_id" in one.response_metadata] == chunks[:1]
         replies += [sum(chunks[1:], chunks[0]), await merged(model.astream("d"))]
         for reply in replies:
-            check_reply(art_server, reply)
+            metadata, record = reply.response_metadata, recorded(art_server, reply)
+            assert metadata["call_id"].startswith("chatcmpl-")
+            assert len(metadata["call_id"]) < 64  # merging chunks did not join it to itself
+            assert metadata["model_name"] == record["model"]
+            assert metadata["model_name"].startswith(f"{art_server.policy}@")
+            assert metadata["model_provider"] == "art"
+            assert reply.usage_metadata["output_tokens"] == len(record["token_ids"]) > 0
+            assert len(record["token_ids"]) == len(record["logprobs"])
+            assert not metadata.get("logprobs")
         replies.append(model.stream_events("e", version="v3").output)
         replies.append(await (await model.astream_events("f", version="v3")))
     after = model.invoke("g")
@@ -294,36 +249,18 @@ def both_models(server: RuleServer) -> list[Any]:
     return [ChatART(**given), ChatOpenAI(**given)]
 
 
-def test_a_prompt_that_is_too_long_is_langchains_error(rule_server: RuleServer) -> None:
+async def test_a_prompt_that_is_too_long_is_langchains_error(rule_server: RuleServer) -> None:
+    long: Any = {"name": "look", "description": "word " * 30_000, "parameters": {}}
     for model in both_models(rule_server):
-        for prompt in PROMPTS:
-            calls: list[Callable[[Any], Any]] = [model.invoke, model.bind(stop=["x"]).invoke]
-            for call in (*calls, lambda prompt, model=model: list(model.stream(prompt))):
-                with pytest.raises(ContextOverflowError, match="prompt is too long") as raised:
-                    call(prompt)
-                assert getattr(raised.value, "code", None) == "context_length_exceeded"
-
-
-async def test_so_it_is_in_asynchronous_calls_and_for_tools(rule_server: RuleServer) -> None:
-    model = both_models(rule_server)[0]
-
-    @tool(description="word " * 30_000)
-    def look() -> str:
-        return "a door"
-
+        tooled = model.bind_tools([{"type": "function", "function": long}])
+        calls: list[Callable[[Any], Any]] = [model.invoke, model.bind(stop=["x"]).invoke]
+        calls += [lambda prompt, model=model: list(model.stream(prompt))]
+        asked = [(call, prompt) for prompt in PROMPTS for call in calls]
+        for call, prompt in [*asked, (tooled.invoke, "Hi")]:
+            with pytest.raises(ContextOverflowError, match="prompt is too long") as raised:
+                call(prompt)
+            assert getattr(raised.value, "code", None) == "context_length_exceeded"
     with pytest.raises(ContextOverflowError):
-        await model.bind_tools([look]).ainvoke("Hi")
+        await both_models(rule_server)[0].ainvoke(PROMPTS[0])
     with pytest.raises(ContextOverflowError):
-        [chunk async for chunk in model.astream(PROMPTS[0])]
-
-
-def test_a_deep_agent_summarises(rule_server: RuleServer) -> None:
-    from deepagents import create_deep_agent
-
-    agent = create_deep_agent(both_models(rule_server)[0], [])
-    old = [("user", "word " * 750), ("assistant", "ok")] * 6  # 18,000 tokens
-    recent = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
-    said: Any = agent.invoke({"messages": [*old, *recent, ("user", script("a door"))]})  # type: ignore[arg-type]
-    assert said["messages"][-1].text == "a door"
-    asked = [one["messages"] for one in rule_server.witnessed()][-1]
-    assert "summary" in str(asked).lower() and len(str(asked)) < 30_000
+        [chunk async for chunk in both_models(rule_server)[0].astream(PROMPTS[0])]

@@ -1,6 +1,7 @@
 """Keep-alive connections: no request may get another request's answer."""
 
 import asyncio
+import io
 import json
 import os
 import socket
@@ -10,15 +11,26 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.client import HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from langchain_art.chat_models import http_pools, http_post
 from langchain_art.chat_models.http_pools import httpx
-from langchain_art.chat_models.http_post import POST_ERRORS, Answer, Connections, Target, post_async
+from langchain_art.chat_models.http_post import (
+    POST_ERRORS,
+    Answer,
+    AnswerParser,
+    Connections,
+    Target,
+    post_async,
+)
 from tests.support.raw_server import RawServer, answer
 
 Send = Callable[[bytes], None]
@@ -47,6 +59,17 @@ class Client:
     def post(self, url: str, said: Any = "hi", **limits: float) -> Any:
         return self.send(url, said, **limits).response.json()
 
+    def burst(self, there: Target) -> None:
+        """Eight requests at once."""
+
+        async def burst() -> None:
+            await asyncio.gather(*(post_async(there, b"1") for _ in range(8)))
+
+        if self._connections is None:
+            return self._runner.run(burst())
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: self.send_to(there), range(40)))
+
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
         if self._connections is None:  # a loop that does not run receives nothing
@@ -74,6 +97,53 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 def server() -> Iterator[RawServer]:
     with RawServer() as server:
         yield server
+
+
+POSTED = httpx.Request("POST", "http://localhost/v1")
+NAMES = st.text("abcdefgh-", min_size=1, max_size=8).map(lambda name: f"x-{name}")
+VALUES = st.text("abc 123;=/", max_size=12).map(str.strip)
+
+
+@given(
+    st.sampled_from([200, 201, 301, 400, 404, 429, 500, 503]),
+    st.lists(st.tuples(NAMES, VALUES), max_size=4),
+    st.lists(st.binary(min_size=1, max_size=300), max_size=4),
+    st.sampled_from(["length", "chunked", "close"]),
+    st.booleans(),
+    st.data(),
+)
+def test_an_answer_in_pieces_is_as_http_client_reads_it(
+    status: int,
+    headers: list[tuple[str, str]],
+    parts: list[bytes],
+    framing: str,
+    keep: bool,
+    data: st.DataObject,
+) -> None:
+    body = b"".join(parts)
+    told = [*headers, ("connection", "keep-alive" if keep else "close")]
+    if framing == "length":
+        told.append(("content-length", str(len(body))))
+    elif framing == "chunked":
+        told.append(("transfer-encoding", "chunked"))
+        body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+    head = "".join(f"{name}: {value}\r\n" for name, value in told)
+    whole = f"HTTP/1.1 {status} Said\r\n{head}\r\n".encode() + body
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+    socket: Any = SimpleNamespace(makefile=lambda mode: io.BytesIO(whole))
+    wanted = HTTPResponse(socket, method="POST")
+    wanted.begin()
+    content, parser = wanted.read(), AnswerParser()
+    for piece in [*filter(None, pieces), *([b""] if framing == "close" else [])]:
+        parser.feed(piece)
+    assert parser.is_complete
+    assert parser.keeps_connection == (keep and framing != "close") == (not wanted.will_close)
+    found = parser.answer(POSTED)
+    assert (found.status, found.content) == (wanted.status, content)
+    told_back = [(name.decode(), value.decode()) for name, value in found.raw_headers]
+    assert told_back == wanted.getheaders()
 
 
 def connections(server: RawServer) -> list[int]:
@@ -252,32 +322,13 @@ def test_idle_connections_are_kept_for_a_while(
 
 
 def test_connections_of_a_burst_are_closed(
-    server: RawServer, monkeypatch: pytest.MonkeyPatch
+    server: RawServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_post, "_IDLE_SECONDS", 0.2)
-    there = target(server.root)
-
-    async def burst() -> None:
-        await asyncio.gather(*(post_async(there, b"1") for _ in range(8)))
-        kept = http_post._loops[asyncio.get_running_loop()].idle
-        assert len(kept) > 1
-        async with asyncio.timeout(20):
-            while kept:
-                await asyncio.sleep(0.05)
-
-    asyncio.run(burst())
-
-
-def test_synchronous_connections_of_a_burst_are_closed(
-    server: RawServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, there = Connections(), target(server.root)
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: kept.post(there, b"1"), range(40)))
-    monkeypatch.setattr(http_post, "_IDLE_SECONDS", 0.05)
-    time.sleep(0.1)
-    kept.post(there, b"1")
-    assert len(kept._idle) == 1
+    client.burst(target(server.root))
+    client.wait(0.5)
+    client.post(server.root)
+    assert client.idle() == 1
 
 
 def test_connections_of_closed_loops_are_closed(server: RawServer) -> None:

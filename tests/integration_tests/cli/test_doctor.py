@@ -20,7 +20,6 @@ KEY = new_api_key()
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:
-    """A machine with these GPUs, as far as the driver's tool tells."""
     tool = folder / "nvidia-smi"
     tool.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
     tool.chmod(0o755)
@@ -30,14 +29,6 @@ def driver(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:
 def look(**options: Any) -> dict[str, doctor.Finding]:
     report = doctor.examine(**{"port": free_port()} | options)
     return {finding.name: finding for finding in report.findings}
-
-
-def test_this_machine_is_well_and_its_own_model_fits() -> None:
-    found = look(model=str(BASE_MODEL), context=512)
-    assert all(finding.ok is not False for finding in found.values()), found
-    assert found["GPU"].found == "none" and found["GPU"].ok is None
-    assert "torch 2." in found["packages"].found
-    assert found["torch"].found == "built for CPUs, sees 0 GPUs"
 
 
 def test_a_gpu_that_torch_does_not_see_is_said(
@@ -54,16 +45,8 @@ def test_a_gpu_that_torch_does_not_see_is_said(
     assert (fits["Qwen3-8B"], fits["Qwen3-32B"]) == ("together", "in turns")
     driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 9000, 580.65.06, 9.0")
     assert look()["GPU"].ok is False
-
-
-def test_a_driver_too_old_for_cuda_13_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for version, ok in (("570.86.15", False), ("580.65.06", True), ("595.12", True)):
-        driver(monkeypatch, tmp_path, f"NVIDIA H200, 143771, 143200, {version}, 9.0")
-        found = look()["GPU"]
-        assert found.ok is ok and f"driver {version}" in found.found
-        assert ("driver 580 or newer" in found.advice) is not ok
+    driver(monkeypatch, tmp_path, "NVIDIA H200, 143771, 143200, 570.86.15, 9.0")
+    assert look()["GPU"].ok is False and "driver 580 or newer" in look()["GPU"].advice
 
 
 def test_a_card_without_bfloat16_computes_in_float16(
@@ -205,6 +188,10 @@ def test_the_command_ends_with_what_it_found() -> None:
     well = run(app, ["doctor", str(BASE_MODEL), "--context", "512", "--json", *port])
     assert well.exit_code == 0, well.output
     report = json.loads(well.stdout)
+    found = {one["name"]: one for one in report["findings"]}
+    assert found["GPU"]["found"] == "none" and found["GPU"]["ok"] is None
+    assert "torch 2." in found["packages"]["found"]
+    assert found["torch"]["found"] == "built for CPUs, sees 0 GPUs"
     assert report["healthy"] and report["fits"][0]["placement"] == "together"
     ill = run(app, ["doctor", "--host", "0.0.0.0", *port])
     assert ill.exit_code == 1

@@ -4,19 +4,16 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 from langchain_art import ChatART, capture
 from langchain_art.call_tags import tags_from_metadata
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.wire import CallTags
+from tests.support.graphs import ASK, graph_of
 from tests.support.live_server import LiveServer
-
-ASK = {"messages": [("user", "hi")]}
 
 
 @pytest.fixture
@@ -36,18 +33,9 @@ def test_the_users_tags_and_a_nodes_count_and_fit_the_wire() -> None:
     assert CallTags(**tags_from_metadata({"art_tags": "x" * 300})).tags == ("x" * 256,)
 
 
-def test_turns_carry_tags() -> None:
-    model = FakeListChatModel(responses=["x"], tags=["model"])
-    node = RunnableLambda(lambda state: state["messages"]) | model | (lambda _: {})
-    graph = StateGraph(MessagesState).add_node("a", node, metadata={"art_tags": "node"})
-    with capture() as run:
-        graph.add_edge(START, "a").compile().invoke(ASK, {"tags": ["run"]})
-    assert run.turns[0].tags == ("run", "model", "node")
-
-
-def chains(model: ChatART) -> dict[str, Any]:
-    """One node in the ways in which a graph may hold a model."""
-
+async def test_without_a_capture_the_config_names_the_trajectory(
+    model: ChatART, client: ArtClient
+) -> None:
     def node(state: Any) -> Any:
         return {"messages": [model.invoke(state["messages"])]}
 
@@ -59,31 +47,19 @@ def chains(model: ChatART) -> dict[str, Any]:
         return {"messages": [sum(chunks[1:], chunks[0])]}
 
     chain = RunnableLambda(lambda state: state["messages"]) | model
-    return {
-        "function": node,
-        "coroutine": anode,
-        "stream": streams,
-        "chain": chain | (lambda reply: {"messages": [reply]}),
-    }
-
-
-@pytest.mark.parametrize("kind", ["function", "coroutine", "stream", "chain"])
-async def test_without_a_capture_the_config_names_the_trajectory(
-    kind: str, model: ChatART, client: ArtClient
-) -> None:
-    graph = StateGraph(MessagesState).add_node("a", chains(model)[kind]).add_edge(START, "a")
+    both = {"a": node, "b": chain | (lambda reply: {"messages": [reply]}), "c": streams}
     run = f"run-{uuid4().hex}"
     metadata = {"art_trajectory_id": run, "art_scenario": "q"}
     config: Any = {"metadata": metadata, "tags": ["mine"]}
-    if kind in ("function", "stream"):
-        graph.compile().invoke(ASK, config)
-    await graph.compile().ainvoke(ASK, config)
+    graph_of(**both).compile().invoke(ASK, config)
+    await graph_of(**both, d=anode).compile().ainvoke(ASK, config)
     trajectory = client.reward(run, 1.0)
     assert trajectory.scenario == "q"
-    assert len(trajectory.turns) == (2 if kind in ("function", "stream") else 1)
+    assert [turn.node for turn in trajectory.turns] == [*"abc", *"abcd"]
     for turn in trajectory.turns:
-        assert (turn.node, turn.path, turn.step, turn.tags) == ("a", ("a",), 1, ("mine",))
-        assert turn.namespace and turn.namespace.startswith("a:")
+        assert (turn.path, turn.tags) == ((turn.node,), ("mine",))
+        assert turn.step == "abcd".index(turn.node or "") + 1
+        assert turn.namespace and turn.namespace.startswith(f"{turn.node}:")
 
 
 def test_a_capture_outdoes_the_metadata(model: ChatART, client: ArtClient) -> None:
@@ -120,8 +96,7 @@ def test_what_the_graph_threw_away_does_not_count_without_a_capture(
         chain = (model | parse).with_retry(wait_exponential_jitter=False)
         return {"messages": [chain.invoke("Answer.")]}
 
-    graph = StateGraph(MessagesState).add_sequence([("asks", asks), ("retries", retries)])
-    agent = graph.add_edge(START, "asks").compile(checkpointer=InMemorySaver())
+    agent = graph_of(asks=asks, retries=retries).compile(checkpointer=InMemorySaver())
 
     def play(metadata: dict[str, str]) -> None:
         config: Any = {"metadata": metadata, "configurable": {"thread_id": uuid4().hex}}

@@ -1,6 +1,7 @@
 """Clients that are not ours: each makes its calls, and its runs are captured and trained."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,6 @@ def test_a_foreign_client_is_served_captured_and_trained(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("framework", chosen(FRAMEWORKS))
 def test_an_agent_of_another_framework_is_served_captured_and_trained(
-    framework: str, rule_server: RuleServer
+    framework: str, rule_server: RuleServer, tmp_path: Path
 ) -> None:
-    check_framework(framework, rule_server)
+    check_framework(framework, rule_server, tmp_path)

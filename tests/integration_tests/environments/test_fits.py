@@ -119,7 +119,8 @@ def test_a_fit_learns_from_the_environments_reward(
     if name == "openenv":
         port = free_port()
         serve = f"from tests.support.openenv_server import serve\nserve({port})\n"
-        code = serve + code.replace(":8765", f":{port}")
+        code = code.replace(":8765", f":{port}/", 1).replace(":8765", f":{port}")
+        code = serve + code
     if name in APART:
         argv = ("-m", "tests.support.environment_fit", server.base_url, *map(str, sizes))
         [found] = json.loads(told(name, tmp_path, *argv, code=json.dumps({policy: code}))).values()

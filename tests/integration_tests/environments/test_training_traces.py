@@ -12,7 +12,6 @@ import pytest
 from langchain_art import ArtClient, capture
 from langchain_art.cli.main import app
 from langchain_art.errors import ConfigError
-from langchain_art.traces.from_jsonl import read_file
 from langchain_art.traces.training_traces import training_trace
 from langchain_art.wire import Trajectory, Turn
 from tests.support.chat_models import model_of
@@ -106,10 +105,3 @@ def test_a_run_without_our_calls_is_refused(art_server: LiveServer) -> None:
         client.post_trajectory(run)
         with pytest.raises(ConfigError, match="none of whose calls"):
             training_trace(client, run.id)
-
-
-def test_a_trace_of_another_schema_is_counted(tmp_path: Path) -> None:
-    file = tmp_path / "runs.jsonl"
-    lines = [{"schema_version": 2, "turns": [{}]}, {"schema_version": 1, "turns": []}]
-    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
-    assert read_file(file).unreadable == {"unknown_shape": 1, "no_calls": 1}

@@ -5,8 +5,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -16,8 +18,14 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
 from tests.support.hot_swap import train_once
-from tests.support.live_server import ForkedServer, HastyServer, LiveServer, await_answer
+from tests.support.live_server import (
+    ForkedServer,
+    HastyServer,
+    LiveServer,
+    await_answer,
+)
 from tests.support.soak import share
+from tests.support.steps_of_a_fit import rewarded, trained
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
 
@@ -190,3 +198,57 @@ def test_the_server_is_not_ready_once_no_engine_is(server: ForkedServer) -> None
         why = answer.json()["reasons"]["sampler"]
         assert why.startswith("none of its replicas answers (0: its process is being started; 1: ")
         assert ask(http, 0, 4).status_code == 200  # it waits
+
+
+@dataclass(frozen=True)
+class Answer:
+    begun: float
+    ended: float
+    response: httpx.Response
+
+
+def keep_asking(server: LiveServer, stop: Event, answers: list[Answer]) -> None:
+    """One call after the other, until a step is done."""
+    with server.http() as http:
+        while not stop.is_set():
+            begun = time.monotonic()
+            response = http.post("/v1/chat/completions", json=ASK)
+            answers.append(Answer(begun, time.monotonic(), response))
+            if response.status_code == 503:
+                stop.wait(0.05)
+
+
+def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(tmp_path: Path) -> None:
+    """With vLLM, steps and calls take turns in `test_backend_pairs`."""
+    settings = "take_turns = true\nmax_waiting_calls = 2\n"
+    server = ForkedServer(tmp_path / "data", settings=settings).start()
+    stop, answers = Event(), [list[Answer]() for _ in range(6)]
+    with ExitStack() as ending:
+        ending.callback(server.stop)
+        pool = ending.enter_context(ThreadPoolExecutor(6))
+        ending.callback(stop.set)
+        http = ending.enter_context(server.http())
+        ids = [
+            rewarded(http, f"turns-{seed}", float(seed % 2), seed=seed, max_tokens=64)
+            for seed in range(8)
+        ]
+        asking = [pool.submit(keep_asking, server, stop, found) for found in answers]
+        # A step is soon over: all are to ask while it runs.
+        while not all(found or one.done() for found, one in zip(answers, asking, strict=True)):
+            time.sleep(0.01)
+        job = trained(http, [ids], config={"learning_rate": 2e-5, "optimizer_steps": 4})
+    assert job["state"] == "succeeded", job
+    all_of_them = [answer for found in answers for answer in found]
+    refused = [answer for answer in all_of_them if answer.response.status_code != 200]
+    assert {answer.response.status_code for answer in refused} == {503}
+    for one in refused:
+        assert int(one.response.headers["retry-after"]) >= 1
+        assert "2 calls wait" in one.response.json()["error"]["message"]
+        meanwhile = [
+            answer.response.json()["model"]
+            for answer in all_of_them
+            if answer.begun < one.ended
+            and answer.ended > one.begun
+            and answer.response.status_code == 200
+        ]
+        assert meanwhile.count("tiny@1") >= 2  # those that waited

@@ -6,7 +6,6 @@ import math
 import subprocess
 import tarfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id, rewarded, trained
 from tests.support.stub_engines import StubServer
 
-SAY = [{"role": "user", "content": "When is the falcon review?"}]
-JSON = {"Content-Type": "application/json"}
+SAY: list[Any] = [{"role": "user", "content": "When is the falcon review?"}]
 TOOL = {
     "type": "function",
     "function": {
@@ -38,11 +36,6 @@ TOOL = {
 def chat(http: httpx.Client, **body: Any) -> httpx.Response:
     base = {"model": "tiny", "messages": SAY, "max_tokens": 12}
     return http.post("/v1/chat/completions", json=base | body)
-
-
-def train(http: httpx.Client, key: str, **body: Any) -> httpx.Response:
-    base: dict[str, Any] = {"policy": "tiny"}
-    return http.post("/v1/train", json=base | body, headers={"Idempotency-Key": key})
 
 
 def sampled_group(http: httpx.Client, rewards: list[float | None]) -> list[str]:
@@ -128,67 +121,6 @@ def test_a_model_whose_name_has_a_slash_is_found(tmp_path: Path) -> None:
                 assert there == f"{server.root}{path.rstrip('/')}"
 
 
-BROKEN = {
-    "id": "c",
-    "type": "function",
-    "function": {"name": "search", "arguments": '{"query": "f'},
-}
-
-
-def test_a_bad_request_is_refused_by_name(http: httpx.Client) -> None:
-    before = http.get("/status").json()["calls"]
-    for status, code, body, words in (
-        (404, "model_not_found", {"model": "nobody"}, "'tiny'"),
-        (404, "model_not_found", {"model": "tiny@999"}, "kept"),
-        (404, "model_not_found", {"model": "tiny@" + "9" * 5000}, "kept"),
-        (400, "context_length_exceeded", prompt(5000), "tokens"),
-        (400, "context_length_exceeded", prompt(100_000), "characters of messages and tools"),
-        (400, "context_length_exceeded", prompt(7 << 20), ""),
-        (400, "invalid_request", {"messages": []}, "messages"),
-        (400, "invalid_request", {"messages": [{"role": "wizard", "content": "x"}]}, "wizard"),
-        (400, "invalid_request", {"frobnicate": 1}, "frobnicate"),
-        (400, "invalid_request", {"frequency_penalty": 0.5}, "frequency_penalty"),
-        (400, "invalid_request", {"max_tokens": 0}, "max_tokens"),
-        (400, "invalid_request", {"tool_choice": "required"}, "without tools"),
-        (400, "invalid_request", {"tools": [{"type": "function"}]}, "tools"),
-        (400, "invalid_request", {"art": {"trajectory_id": "a b"}}, "art"),
-        (400, "invalid_request", {"art": {"colour": 1}}, "colour"),
-        (400, "invalid_request", {"art": ["t-1"]}, "art"),
-        (
-            *(400, "invalid_request"),
-            {"messages": [*SAY, {"role": "assistant", "tool_calls": [BROKEN]}]},
-            "malformed JSON",
-        ),
-    ):
-        answer = chat(http, **body)
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (status, code), answer.text
-        assert words in error["message"]
-    assert http.get("/status").json()["calls"] == before
-
-
-def prompt(words: int) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "word " * words}]}
-
-
-def test_a_body_over_the_limit_is_refused(http: httpx.Client) -> None:
-    def pieces() -> Iterator[bytes]:  # no Content-Length: counted while it comes
-        for _ in range(40):
-            yield b" " * (1 << 20)
-
-    answer = http.post("/v1/trajectories", content=pieces(), headers=JSON)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-
-
-def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client) -> None:
-    for body in (b"", b"{", b'"x"', b'{"temperature": NaN}', b"\xff", b"[" * 100_000):
-        for path in ("/v1/chat/completions", "/v1/trajectories", "/v1/train"):
-            headers = JSON | {"Idempotency-Key": new_id("k")}
-            answer = http.post(path, content=body, headers=headers)
-            assert answer.status_code == 400, (path, answer.text)
-            assert answer.json()["error"]["code"] == "invalid_request"
-
-
 def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) -> None:
     flat = sampled_group(http, [1.0, 1.0])
     single = sampled_group(http, [1.0])
@@ -203,24 +135,6 @@ def test_what_is_excluded_is_counted_and_nothing_is_trained(http: httpx.Client) 
         "groups.empty": 1,
         "runs.unscored": 2,
     }
-
-
-def test_a_bad_training_request_is_refused(http: httpx.Client) -> None:
-    ask = {"groups": [["a"]]}
-    for status, body, words in (
-        (400, {"groups": []}, "groups"),
-        (404, {"groups": [["nobody"]]}, "POST /v1/groups"),
-        (400, {"groups": [["a", "a"]]}, "more than once"),
-        (404, ask | {"policy": "nobody"}, "nobody"),
-        (400, ask | {"config": {"learning_rate": -1}}, "learning_rate"),
-        (400, ask | {"config": {"lr": 1}}, "lr"),
-        (400, ask | {"config": {"schedule": {"warmup_steps": 9, "decay_steps": 3}}}, "decay_steps"),
-    ):
-        answer = train(http, new_id("k"), **body)
-        assert answer.status_code == status, answer.text
-        assert words in answer.json()["error"]["message"]
-    missing = http.post("/v1/train", json={"policy": "tiny"} | ask)
-    assert missing.status_code == 400 and "Idempotency-Key" in missing.text
 
 
 def test_groups_are_stored_all_or_none_and_once(http: httpx.Client) -> None:
@@ -311,3 +225,120 @@ def test_a_full_disk_makes_no_policy_until_there_is_space(
     assert (full.status_code, full.json()["error"]["code"]) == (503, "engine_unavailable")
     assert "Free disk space" in full.text and "retry-after" in full.headers
     assert http.post("/v1/policies", json={"name": "on-a-full-disk"}).status_code == 200
+
+
+class LossyRoad(httpx.HTTPTransport):
+    """Lets each request through, and breaks the connection on the way back, so many times."""
+
+    def __init__(self, losses: int) -> None:
+        super().__init__()
+        self.losses = losses
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if self.losses:
+            self.losses -= 1
+            response.read()  # the server answered; the client never hears it
+            raise httpx.ReadError("connection reset by peer", request=request)
+        return response
+
+
+def client_of(server: LiveServer, losses: int = 0) -> openai.OpenAI:
+    client = httpx.Client(transport=LossyRoad(losses))
+    return openai.OpenAI(
+        base_url=server.base_url, api_key="none", max_retries=4, http_client=client
+    )
+
+
+def ask(client: openai.OpenAI, run: str, messages: list[Any] = SAY, **more: Any) -> Any:
+    tags = {"trajectory_id": run, **more.pop("art", {})}
+    return client.chat.completions.create(
+        model="tiny", messages=messages, max_tokens=12, extra_body={"art": tags}, **more
+    )
+
+
+def goes_on(reply: Any, choice: int = 0) -> list[Any]:
+    text = reply.choices[choice].message.content or ""
+    return [*SAY, {"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+
+
+def put(http: httpx.Client, run: str, reward: float = 1.0) -> dict[str, Any]:
+    answer = http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def turns(trajectory: dict[str, Any]) -> list[tuple[str, str | None, int | None]]:
+    return [(t["call_id"], t["excluded_because"], t["extends"]) for t in trajectory["turns"]]
+
+
+def excluded(http: httpx.Client, run: str) -> list[str | None]:
+    told = http.get(f"/v1/trajectories/{run}/audit").json()
+    return [turn["excluded_because"] for turn in told["turns"]]
+
+
+def test_a_reply_that_was_lost_on_the_way_is_not_trained(
+    http: httpx.Client, art_server: LiveServer
+) -> None:
+    client, run = client_of(art_server, losses=2), new_id("t")
+    got = ask(client, run, seed=7)  # so that all tries say the same
+    then = ask(client, run, goes_on(got), seed=7)
+    found = turns(put(http, run))
+    assert [why for _, why, _ in found] == ["retried", "retried", None, None]
+    assert found[2:] == [(got.id, None, None), (then.id, None, 2)]
+    tries = [http.get(f"/v1/calls/{one}").json()["retry"] for one, _, _ in found]
+    assert tries == [0, 1, 2, 0]
+    assert excluded(http, run) == ["superseded_retried", "superseded_retried", None, None]
+
+
+def test_a_part_whose_text_is_none_is_refused_and_the_run_can_be_rewarded(
+    http: httpx.Client, art_server: LiveServer
+) -> None:
+    run = new_id("t")
+    ask(client_of(art_server), run)
+    for text in (5, None, ["a"], {"a": 1}):
+        content = [{"type": "text", "text": "When"}, {"type": "text", "text": text}]
+        body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+        answer = http.post("/v1/chat/completions", json=body | {"art": {"trajectory_id": run}})
+        assert answer.status_code == 400, answer.text
+        said = answer.json()["error"]["message"]
+        assert f"messages[0].content[1].text: got {text!r}, expected a string" in said
+    assert len(turns(put(http, run))) == 1
+
+
+def test_calls_join_a_run_until_a_job_has_it(http: httpx.Client, art_server: LiveServer) -> None:
+    client, run, other = client_of(art_server), new_id("t"), new_id("t")
+    first = ask(client, run, seed=1)
+    answer = http.put(
+        f"/v1/trajectories/{run}/reward",
+        json={"reward": 0.0, "scenario": "s", "status": "failed", "scores": {"a": 1.0}},
+    )
+    assert len(answer.json()["turns"]) == 1
+    second = ask(client, run, goes_on(first), seed=2)
+    whole = put(http, run, 1.0)
+    assert turns(whole) == [(first.id, None, None), (second.id, None, 0)]
+    assert (whole["reward"], whole["scenario"], whole["status"]) == (1.0, "s", "failed")
+    assert whole["scores"] == {"a": 1.0}
+    assert put(http, run, 1.0) == whole == http.get(f"/v1/trajectories/{run}").json()
+    ask(client, other, seed=3)
+    put(http, other, 0.0)
+    job = trained(http, [[run, other]])
+    assert job["result"]["metrics"]["calls_trained"] == 3
+    assert put(http, run, 1.0) == whole  # nothing new: as often as one likes
+    ask(client, run, seed=4)
+    late = http.put(f"/v1/trajectories/{run}/reward", json={"reward": 1.0})
+    assert (late.status_code, late.json()["error"]["code"]) == (409, "conflict")
+    said = late.json()["error"]["message"]
+    assert "1 calls were tagged" in said and job["id"] in said and "an id of their own" in said
+    assert http.get(f"/v1/trajectories/{run}").json() == whole
+
+
+def test_a_run_that_was_sent_whole_is_not_assembled(
+    http: httpx.Client, art_server: LiveServer
+) -> None:
+    client, run = client_of(art_server), new_id("t")
+    reply = ask(client, run)
+    ask(client, run)
+    sent = {"id": run, "turns": [{"call_id": reply.id, "node": "writer"}]}
+    assert http.post("/v1/trajectories", json=sent).json()["stored"]
+    assert turns(put(http, run)) == [(reply.id, None, None)]

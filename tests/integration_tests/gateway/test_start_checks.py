@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvicorn
@@ -16,9 +17,10 @@ from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
 from langchain_art_server.__main__ import cli
 from langchain_art_server.backends.models.base_weights import read_config
-from langchain_art_server.config import load_settings
+from langchain_art_server.config import Settings, load_settings
 from langchain_art_server.gateway.http_protocol import DeadlineHttp
 from langchain_art_server.gateway.request_watch import answer_while_loading, is_loading
+from langchain_art_server.gateway.service import Service
 from langchain_art_server.start_checks import check_model
 from langchain_art_server.storage.schema import connect
 from tests.support.hot_swap import train_once
@@ -26,6 +28,22 @@ from tests.support.live_server import BASE_MODEL, REPO, ForkedServer, LiveServer
 from tests.support.stub_engines import StubServer
 
 NOWHERE = ("./no/such/model", "/no/such", "~/model", "a/b/c", "../no/x")
+
+
+@pytest.mark.parametrize("blocked", ["nowhere", "adapters", "lock"])
+def test_a_data_directory_that_cannot_be_written_to_is_refused(
+    tmp_path: Path, blocked: str
+) -> None:
+    """By a file where a directory must be, or the reverse, which stop root too."""
+    data = tmp_path / "data" if blocked != "nowhere" else Path("/proc/nowhere/data")
+    if blocked == "lock":
+        (data / "lock").mkdir(parents=True)
+    elif blocked == "adapters":
+        data.mkdir()
+        (data / "adapters").write_text("")
+    engine = cast("Any", None)
+    with pytest.raises(ConfigError, match=r"got data_dir='.*', expected a directory that this"):
+        Service(Settings(model="none", data_dir=data), engine, engine)
 
 
 @pytest.fixture

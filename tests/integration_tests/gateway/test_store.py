@@ -4,16 +4,20 @@ import asyncio
 import math
 import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from langchain_art.client.async_client import AsyncArtClient
+from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import Conflict, Damaged, EngineUnavailable, InvalidRequest, NotFound
 from langchain_art.wire import (
     AttemptOutcome,
@@ -25,11 +29,14 @@ from langchain_art.wire import (
     QueuedRollout,
     Review,
     ReviewTraining,
+    Reward,
     RolloutBatch,
     TrainRequest,
     Trajectory,
+    Turn,
 )
 from langchain_art.wire.trajectories import EVALUATION
+from langchain_art_server.storage import queries
 from langchain_art_server.storage.deletions import MAX_PINNED
 from langchain_art_server.storage.fleet import PolicyLeases
 from langchain_art_server.storage.job_store import ReviewStep
@@ -48,6 +55,7 @@ from langchain_art_server.storage.tables import (
     CallRecord,
 )
 from tests.support import call_records
+from tests.support.live_server import LiveServer
 from tests.support.postgres import Postgres
 from tests.support.soak import count, share
 
@@ -173,19 +181,7 @@ async def test_a_row_that_the_disk_changed_is_refused_by_name(store: Store) -> N
         if table in (SCHEMA, RUN_CALLS, RUN_MARKS, CALL_IMAGES):
             continue
         keys = {"id", "number", *(column.name for column in table.primary_key)}
-        names = [
-            "'c-1'",
-            "'t-1'",
-            "'p'",
-            "'job",
-            "'key-",
-            "'r-1'",
-            "'b-1'",
-            "'i-1'",
-            "'w-1'",
-            "'s'",
-            "1",
-        ]
+        names = ["'c-1'", "'t-1'", "'p'", "'job", "'key-", "'r-1'", "'b-1'", "'i-1'", "'w-1'"]
         named = "|".join(f"{table.info['kind']} {name}" for name in [*names, "'s'", "1"])
         for column in table.columns:
             # Another key, and a trajectory or policy that a query asks for, is another row.
@@ -257,6 +253,7 @@ async def test_so_many_versions_of_a_policy_are_pinned_and_no_more(store: Store)
                     policy=policy, version=version, name=name, parent=None, created_at=1.0, bytes=1
                 )
             )
+    assert await store.stored_bytes() == await store.size() + 2 * (MAX_PINNED + 1)
     for version in range(MAX_PINNED):
         await store.set_pinned("p", version, True)
     with pytest.raises(
@@ -271,53 +268,17 @@ async def test_so_many_versions_of_a_policy_are_pinned_and_no_more(store: Store)
     assert pinned == list(range(1, MAX_PINNED + 1))
 
 
-async def test_calls_are_numbered_as_they_begin_over_restarts(database_url: str) -> None:
-    numbers: list[int] = []
-    for _ in range(3):
-        store = Store(database_url)
-        numbers += [store.next_began(), store.next_began()]
-        store.close()
-    assert numbers == sorted(set(numbers))
-
-
-async def test_a_call_id_used_twice_fails_alone_or_says_so(store: Store) -> None:
-    await store.add_calls([record("c-1")])
-    with pytest.raises(Exception, match=r"(?i)unique"):
-        await store.add_calls([record("c-1", token_ids=[9, 9])])
-    assert (await store.call("c-1")).token_ids == [4, 5]
-
-
-async def trained(store: Store, run: str, policy: str, job: str) -> None:
-    request = TrainRequest(policy=policy, groups=((run,),))
-    await store.jobs.add(job, f"key of {job}", request, [], 9)
-    await store.jobs.finish(job, None, None, trained=[run])
-
-
-async def test_an_id_with_a_nul_names_nothing(store: Store) -> None:
-    for read in (store.trajectory, store.call, store.jobs.get):
-        with pytest.raises((NotFound, InvalidRequest)):
-            await read("a\0b")
-
-
-async def test_each_policy_trains_a_run_once(store: Store) -> None:
-    await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
-    await trained(store, "t-1", "writer", "job-1")
-    await trained(store, "t-1", "critic", "job-2")
-    found = await store.trajectories(["t-1", "t-2"])
-    assert found["t-1"].trained_by == {"critic": "job-2", "writer": "job-1"}
-    assert found["t-2"].trained_by == {}
-    with pytest.raises(Conflict, match="twice"):  # and the whole of the job's end is undone
-        await trained(store, "t-1", "writer", "job-3")
-    assert (await store.jobs.get("job-3")).state == "queued"
-
-
-async def test_each_call_is_trained_once_unless_a_job_asks_for_another_pass(store: Store) -> None:
+async def test_each_run_and_call_is_trained_once_unless_it_is_asked_for(
+    store: Store,
+) -> None:
     await store.add_trajectories([Trajectory(id="t-1"), Trajectory(id="t-2")])
     for job in ("job-1", "job-2", "job-3"):
         await store.jobs.add(job, job, TrainRequest(policy="p", groups=(("t-1",),)), [], 9)
     await store.jobs.finish("job-1", None, None, trained=["t-1"], calls=["c-1", "c-2"])
-    with pytest.raises(Conflict, match="twice"):
-        await store.jobs.finish("job-2", None, None, trained=["t-2"], calls=["c-2", "c-3"])
+    for runs, calls in ((["t-2"], ["c-2", "c-3"]), (["t-1"], ["c-9"])):
+        with pytest.raises(Conflict, match="twice"):
+            await store.jobs.finish("job-2", None, None, trained=runs, calls=calls)
+    assert (await store.jobs.get("job-2")).state == "queued"  # the whole of its end is undone
     first = {"c-1": {"job-1"}, "c-2": {"job-1"}}
     assert await store.jobs.trained_calls(["c-1", "c-2", "c-3"], "p") == first
     assert await store.jobs.trained_calls(["c-1", "c-2"], "q") == {}
@@ -326,16 +287,6 @@ async def test_each_call_is_trained_once_unless_a_job_asks_for_another_pass(stor
     marks = {"c-1": {"job-1"}, "c-2": {"job-1", "job-3"}, "c-3": {"job-3"}}
     assert await store.jobs.trained_calls(marks, "p") == marks
     assert (await store.trajectory("t-1")).trained_by == {"p": "job-3"}
-
-
-async def test_events_are_numbered(store: Store) -> None:
-    for text in ("a", "b", "c"):
-        await store.jobs.add_event("job-1", text)
-    page = await store.jobs.events("job-1", 1, 9)
-    assert [(e.seq, e.message) for e in page.items] == [(2, "b"), (3, "c")]
-    assert not page.has_more
-    first = await store.jobs.events("job-1", 0, 2)
-    assert ([e.seq for e in first.items], first.last_id, first.has_more) == ([1, 2], "2", True)
 
 
 async def test_a_store_that_cannot_write_acknowledges_nothing(tmp_path: Path) -> None:
@@ -365,3 +316,150 @@ async def test_text_that_postgresql_does_not_take_is_refused_alone(postgres: Pos
         await store.add_trajectories([Trajectory(id="t-1")], group_id="a\0b")
     assert await store.add_trajectories([Trajectory(id="t-1")], group_id="a") == 1
     store.close()
+
+
+async def add_calls(store: Store, **tagged_with: str | None) -> None:
+    tags = {name: CallTags(trajectory_id=run) for name, run in tagged_with.items()}
+    await store.add_calls([call_records.record(name, tags=tag) for name, tag in tags.items()])
+
+
+def run(name: str, *calls: str) -> Trajectory:
+    turns = tuple(Turn(call_id=call) for call in calls)
+    return Trajectory(id=name, turns=turns, metadata={"filler": "x" * 1000})
+
+
+async def test_a_page_ends_with_so_many_bytes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.add_trajectories([run(f"t-{n}") for n in range(7)])
+    for most, after, expected in ((2500, None, (2, "t-5", True)), (10, "t-1", (1, "t-0", False))):
+        monkeypatch.setattr(queries, "MAX_PAGE_BYTES", most)
+        page = await store.recent_trajectories(7, after=after)
+        assert (len(page.items), page.last_id, page.has_more) == expected
+    with pytest.raises(InvalidRequest, match="begin again"):
+        await store.recent_trajectories(7, after="t-9")
+
+
+async def test_a_run_is_deleted_with_the_calls_that_no_other_run_has(store: Store) -> None:
+    await add_calls(store, own="a", shared="a", untagged=None, of_another="b")
+    await store.add_trajectories([run("a", "own", "shared", "untagged", "of_another")])
+    await store.add_trajectories([run("c", "shared")])
+    await store.delete_trajectory("a")
+    assert set(await store.calls(["own", "shared", "untagged", "of_another"])) == {
+        "shared",
+        "of_another",
+    }
+    with pytest.raises(NotFound):
+        await store.trajectory("a")
+    with pytest.raises(NotFound):
+        await store.delete_trajectory("a")
+    await store.delete_trajectory("c")
+    await store.delete_trajectory("b")  # only its call is there
+    assert await store.calls(["shared", "of_another"]) == {}
+    await store.add_trajectories([run("a", "own")])  # the id is free again
+
+
+async def test_an_assembled_run_has_the_calls_it_was_assembled_from(store: Store) -> None:
+    await add_calls(store, first="a", second="a", foreign=None)
+    await store.set_reward("a", Reward(reward=1.0), run("a", "first"))
+    await store.set_reward("a", Reward(reward=1.0), run("a", "first", "foreign"))
+    await store.delete_trajectory("a")
+    assert await store.calls(["first", "second", "foreign"]) == {}
+
+
+def said(id_: str, run: str, value: float | None = 1.0, **more: Any) -> Review:
+    base = {"source": "langfuse", "kind": "reward", "name": "human_reward", "at": 1.0}
+    return Review(**(base | {"id": id_, "trajectory": run, "value": value} | more))
+
+
+async def everything(store: Store, **which: Any) -> list[Review]:
+    found = await store.reviews.page(1000, **which)
+    return [Review.model_validate_json(one) for one in found.items]
+
+
+async def test_of_two_revisions_the_later_one_holds_whatever_comes_first(store: Store) -> None:
+    await store.add_trajectories([Trajectory(id="t-1")])
+    first, second = said("r-1", "t-1"), said("r-1", "t-1", 0.0, at=2.0)
+    fates: list[dict[str, Any]] = []
+    for one in (first, first, second, first, second):
+        kept = await store.reviews.put([one])
+        fates.append(kept.model_dump(exclude_defaults=True))
+    expected = ("new", "unchanged", "revised", "outdated", "unchanged")
+    assert fates == [{fate: 1} for fate in expected]
+    assert await everything(store) == [second]
+    same_time = said("r-1", "t-1", 0.25, at=2.0)
+    assert (await store.reviews.put([same_time])).revised == 1
+    other = said("r-1", "t-1", source="page")  # ids are each source's own
+    assert (await store.reviews.put([other])).new == 1
+    assert await everything(store) == [same_time, other]
+
+
+async def test_what_is_about_nothing_known_is_refused_and_the_rest_is_kept(store: Store) -> None:
+    turn = Turn(call_id="c-1", reply={"role": "assistant", "content": "x"})
+    await store.add_trajectories([Trajectory(id="t-1", turns=(turn,))])
+    sent = [
+        said("a", "t-1"),
+        said("b", "t-2"),
+        said("c", "t-1", call_id="c-1"),
+        said("d", "t-1", call_id="c-9"),
+    ]
+    kept = await store.reviews.put(sent)
+    assert kept.new == 2
+    assert [(one.id, one.reason) for one in kept.refused] == [
+        ("b", "unknown_trajectory"),
+        ("d", "unknown_call"),
+    ]
+    await store.add_trajectories([Trajectory(id="t-2")])
+    kept = await store.reviews.put(sent)
+    assert (kept.new, kept.unchanged, len(kept.refused)) == (1, 2, 1)
+
+
+async def test_lists_are_of_runs_and_not_of_what_a_correction_is_trained_with(store: Store) -> None:
+    halves = [f"{kind}:{'a' * 32}" for kind in ("call", "correction")]
+    await store.add_trajectories([Trajectory(id=one) for one in (*halves, "call:mine", "t-1")])
+    found = await store.recent_trajectories(10)
+    assert [Trajectory.model_validate_json(one).id for one in found.items] == ["t-1", "call:mine"]
+    assert [one.id for one in (await store.runs.page(RunsQuery())).runs] == ["t-1", "call:mine"]
+    [known] = (await store.recent_trajectories(10, prefix="call:aa")).items
+    assert Trajectory.model_validate_json(known).id == halves[0]
+
+
+async def test_both_clients_put_and_read_reviews_of_real_calls(
+    art_server: LiveServer, http: httpx.Client, client: ArtClient
+) -> None:
+    run = f"reviewed-{uuid.uuid4().hex}"
+    asked = {
+        "model": art_server.policy,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 2,
+        "art": {"trajectory_id": run},
+    }
+    call = http.post("/v1/chat/completions", json=asked).raise_for_status().json()["id"]
+    answer = {"role": "assistant", "content": "Hello"}
+    corrected = said(
+        f"c-{run}", run, None, kind="correction", name="output", call_id=call, correction=answer
+    )
+    lost = said("lost", "nobody")
+    kept = client.put_reviews([said(f"r-{run}", run), corrected, lost])
+    assert (kept.new, [one.id for one in kept.refused]) == (2, ["lost"])
+    assert client.reviews(run=run) == [said(f"r-{run}", run), corrected]
+    async with AsyncArtClient(art_server.base_url) as twin:
+        many = [said(f"many-{run}-{i}", run) for i in range(1500)]
+        assert (await twin.put_reviews(many)).new == 1500
+        logged = await twin.actions(1)
+        assert (await twin.put_reviews(many)).unchanged == 1500
+        assert await twin.actions(1) == logged and logged[0].subject == run
+        mine = await twin.reviews(policy=art_server.policy, source="langfuse")
+        assert {one.id for one in many} <= {one.id for one in mine}
+        assert await twin.reviews(policy="nobody") == []
+        await twin.delete_trajectory(run)  # its reviews go with it
+        assert await twin.reviews(run=run) == []
+    unsaid = corrected.model_dump() | {"correction": None}
+    refused = http.put("/v1/reviews", json={"reviews": [unsaid]})
+    assert_refused(refused, "with kind='correction'")
+    too_many = [said(f"{i}", run).model_dump() for i in range(1001)]
+    assert_refused(http.put("/v1/reviews", json={"reviews": too_many}), "1000")
+
+
+def assert_refused(answer: httpx.Response, words: str) -> None:
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text

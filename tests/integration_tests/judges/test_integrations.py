@@ -73,37 +73,25 @@ def test_openevals_a_group_gives_a_list_and_a_run_gives_one_result() -> None:
     ]
     single = openevals_evaluator(ACCURACY)(outputs="x", reference_outputs={"answer": "x"})
     assert single["metadata"] == {"parts": {"accuracy": 1.0}}  # type: ignore[call-overload]
-
-
-def test_openevals_simulations_take_our_evaluators() -> None:
-    found = run_multiturn_simulation(
-        app=lambda message, *, thread_id: {"role": "assistant", "content": "14 March"},
-        user=["When is the audit?"],
-        max_turns=1,
-        trajectory_evaluators=[openevals_evaluator(ACCURACY)],
-        reference_outputs="14 March",
-    )
-    (result,) = found["evaluator_results"]
-    assert (result["key"], result["score"]) == ("criteria", 1.0)
-
-
-async def test_openevals_asynchronous_simulations_too() -> None:
-    async def app(message: Any, *, thread_id: str) -> dict[str, str]:
-        return {"role": "assistant", "content": "15 March"}
-
-    found = await run_multiturn_simulation_async(
-        app=app,
-        user=["When is the audit?"],
-        max_turns=1,
-        trajectory_evaluators=[async_openevals_evaluator(ACCURACY)],
-        reference_outputs="14 March",
-    )
-    assert [result["score"] for result in found["evaluator_results"]] == [0.0]
-
-
-def test_openevals_what_could_not_be_scored_has_no_score() -> None:
     results = openevals_evaluator(Says("judge", None, 0.5))(outputs=["a", "b"])
     assert [result["score"] for result in results] == [None, 0.5]  # type: ignore[index]
+
+
+async def test_openevals_simulations_take_our_evaluators() -> None:
+    def app(message: Any, *, thread_id: str) -> dict[str, str]:
+        return {"role": "assistant", "content": "14 March"}
+
+    async def later(message: Any, *, thread_id: str) -> dict[str, str]:
+        return app(message, thread_id=thread_id)
+
+    asked: dict[str, Any] = {"user": ["When?"], "max_turns": 1, "reference_outputs": "14 March"}
+    judges: Any = openevals_evaluator(ACCURACY), async_openevals_evaluator(ACCURACY)
+    found = run_multiturn_simulation(app=app, trajectory_evaluators=[judges[0]], **asked)
+    more = await run_multiturn_simulation_async(
+        app=later, trajectory_evaluators=[judges[1]], **asked
+    )
+    results = [*found["evaluator_results"], *more["evaluator_results"]]
+    assert [(one["key"], one["score"]) for one in results] == [("criteria", 1.0)] * 2
 
 
 async def test_openevals_rulers_are_made_as_its_judges_are() -> None:
@@ -111,9 +99,8 @@ async def test_openevals_rulers_are_made_as_its_judges_are() -> None:
     results = create_ruler(judge=RankingJudge(), feedback_key="quality", passes=1)(**asked)
     expected = [("quality", 0.4, "says 14 May"), ("quality", 1.0, "says 14 March")]
     assert [(r["key"], r["score"], r["comment"]) for r in results] == expected  # type: ignore[index]
-    assert (
-        await create_async_ruler(judge=RankingJudge(), feedback_key="quality")(**asked) == results
-    )
+    later = create_async_ruler(judge=RankingJudge(), feedback_key="quality")
+    assert await later(**asked) == results
     with pytest.raises(ConfigError, match="expected one of them"):
         create_ruler()
     with pytest.raises(ConfigError, match="expected one of them"):
@@ -124,28 +111,25 @@ def test_openevals_parameters_of_its_judges_are_ours() -> None:
     """Each of `create_llm_as_judge` that says what is asked and what comes back."""
     judge = ScriptedJudge(answer=literal)
     asked: Any = {"inputs": "When?", "outputs": ["GOOD", "BAD"]}
-    given: dict[str, Any] = {"judge": judge, "feedback_key": "quality", "passes": 1}
 
-    def scores(**options: Any) -> list[Any]:
-        return [result["score"] for result in create_ruler(**given, **options)(**asked)]  # type: ignore[index]
+    def told(key: str = "score", **options: Any) -> list[Any]:
+        made: Any = create_ruler(judge=judge, feedback_key="quality", passes=1, **options)
+        return [result[key] for result in made(**asked)]
 
-    assert scores(continuous=True) == [0.9, 0.1]
-    assert scores(continuous=False) == [True, False]
-    assert scores(choices=[0.0, 0.5, 1.0]) == [1.0, 0.0]
-    results = create_ruler(**given, use_reasoning=False)(**asked)
-    assert [result["comment"] for result in results] == [None, None]  # type: ignore[index]
-    judge.said.clear()
-    scores(prompt="Compare {outputs} for {inputs}.", system="You know dates.")
-    assert "You know dates.\n\nCompare (the runs) for (the task)." in judge.said[0][0].text
-    for wrong in ({"rubric": "x"}, {"prompt": None}, {"choices": []},
-                  {"choices": [1.0], "continuous": False}):  # fmt: skip
+    assert told(continuous=True) == [0.9, 0.1]
+    assert told(continuous=False) == [True, False]
+    assert told(choices=[0.0, 0.5, 1.0]) == [1.0, 0.0]
+    assert told("comment", use_reasoning=False) == [None, None]
+    told(prompt="Compare {outputs} for {inputs}.", system="You know dates.")
+    assert "You know dates.\n\nCompare (the runs) for (the task)." in judge.said[-1][0].text
+    for wrong in ({"rubric": "x"}, {"choices": []}, {"choices": [1.0], "continuous": False}):
         with pytest.raises(ConfigError):
-            create_ruler(**given, **wrong)
+            told(**wrong)
     theirs = set(inspect.signature(create_llm_as_judge).parameters)
     ours = set(inspect.signature(create_ruler).parameters) - {"options"}
-    assert ours <= theirs
     # What RULER decides itself: its reply's schema, and how a judge is shown examples.
-    assert theirs - ours == {"few_shot_examples", "output_schema", "structured_output_kwargs"}
+    missing = {"few_shot_examples", "output_schema", "structured_output_kwargs"}
+    assert ours <= theirs and theirs - ours == missing
 
 
 def test_openevals_an_evaluator_is_called_as_it_is() -> None:
@@ -182,27 +166,15 @@ def test_langsmith_rows(examples: list[schemas.Example]) -> None:
     assert rows(lambda inputs: {"output": "15 March"}, examples, ruler)[0][:2] == ("ruler", 0.4)
     messages = {"messages": [{"role": "assistant", "content": "15 March"}]}
     assert rows(lambda inputs: messages, examples, row_evaluator(ACCURACY))[0][1] == 0.0
-
-
-def test_langsmith_rows_of_several_candidates(examples: list[schemas.Example]) -> None:
-    judge = Nearest()
-    found = rows(
-        lambda inputs: {"answers": ["14 March", "May"]},
-        examples,
-        row_evaluator(judge, candidates="answers"),
-    )
+    broken = Says("judge", error=no_verdict())
+    for judge in (row_evaluator(broken), broken):
+        [(key, score, comment)] = rows(lambda inputs: {"output": "x"}, examples, judge)
+        assert (key, score) == ("judge", None) and "the judge gave no verdict" in comment
+    nearest = Nearest()
+    answers = {"answers": ["14 March", "May"]}
+    found = rows(lambda inputs: answers, examples, row_evaluator(nearest, candidates="answers"))
     assert found == [("nearest_1", 1.0, "said 14 March"), ("nearest_2", 0.1875, "said May")]
-    assert judge.groups[0].metadata["scenario"]["input"] == {"question": "When?"}
-
-
-@pytest.mark.parametrize("made", [lambda judge: judge, row_evaluator])
-def test_langsmith_files_what_failed_under_the_evaluators_name(
-    examples: list[schemas.Example], made: Any
-) -> None:
-    broken = made(Says("judge", error=no_verdict()))
-    found = rows(lambda inputs: {"output": "x"}, examples, broken)
-    assert [(key, score) for key, score, _ in found] == [("judge", None)]
-    assert "the judge gave no verdict" in found[0][2]
+    assert nearest.groups[0].metadata["scenario"]["input"] == {"question": "When?"}
 
 
 async def test_langsmiths_client_takes_an_evaluator_as_it_is(
@@ -220,26 +192,30 @@ async def test_langsmiths_client_takes_an_evaluator_as_it_is(
     assert scores == [("criteria", 1.0), ("criteria/accuracy", 1.0), ("judge", None)]
 
 
-def test_langsmith_compares_experiments() -> None:
-    experiments = {
-        str(uuid.uuid4()): [{"output": "14 March"}, {"output": None}],
-        str(uuid.uuid4()): [{"role": "assistant", "content": "14 Marches"}],
-    }
-    judge = Nearest()
+def compared(*outputs: list[dict[str, Any]], judge: Any) -> tuple[dict[str, Any], str, list[Any]]:
+    """LangSmith's comparison of experiments with these outputs: scores, a comment, feedback."""
+    experiments = {str(uuid.uuid4()): one for one in outputs}
     with Hosted(experiments) as hosted:
-        client = langsmith.Client(api_url=hosted.url, api_key="none")
         results = evaluate_comparative(
             tuple(uuid.UUID(one) for one in experiments),  # type: ignore[arg-type]
-            evaluators=[comparative_evaluator(judge)],
-            client=client,
+            evaluators=[judge],
+            client=langsmith.Client(api_url=hosted.url, api_key="none"),
             max_concurrency=0,
         )
-        compared = results[uuid.UUID(EXAMPLE)]["feedback.nearest"]
-        feedback = hosted.posted("/feedback")
-    assert {str(id): score for id, score in compared.scores.items()} == {
-        run_id(0): 1.0,
-        run_id(10): 0.5,  # the longest; the run without an output has no score
-    }
+        found = results[uuid.UUID(EXAMPLE)]["feedback.nearest"]
+        scores = {str(id): score for id, score in found.scores.items()}
+        return scores, str(found.comment), hosted.posted("/feedback")
+
+
+def test_langsmith_compares_experiments() -> None:
+    judge = Nearest()
+    scores, _, feedback = compared(
+        [{"output": "14 March"}, {"output": None}],
+        [{"role": "assistant", "content": "14 Marches"}],
+        judge=comparative_evaluator(judge),
+    )
+    # The longest has 0.5; the run without an output has no score.
+    assert scores == {run_id(0): 1.0, run_id(10): 0.5}
     assert sorted((one["run_id"], one["score"], one["comment"]) for one in feedback) == [
         (run_id(0), 1.0, "said 14 March"),
         (run_id(10), 0.5, "said 14 Marches"),
@@ -264,37 +240,19 @@ class Broken(Nearest):
 
 @pytest.mark.parametrize("made", [lambda judge: judge, comparative_evaluator])
 def test_langsmith_a_group_that_failed_leaves_the_comparison(made: Any) -> None:
-    experiments = {
-        str(uuid.uuid4()): [{"output": "x"}],
-        str(uuid.uuid4()): [{"output": "14 March"}],
-    }
-    for asked, scored in (
-        ("When is the audit?", {}),
-        ("other", {run_id(0): 0.0625, run_id(10): 1.0}),
-    ):
-        with Hosted(experiments) as hosted:
-            results = evaluate_comparative(
-                tuple(uuid.UUID(one) for one in experiments),  # type: ignore[arg-type]
-                evaluators=[made(Broken(asked))],
-                client=langsmith.Client(api_url=hosted.url, api_key="none"),
-                max_concurrency=4,
-            )
-            compared = results[uuid.UUID(EXAMPLE)]["feedback.nearest"]
-        assert {str(id): score for id, score in compared.scores.items()} == scored
-        assert scored or "the judge gave no verdict" in str(compared.comment)
+    outputs = [{"output": "x"}], [{"output": "14 March"}]
+    scores, comment, _ = compared(*outputs, judge=made(Broken("When is the audit?")))
+    assert not scores and "the judge gave no verdict" in comment
+    scores, _, _ = compared(*outputs, judge=made(Broken("other")))
+    assert scores == {run_id(0): 0.0625, run_id(10): 1.0}
 
 
 def experiment(client: Langfuse, **evaluators: Any) -> Any:
     answers = iter(["14 March", "in May", "April"])
     asked = {"input": "When is the audit?", "expected_output": "14 March"}
     other = {"input": "When is the party?", "expected_output": "April"}
-    return client.run_experiment(
-        name="mails",
-        data=[asked, asked, other],
-        task=lambda *, item, **_: next(answers),
-        max_concurrency=1,
-        **evaluators,
-    )
+    options = {"task": lambda *, item, **_: next(answers), "max_concurrency": 1, **evaluators}
+    return client.run_experiment(name="mails", data=[asked, asked, other], **options)
 
 
 @pytest.fixture
@@ -320,17 +278,12 @@ def test_langfuse_runs_of_one_input_are_a_group(langfuse: Langfuse, hosted: Host
     assert [len(group.trajectories) for group in judge.groups] == [2, 1]
     assert evaluated(found.item_results) == [{"nearest": 1.0}, {"nearest": 0.375}, {"nearest": 1.0}]
     summary = {one.name: one.value for one in found.run_evaluations}
-    assert summary == {
-        "nearest_mean": pytest.approx(2.375 / 3),
-        "nearest_spread": pytest.approx(0.625 / 2),
-    }
+    mean, spread = pytest.approx(2.375 / 3), pytest.approx(0.625 / 2)
+    assert summary == {"nearest_mean": mean, "nearest_spread": spread}
     langfuse.flush()
     sent = [one for batch in hosted.posted("/api/public/scores") for one in batch]
     by_trace = {one["traceId"]: one["value"] for one in sent if one["name"] == "nearest"}
-    assert by_trace == {
-        result.trace_id: value
-        for result, value in zip(found.item_results, (1.0, 0.375, 1.0), strict=True)
-    }
+    assert [by_trace[one.trace_id] for one in found.item_results] == [1.0, 0.375, 1.0]
 
 
 @pytest.mark.parametrize("made", [lambda judge: judge, item_evaluator])

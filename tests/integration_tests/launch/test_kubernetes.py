@@ -47,7 +47,6 @@ def templates(name: str) -> list[dict[str, Any]]:
 
 
 def refused(folder: Path, documents: list[dict[str, Any]]) -> str:
-    """What Kubernetes' schemas have against objects; unknown fields are refused, too."""
     file = folder / "objects.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     argv = [kubernetes_python(), "-m", "kubernetes_validate", "--strict", "-k", "1.37.0", file]
@@ -92,7 +91,6 @@ def test_the_server_takes_their_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [file.name for file in FILES])
 def test_pods_are_what_the_image_is(name: str) -> None:
-    """Its user, its port, folders that belong to its user."""
     [user] = re.findall(r"^USER (\d+)$", IMAGE, re.MULTILINE)
     folders = {*owned(REPO / "server/Dockerfile"), PurePosixPath("/dev/shm")}
     for template in templates(name):
@@ -139,7 +137,6 @@ def test_services_and_claims_are_there() -> None:
 
 
 def test_the_job_on_ray_is_a_command_of_the_server() -> None:
-    """Its options are read by the server's own parser, as the container's shell gives them."""
     words = documents("ray.yaml")["RayJob"]["spec"]["entrypoint"].split()
     assert words[:3] == ["python", "-m", "langchain_art_server"]
     command = typer.main.get_command(server_cli)

@@ -22,7 +22,6 @@ PARSER = Path(__file__).with_name("sky_task.py")
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """For SkyPilot, whose state is under HOME."""
     more = {"HOME": str(tmp_path), "ART_API_KEY": KEY, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     return os.environ | more
 
@@ -45,17 +44,6 @@ def test_plain_sky_takes_the_file(env: dict[str, str]) -> None:
     assert found["secrets"] == {"ART_API_KEY": KEY}
     assert found["envs"]["MODEL"] == "Qwen/Qwen3-8B"
     assert "requirements/gpu.txt" in found["setup"] and "langchain_art_server" in found["run"]
-
-
-def test_its_options_override_the_file(env: dict[str, str]) -> None:
-    argv = ["launch", "-c", "mine", "-d", "--secret", "ART_API_KEY", "--gpus", "H200:2"]
-    argv += ["--env", "POLICIES=a b", "--env", "IDLE_MINUTES=5", "--infra", "aws", "--use-spot"]
-    found = parsed(env, [*argv, YAML])
-    assert found["cluster"] == "mine" and found["workdir"] == "."
-    assert (found["accelerators"], found["cloud"]) == ({"H200": 2}, "AWS")
-    told = {name: found["envs"][name] for name in ("POLICIES", "IDLE_MINUTES", "MODEL")}
-    assert told == {"POLICIES": "a b", "IDLE_MINUTES": "5", "MODEL": "Qwen/Qwen3-8B"}
-    assert found["secrets"] == {"ART_API_KEY": KEY}
 
 
 @pytest.mark.parametrize(

@@ -133,22 +133,9 @@ def test_a_tenants_key_sees_its_own_numbers_and_no_others(scraped: Scraped) -> N
     assert scraped.samples("ana").keys() == mine.keys(), "admin of a tenant"
 
 
-def test_other_keys_see_none(scraped: Scraped) -> None:
-    with scraped.http("bob") as http:
-        assert http.get("/metrics").status_code == 403
-        assert http.get("/metrics", headers={"Authorization": ""}).status_code == 401
-    with scraped.http("prometheus") as http:
-        for path in ("/status", "/v1/models", "/v1/jobs", "/v1/keys"):
-            assert http.get(path).status_code == 403, path
-
-
 def test_no_label_has_an_id_or_a_key_in_it(scraped: Scraped) -> None:
-    values = {
-        value
-        for of in scraped.samples("prometheus").values()
-        for labels, _ in of
-        for value in labels.values()
-    }
+    samples = [one for of in scraped.samples("prometheus").values() for one in of]
+    values = {value for labels, _ in samples for value in labels.values()}
     assert not [value for value in values if re.search(r"job-|chatcmpl|swap-|equal-|@", value)]
     assert not values & set(scraped.keys.values())
 
@@ -199,33 +186,19 @@ def wrong(query: str, labels_of: dict[str, set[str]]) -> list[str]:
     return found
 
 
-def test_each_query_of_the_dashboard_names_what_the_server_has(scraped: Scraped) -> None:
+def test_each_query_and_legend_of_the_dashboard_names_what_the_server_has(scraped: Scraped) -> None:
     seen = scraped.samples("prometheus")
     labels_of = {
         name: set.union(*(set(labels) for labels, _ in samples)) for name, samples in seen.items()
     }
     assert {query: bad for query in queries() if (bad := wrong(query, labels_of))} == {}
-    # The check itself finds what is wrong.
-    assert wrong("sum by (x) (rate(nothing_total[5m]))", labels_of) == [
-        "nothing_total",
-        "nothing_total by x",
-    ]
-    assert wrong('langchain_art_ready{x="y"}', labels_of) == ["langchain_art_ready.x"]
-    with pytest.raises(ValueError, match="parenthesis"):
-        wrong("rate(langchain_art_ready[5m]", labels_of)
-
-
-def test_each_legend_names_labels_that_its_query_leaves(scraped: Scraped) -> None:
-    seen = scraped.samples("prometheus")
-    board = json.loads(DASHBOARD.read_text())
-    for panel in board["panels"]:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
-            asked = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
-            grouped = [n for n in parts(parsed(target["expr"])) if hasattr(n, "modifier")]
-            sums = [n for n in grouped if isinstance(n, promql_parser.AggregateExpr) and n.modifier]
-            kept = set(sums[0].modifier.labels) if sums else None
-            name = selected(parsed(target["expr"]))[0].name
-            assert asked <= (kept or set(seen[name][0][0])), target["expr"]
+            query = parsed(target["expr"])
+            sums = [one for one in parts(query) if isinstance(one, promql_parser.AggregateExpr)]
+            kept = [one.modifier.labels for one in sums if one.modifier]
+            known = kept[0] if kept else labels_of[selected(query)[0].name]
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= {*known}, target
 
 
 def test_the_documentation_lists_every_metric(scraped: Scraped) -> None:

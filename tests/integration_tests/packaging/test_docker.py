@@ -23,7 +23,6 @@ KEY = new_api_key()
 
 
 def instructions(file: str) -> list[tuple[str, str]]:
-    """Instruction and the rest, continuation lines joined, comments left out."""
     text = "\n".join(line for line in (REPO / file).read_text().splitlines() if line[:1] != "#")
     lines = re.sub(r"\\\n\s*", " ", text).splitlines()
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines if line)]
@@ -62,7 +61,6 @@ def test_it_is_pinned_and_runs_as_nobody_special(file: str) -> None:
 
 
 def test_what_is_copied_is_there_and_makes_the_package(tmp_path: Path) -> None:
-    """Made of what both copy."""
     listed = (REPO / ".dockerignore").read_text().splitlines()
     copied: list[set[tuple[str, str]]] = []
     for file in FILES:
@@ -89,7 +87,6 @@ def test_what_is_copied_is_there_and_makes_the_package(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_entry_point_serves_and_its_health_check_says_when(tmp_path: Path) -> None:
-    """In both images it is the same."""
     port = str(free_port())
     place = {"python": sys.executable, "/data": str(tmp_path / "data"), "8000": port}
     [command, check, shown], other = (

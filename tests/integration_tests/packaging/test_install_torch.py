@@ -26,7 +26,6 @@ RELEASE = install_torch.PIN.read_text().rsplit("torch==", 1)[1].strip()
 
 
 def publish(folder: Path, name: str, version: str, *needs: str, size: int = 0) -> None:
-    """A package in a folder that is laid out as an index."""
     project = folder / name
     project.mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace('-', '_')}-{version}"
@@ -62,7 +61,6 @@ def pypi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def pytorch(tmp_path: Path) -> Iterator[str]:
-    """PyTorch's own index, over HTTP."""
     publish(tmp_path / "whl", "torch", f"{RELEASE}+cpu")
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     handler = functools.partial(quiet, directory=str(tmp_path / "whl"))
@@ -94,16 +92,6 @@ def test_else_what_is_fetched_is_said_with_its_size(pypi: Path) -> None:
     assert f"torch {RELEASE} from its own indexes: 2 packages, 5 MB" in words
     assert "This is the CUDA build" in words and "PIP_FIND_LINKS=… make install" in words
     assert resolved(arguments) == {"torch": RELEASE, "nvidia-cublas": "13.1"}
-
-
-def test_a_local_wheel_is_as_good(
-    pypi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(tmp_path / "links", "torch", f"{RELEASE}+cpu")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links" / "torch"))
-    arguments, words = no_gpu("http://127.0.0.1:9")
-    assert f"torch {RELEASE}+cpu" in words and "CUDA" not in words
-    assert resolved(arguments) == {"torch": f"{RELEASE}+cpu"}
 
 
 def test_a_gpu_or_another_system_takes_what_pip_has(pypi: Path, pytorch: str) -> None:

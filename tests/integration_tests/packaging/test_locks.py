@@ -27,7 +27,6 @@ def pins(extra: str) -> dict[str, str]:
 
 
 def wanted(extra: str) -> list[Requirement]:
-    """What the package and an extra ask for, the extras it is made of included."""
     found = [Requirement(line) for line in PROJECT["dependencies"]]
     todo = [extra]
     while todo:

@@ -46,14 +46,12 @@ def test_curves_move_while_a_policy_trains(watched: Watched, http: httpx.Client)
 
 
 def test_held_out_reward_and_what_the_fit_measured_are_drawn(
-    watched: Watched, http: httpx.Client
+    watched: Watched, own_policy: str, http: httpx.Client
 ) -> None:
-    policy = f"drawn-{uuid.uuid4().hex[:8]}"
     page = watched.go("overview")
-    ok(http.post("/v1/policies", json={"name": policy}))
-    evaluate(http, f"{policy}@0", {"a": 0.0, "b": 0.5})
+    evaluate(http, f"{own_policy}@0", {"a": 0.0, "b": 0.5})
     seconds = {"rollout": 12.5, "judge": 3.25}
-    job = step(http, policy, "fit-a", 1, seconds=seconds)
+    job = step(http, own_policy, "fit-a", 1, seconds=seconds)
     sampled = job["result"]["metrics"]["tokens_sampled"]
     assert sampled > 0
     for title, said in {
@@ -64,10 +62,10 @@ def test_held_out_reward_and_what_the_fit_measured_are_drawn(
         "Truncated replies": r"[\d.]+ at step 1",
         "Staleness": r"0 at step 1",
     }.items():
-        drawn = re.compile(rf"^{title}\..*{policy} · fit-a: {said}")
+        drawn = re.compile(rf"^{title}\..*{own_policy} · fit-a: {said}")
         expect(page.get_by_role("img", name=drawn)).to_be_visible()
-    evaluate(http, f"{policy}@1", {"a": 1.0, "b": 1.0})
-    last = re.compile(rf"^Held-out reward\..*{policy} · fit-a: 1 ± 0 at step 1")
+    evaluate(http, f"{own_policy}@1", {"a": 1.0, "b": 1.0})
+    last = re.compile(rf"^Held-out reward\..*{own_policy} · fit-a: 1 ± 0 at step 1")
     expect(page.get_by_role("img", name=last)).to_be_visible()  # by itself
 
 
@@ -111,18 +109,18 @@ def test_what_happens_before_the_stream_begins_is_shown(
 
 
 @pytest.mark.soak
-def test_what_a_client_says_is_text(watched: Watched, http: httpx.Client) -> None:
+def test_what_a_client_says_is_text(watched: Watched, own_policy: str, http: httpx.Client) -> None:
     """Names and reasons that clients choose are shown in the log and among what was excluded."""
     strings = some_markup_strings()
-    policy = f"text-{uuid.uuid4().hex[:8]}"
-    ok(http.post("/v1/policies", json={"name": policy}))
     page = watched.go("overview")
     hostile = dict.fromkeys(strings, True)
-    job = step(http, policy, "fit-a", 1, (0.0, 1.0), trainable=hostile)
+    job = step(http, own_policy, "fit-a", 1, (0.0, 1.0), trainable=hostile)
     assert job["result"]["excluded"], job
     said = ok(http.get(f"/v1/jobs/{job['id']}/events"))["data"]
     assert any("onerror" in one["message"] for one in said)
-    expect(page.get_by_role("alert").filter(has_text=f"{policy} · fit-a learned")).to_be_visible()
+    expect(
+        page.get_by_role("alert").filter(has_text=f"{own_policy} · fit-a learned")
+    ).to_be_visible()
     # The same in a log that stays to be read: the real job's, answered once more as running.
     facts = ok(http.get("/page/overview"))
     log = [one | {"message": f"{one['message']} {text}"} for one in said for text in strings]
@@ -160,16 +158,6 @@ def test_each_replica_of_the_sampler_is_shown(watched: Watched) -> None:
     )
 
 
-def test_what_a_view_asks_first_is_asked_once_and_with_the_session(watched: Watched) -> None:
-    """It does not wait for the view's modules, and the view does not ask a second time."""
-    asked: list[str] = []
-    watched.page.on("request", lambda sent: asked.append(sent.url.removeprefix(watched.root)))
-    page = watched.go("overview")
-    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    assert asked.count("/page/overview") == 1
-    assert asked.index("/page/overview") < asked.index("/page/static/views/overview.js")
-
-
 def test_the_overview_shows_what_workers_do(watched: Watched, client: ArtClient) -> None:
     name, batch = f"box:{uuid.uuid4().hex[:6]}", uuid.uuid4().hex
     worker, rollout = f"w-{batch}", "my_agent:<b>rollout</b>"
@@ -193,20 +181,18 @@ def test_the_overview_shows_what_workers_do(watched: Watched, client: ArtClient)
     expect(page.get_by_role("heading", name="Workers")).to_have_count(0)
 
 
-def test_what_each_node_learned_from(watched: Watched, http: httpx.Client) -> None:
-    policy = f"nodes-{uuid.uuid4().hex[:8]}"
+def test_what_each_node_learned_from(watched: Watched, own_policy: str, http: httpx.Client) -> None:
     node = markup_strings()[0][:64]
-    ok(http.post("/v1/policies", json={"name": policy}))
-    job = step(http, policy, "fit-a", 1, node=node)
+    job = step(http, own_policy, "fit-a", 1, node=node)
     report = job["result"]["nodes"][node]
-    page = watched.go(f"jobs?policy={policy}")
-    expect(page.get_by_role("heading", name=f"Nodes of {policy}, by version")).to_be_visible()
+    page = watched.go(f"jobs?policy={own_policy}")
+    expect(page.get_by_role("heading", name=f"Nodes of {own_policy}, by version")).to_be_visible()
     expect(page.locator(".legend")).to_have_text(node)
-    page.get_by_role("link", name=f"fit-a:{policy}:step:1").click()
+    page.get_by_role("link", name=f"fit-a:{own_policy}:step:1").click()
     row = page.get_by_role("table", name="").get_by_role("row").nth(1)
     expect(row).to_contain_text(node)
     cells = row.get_by_role("cell")
     expect(cells.nth(1)).to_have_text(str(report["calls"]))
     expect(cells.nth(2)).to_have_text(str(report["tokens"]))
-    expect(page.get_by_text(f"{policy}@1 serves")).to_be_visible()  # the log
+    expect(page.get_by_text(f"{own_policy}@1 serves")).to_be_visible()  # the log
     assert page.evaluate("window.pwned") is None

@@ -14,7 +14,6 @@ from tests.support.steps_of_a_fit import evaluate
 
 
 def review(page: Page, value: str) -> None:
-    """Give the run that is shown a reward."""
     form = page.get_by_role("form", name="Give a review")
     form.get_by_label("Value").fill(value)
     form.get_by_role("button", name="Say what it will do").click()

@@ -8,8 +8,11 @@ import pytest
 from playwright.sync_api import expect
 
 from langchain_art.client.sync_client import ArtClient
-from langchain_art.wire import Review
+from langchain_art.export.ids import trace_url
+from langchain_art.wire import Review, TrajectoryGroup
+from tests.conftest import LANGFUSE_PROJECT
 from tests.support.browser import Watched
+from tests.support.drawn_runs import drawn_run
 from tests.support.live_server import LiveServer
 from tests.support.markup_strings import some_markup_strings
 from tests.support.reviewed_runs import MakeRuns
@@ -93,6 +96,8 @@ def test_a_run_that_is_deleted_while_it_is_watched(
     expect(page.get_by_role("heading", name="No such run is stored here")).to_be_visible()
 
 
+#: Names that JavaScript's objects have already.
+NAMES = ("constructor", "__proto__", "toString", "valueOf")
 #: Calls of one run, each with one of the strings.
 CALLS = 25
 
@@ -132,7 +137,7 @@ def hostile_run(name: str, texts: list[str]) -> dict[str, Any]:
 
 @pytest.mark.soak
 def test_what_models_tools_and_judges_say_is_text(watched: Watched, http: httpx.Client) -> None:
-    strings = some_markup_strings()
+    strings = [*some_markup_strings(), *NAMES]
     group = f"h-{uuid.uuid4().hex}"
     parts = [strings[at : at + CALLS] for at in range(0, len(strings), CALLS)]
     runs = [hostile_run(f"{group}-{index}", texts) for index, texts in enumerate(parts)]
@@ -186,3 +191,45 @@ def test_a_run_is_listed_and_read_while_it_runs(
     watched.go("runs")
     expect(page.get_by_role("region", name="Runs").get_by_text(run)).to_be_visible()
     expect(page.get_by_role("region", name="Running").get_by_text(run)).to_have_count(0)
+
+
+#: A list of the time line as nested lists: what each part is called.
+READ = """() => {
+  const read = (list) => [...list.children].map((item) => {
+    const said = item.querySelector(":scope > .part > .part-name") ?? item;
+    const inner = item.querySelector(":scope > ol");
+    const name = (said === item ? item.firstElementChild : said).textContent;
+    const named = name.replace(/\\s+/g, " ").trim();
+    return inner ? [named, read(inner)] : named;
+  });
+  return read(document.querySelector(".timeline"));
+}"""
+
+
+def test_the_time_line_has_the_graph_as_it_ran(
+    watched: Watched, art_server: LiveServer, client: ArtClient
+) -> None:
+    run = drawn_run(art_server)
+    assert run.status == "interrupted" and len(run.turns) == 7, run
+    client.post_groups([TrajectoryGroup(id=f"g-{run.id}", trajectories=(run,))])
+    page = watched.go(f"runs/{run.id}")
+    page.set_viewport_size({"width": 390, "height": 900})
+    expect(page.get_by_role("list", name="Time line of the run")).to_be_visible()
+    shown = page.evaluate(READ)
+    shown[1][1].sort()  # they meet at a barrier: either may begin first
+    assert shown == [
+        ["team", ["writer retried", "writer attempt 2 retried", "writer attempt 3"]],
+        ["2 side by side", ["left", "right"]],
+        ["helper", ["model", "tools search", "model"]],
+        "interrupted",
+    ]
+    edges = "all => all.map(one => [one.getBoundingClientRect().left, one.clientWidth])"
+    tracks: list[list[float]] = page.locator(".part-track").evaluate_all(edges)
+    for left, width in tracks:  # one scale, however deep
+        assert abs(left - tracks[0][0]) < 1 and abs(width - tracks[0][1]) <= 1
+    usd = sum(turn.latency or 0.0 for turn in run.turns if turn.ours) * 3.6 / 3600
+    shown = page.locator(".fact", has_text="Cost").locator(".fact-value").inner_text()
+    assert float(shown[1:].split()[0]) == pytest.approx(usd, rel=0.01)
+    link = page.get_by_role("link", name="Langfuse")
+    base, _, project = LANGFUSE_PROJECT.partition("/project/")
+    expect(link).to_have_attribute("href", trace_url(base, project, run.id))

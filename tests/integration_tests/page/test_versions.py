@@ -2,7 +2,6 @@
 
 import io
 import tarfile
-import uuid
 from pathlib import Path
 
 import httpx
@@ -14,62 +13,58 @@ from tests.support.steps_of_a_fit import evaluate, ok, run_of, step
 
 
 def test_a_version_is_pinned_rolled_back_to_and_downloaded(
-    watched: Watched, http: httpx.Client
+    watched: Watched, own_policy: str, http: httpx.Client
 ) -> None:
-    policy = f"kept-{uuid.uuid4().hex[:8]}"
-    ok(http.post("/v1/policies", json={"name": policy}))
-    page = watched.go(f"versions/{policy}")
+    page = watched.go(f"versions/{own_policy}")
     table = page.get_by_role("table")
     expect(table.get_by_role("row")).to_have_count(2)
-    step(http, policy, "fit-a", 1)
+    step(http, own_policy, "fit-a", 1)
     expect(table.get_by_role("row")).to_have_count(3)  # by itself
     expect(table.get_by_role("row").nth(1)).to_contain_text("serves")
 
-    page.get_by_role("button", name=f"Pin {policy}@1").click()
-    expect(page.get_by_role("button", name=f"Unpin {policy}@1")).to_be_visible()
-    kept = ok(http.get(f"/v1/policies/{policy}/checkpoints"))["data"]
+    page.get_by_role("button", name=f"Pin {own_policy}@1").click()
+    expect(page.get_by_role("button", name=f"Unpin {own_policy}@1")).to_be_visible()
+    kept = ok(http.get(f"/v1/policies/{own_policy}/checkpoints"))["data"]
     assert [one["pinned"] for one in kept] == [False, True]
 
-    page.get_by_role("button", name=f"Serve {policy}@0…").click()
+    page.get_by_role("button", name=f"Serve {own_policy}@0…").click()
     expect(page.get_by_role("status")).to_contain_text("the next training step starts from it")
-    assert ok(http.get(f"/v1/policies/{policy}"))["version"] == 1  # said before it is done
-    page.get_by_role("button", name=f"Serve {policy}@0", exact=True).click()
+    assert ok(http.get(f"/v1/policies/{own_policy}"))["version"] == 1  # said before it is done
+    page.get_by_role("button", name=f"Serve {own_policy}@0", exact=True).click()
     expect(table.get_by_role("row").nth(2)).to_contain_text("serves")
-    assert ok(http.get(f"/v1/policies/{policy}"))["version"] == 0
+    assert ok(http.get(f"/v1/policies/{own_policy}"))["version"] == 0
 
     with page.expect_download() as taken:
-        page.get_by_role("link", name=f"Download {policy}@1").click()
-    assert taken.value.suggested_filename == f"{policy}@1.tar"
+        page.get_by_role("link", name=f"Download {own_policy}@1").click()
+    assert taken.value.suggested_filename == f"{own_policy}@1.tar"
     found = Path(taken.value.path()).read_bytes()
     with tarfile.open(fileobj=io.BytesIO(found)) as archive:
         assert "adapter_model.safetensors" in {Path(n).name for n in archive.getnames()}
 
 
 def test_two_versions_are_compared_on_the_same_held_out_scenarios(
-    watched: Watched, http: httpx.Client
+    watched: Watched, own_policy: str, http: httpx.Client
 ) -> None:
-    policy = f"compared-{uuid.uuid4().hex[:8]}"
     strange = markup_strings()[0][:64]
-    ok(http.post("/v1/policies", json={"name": policy}))
-    page = watched.go(f"versions/{policy}")
+    page = watched.go(f"versions/{own_policy}")
     expect(page.get_by_text("eval_scenarios=held_out")).to_be_visible()  # how to get there
-    step(http, policy, "fit-a", 1)
+    step(http, own_policy, "fit-a", 1)
     before = {f"q-{i}": 0.0 for i in range(6)} | {strange: 1.0, "same": 0.5}
     after = {f"q-{i}": 1.0 for i in range(6)} | {strange: 0.0, "same": 0.5, "new": 1.0}
-    evaluate(http, f"{policy}@0", before, node="writer")
-    evaluate(http, f"{policy}@1", after, node="writer")
+    evaluate(http, f"{own_policy}@0", before, node="writer")
+    evaluate(http, f"{own_policy}@1", after, node="writer")
     table = page.get_by_role("table").first
     expect(table.get_by_role("row").nth(1)).to_contain_text("0.833 ± ")  # 7.5 of 9, by itself
 
     chosen = page.get_by_label("Before", exact=True)
-    chosen.select_option(f"{policy}@1")
-    run_of(http, policy, 1.0, 1)  # what is chosen stays when something happens
+    chosen.select_option(f"{own_policy}@1")
+    run_of(http, own_policy, 1.0, 1)  # what is chosen stays when something happens
     page.wait_for_timeout(1500)
-    expect(chosen).to_have_value(f"{policy}@1")
-    chosen.select_option(f"{policy}@0")
+    expect(chosen).to_have_value(f"{own_policy}@1")
+    chosen.select_option(f"{own_policy}@0")
     page.get_by_role("button", name="Compare", exact=True).click()
     found = page.get_by_role("region", name="Difference")
-    expect(found).to_contain_text(f"{policy}@1 against {policy}@0 on the same 8 held-out")
+    expect(found).to_contain_text(f"{own_policy}@1 against {own_policy}@0 on the same 8 held-out")
     expect(found).to_contain_text("; 1 that only one of them ran are left out")
     expect(found).to_contain_text("+0.625 ± ")
     for name, value in {"Wins": "6", "Losses": "1", "Ties": "1"}.items():
@@ -86,7 +81,7 @@ def test_two_versions_are_compared_on_the_same_held_out_scenarios(
     assert page.evaluate("window.pwned") is None
     page.reload()  # the address holds the comparison
     expect(found).to_contain_text("+0.625 ± ")
-    expect(chosen).to_have_value(f"{policy}@0")
+    expect(chosen).to_have_value(f"{own_policy}@0")
     rows.nth(2).get_by_role("link").last.click()
     expect(page.get_by_text("same", exact=True)).to_be_visible()  # its run
 
@@ -98,19 +93,19 @@ def test_what_was_not_evaluated_is_not_compared(http: httpx.Client) -> None:
     assert "No run of an evaluation of 'nobody@0'" in answer.text
 
 
-def test_a_version_that_was_rolled_back_says_why(watched: Watched, http: httpx.Client) -> None:
-    policy = f"undone-{uuid.uuid4().hex[:8]}"
+def test_a_version_that_was_rolled_back_says_why(
+    watched: Watched, own_policy: str, http: httpx.Client
+) -> None:
     strange = markup_strings()[0]
-    ok(http.post("/v1/policies", json={"name": policy}))
     for number in (1, 2):
-        step(http, policy, "fit-a", number)
-    page = watched.go(f"versions/{policy}")
+        step(http, own_policy, "fit-a", number)
+    page = watched.go(f"versions/{own_policy}")
     rows = page.get_by_role("table").get_by_role("row")
     expect(rows).to_have_count(4)
     expect(rows.get_by_text("rolled back")).to_have_count(0)
     back = {"version": 0, "why": f"step 2: held-out reward fell {strange}"}
-    ok(http.post(f"/v1/policies/{policy}/rollback", json=back))
-    step(http, policy, "fit-a", 3)  # @3, whose parent is @0
+    ok(http.post(f"/v1/policies/{own_policy}/rollback", json=back))
+    step(http, own_policy, "fit-a", 3)  # @3, whose parent is @0
     expect(rows).to_have_count(5)
     expect(rows.nth(1)).to_contain_text("serves")
     for row in (2, 3):
@@ -120,11 +115,11 @@ def test_a_version_that_was_rolled_back_says_why(watched: Watched, http: httpx.C
     expect(rows.get_by_text("rolled back")).to_have_count(2)
     assert page.evaluate("window.pwned") is None
 
-    ok(http.post(f"/v1/policies/{policy}/rollback", json={"version": 1}))
+    ok(http.post(f"/v1/policies/{own_policy}/rollback", json={"version": 1}))
     expect(rows.nth(3)).to_contain_text("serves")  # @1 is in service again
     expect(rows.nth(3)).not_to_contain_text("rolled back")
     expect(rows.nth(2)).to_contain_text("held-out reward fell")
     expect(rows.nth(1)).to_contain_text("no reason was given")
     for wrong in ({"version": True}, {"version": "0"}, {"version": 0, "because": "x"}):
-        answer = http.post(f"/v1/policies/{policy}/rollback", json=wrong)
+        answer = http.post(f"/v1/policies/{own_policy}/rollback", json=wrong)
         assert answer.status_code == 400, answer.text

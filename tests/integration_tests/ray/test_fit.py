@@ -47,39 +47,28 @@ def cluster() -> Iterator[LocalCluster]:
         ray.shutdown()
 
 
-class NodeKiller:
-    """Kills the node that has most of the fit's actors, half a second after a step."""
-
-    def __init__(self, cluster: LocalCluster, server: LiveServer, step: int) -> None:
-        self._cluster, self._server, self._step = cluster, server, step
-        #: Workers and replicas of the node.
-        self.lost = (0, 0)
-        self.spread = 0
-        self._thread = threading.Thread(target=self._kill, daemon=True)
-
-    def on_step(self, record: StepRecord) -> None:
-        if record.step == self._step:
-            self._thread.start()
-
-    def _kill(self) -> None:
-        with self._server.http() as http:
-            while not http.get("/status").json()["rollouts"].get("leased"):
-                time.sleep(0.02)
-        workers, replicas = map(self._cluster.hosts, ("RolloutActor", "EngineHost"))
-        most = max(range(len(workers)), key=lambda node: (workers[node], replicas[node]))
-        self._cluster.kill(most)
-        self.lost = (workers[most], replicas[most])
-        self.spread = sum(map(bool, workers))
-
-
 def fit(folder: Path, cluster: LocalCluster, seed: int, kill_after: int | None) -> FitResult:
     """A fit through two workers and two replicas; what was trained is on disk, and once."""
     folder.mkdir()
     mails = build(folder / "mails.sqlite3", n_train=256, n_test=32, seed=seed)
     server = LiveServer(folder / "data", "--ray", cluster.address, settings=CONFIG).start()
-    witness = Witness(server)
+    witness, lost = Witness(server), list[tuple[int, ...]]()
     witness.start()
-    killer = NodeKiller(cluster, server, kill_after or 0)
+
+    def kill() -> None:
+        """Kill the node that has most of the fit's actors while rollouts run."""
+        with server.http() as http:
+            while not http.get("/status").json()["rollouts"].get("leased"):
+                time.sleep(0.02)
+        workers, replicas = map(cluster.hosts, ("RolloutActor", "EngineHost"))
+        most = max(range(len(workers)), key=lambda node: (workers[node], replicas[node]))
+        cluster.kill(most)
+        lost.append((workers[most], sum(map(bool, workers))))
+
+    def on_step(record: StepRecord) -> None:
+        if record.step == kill_after:
+            threading.Thread(target=kill, daemon=True).start()
+
     try:
         trainer = Trainer(
             "tiny",
@@ -94,24 +83,18 @@ def fit(folder: Path, cluster: LocalCluster, seed: int, kill_after: int | None) 
             console=Console(file=StringIO()),
         )
         train = scenarios(mails, "train")
-        result = trainer.fit_sync(ROLLOUT, train, steps=STEPS, on_step=killer.on_step)
-        if kill_after is not None:
-            assert killer.lost[0] == 1 and killer.spread == 2
+        result = trainer.fit_sync(ROLLOUT, train, steps=STEPS, on_step=on_step)
+        assert lost == ([] if kill_after is None else [(1, 2)])
         witness.stop.set()
         witness.join()
-        trained = check(server, result, witness.acknowledged)
-        print(  # noqa: T201
-            f"seed {seed}: lost {killer.lost} workers and replicas, {len(witness.acknowledged)} "
-            f"acknowledged and kept, {trained} trained once; rewards "
-            + " ".join(f"{one.reward_mean:.2f}" for one in result.history)
-        )
+        check(server, result, witness.acknowledged)
         return result
     finally:
         witness.stop.set()
         server.stop()
 
 
-def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> int:
+def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> None:
     assert [one.step for one in result.history] == list(range(1, STEPS + 1))
     assert all(one.groups == GROUPS + one.resampled for one in result.history)
     with server.http() as http:
@@ -127,7 +110,6 @@ def check(server: LiveServer, result: FitResult, acknowledged: list[str]) -> int
         for one in trained:
             audit = http.get(f"/v1/trajectories/{one}/audit").raise_for_status().json()
             assert "lost" not in {turn["excluded_because"] for turn in audit["turns"]}
-    return len(trained)
 
 
 def last_rewards(result: FitResult) -> list[float]:

@@ -30,8 +30,6 @@ from tests.support.reviewed_runs import MakeRuns
 from tests.support.steps_of_a_fit import new_id, ok
 
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
-
-
 ASKED = [{"role": "user", "content": "When?"}]
 
 
@@ -209,7 +207,7 @@ def test_a_run_that_was_sent_again_is_read_as_it_was_sent_last(
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
+def test_calls_of_this_server_are_trained_on_as_they_were_sampled_and_fail_as_they_failed(
     art_server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], tagged: bool
 ) -> None:
     named = new_id("tagged") if tagged else ""
@@ -232,16 +230,11 @@ def test_calls_of_this_server_are_trained_on_as_they_were_sampled(
         assert (said.source, said.value, said.kind) == ("file", 0.5, "reward")
         client.delete_trajectory(run)
 
-
-@pytest.mark.parametrize("tagged", [True, False])
-def test_a_run_that_failed_is_stored_as_failed(
-    art_server: LiveServer, tmp_path: Path, tagged: bool
-) -> None:
-    run = new_id("failed")
-    reply = called(art_server, run if tagged else "")
-    call = Turn(messages=tuple(ASKED), reply=reply_of("In May."), call_id=reply["id"], ours=False)
-    trace = StoredTrace(id=run, input="When?", output=None, calls=[call], failed=True)
-    with ArtClient(art_server.base_url) as client:
-        import_traces(client, Read([trace]), tmp_path, store="file")
+        run = new_id("failed")
+        reply = called(art_server, run if tagged else "")
+        asked, no_answer = tuple(ASKED), reply_of("In May.")
+        call = Turn(messages=asked, reply=no_answer, call_id=reply["id"], ours=False)
+        trace = StoredTrace(id=run, input="When?", output=None, calls=[call], failed=True)
+        import_traces(client, Read([trace]), tmp_path / "failed", store="file")
         assert client.trajectory(run).status == "failed"
         client.delete_trajectory(run)

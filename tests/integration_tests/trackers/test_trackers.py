@@ -77,10 +77,8 @@ def test_a_fit_and_its_resume_are_read_back(
     result, told = fit(2)
     assert [one.step for one in result.history] == [1, 2]
     history = (tmp_path / "fit" / "history.jsonl").read_text().splitlines()
-    expected = [
-        (one["step"], one["kind"], one["mean" if one["kind"] == "eval" else "reward_mean"])
-        for one in map(json.loads, history)
-    ]
+    means = {"eval": "mean", "step": "reward_mean"}
+    expected = [(r["step"], r["kind"], r[means[r["kind"]]]) for r in map(json.loads, history)]
 
     # W&B: two parts of one run, which have each record once.
     parts = sorted((tmp_path / "dir" / "wandb").glob("offline-run-*"))
@@ -91,14 +89,10 @@ def test_a_fit_and_its_resume_are_read_back(
     assert {(one["project"], one["display_name"]) for one in runs} == {("agents", "fit")}
     shown = [one["item"] for records in read for one in of_kind(records, "history")]
     assert [one["_step"] for one in shown] == list(range(len(expected)))
-    assert [
-        (
-            one["training_step"],
-            "eval" if "val/reward" in one else "step",
-            one.get("val/reward", one.get("train/reward")),
-        )
-        for one in shown
-    ] == expected
+    kinds = [("eval" if "val/reward" in one else "step", one) for one in shown]
+    rewards = {"eval": "val/reward", "step": "train/reward"}
+    found = [(one["training_step"], kind, one[rewards[kind]]) for kind, one in kinds]
+    assert found == expected
     steps = [one for one in shown if "train/reward" in one]
     for one in steps:
         assert {"loss/train", "loss/grad_norm", "train/score_short", "time/rollout_s"} <= set(one)
@@ -126,14 +120,15 @@ def test_a_fit_and_its_resume_are_read_back(
     assert set(LOGGER_TYPE_TO_CLASS) == set(KNOWN), "accelerate has others now"
     (board,) = (tmp_path / "fit" / "tensorboard").iterdir()
     events = EventAccumulator(str(board)).Reload()
-    rewards = [(step, mean) for step, kind, mean in expected if kind == "step"]
-    assert {e.step: e.value for e in events.Scalars("train/reward")} == pytest.approx(dict(rewards))
-    assert len(events.Scalars("train/reward")) == len(rewards)
+    of_steps = [(step, mean) for step, kind, mean in expected if kind == "step"]
+    assert {e.step: e.value for e in events.Scalars("train/reward")} == pytest.approx(
+        dict(of_steps)
+    )
+    assert len(events.Scalars("train/reward")) == len(of_steps)
     (name,) = SQLiteStorage.get_runs("langchain-art")
     logged = SQLiteStorage.get_logs("langchain-art", name)
-    assert [
-        (one["step"], one["train/reward"]) for one in logged if "train/reward" in one
-    ] == rewards
+    steps = [one for one in logged if "train/reward" in one]
+    assert [(one["step"], one["train/reward"]) for one in steps] == of_steps
 
 
 def test_wandb_without_its_server_goes_on_offline(

@@ -1,33 +1,21 @@
 """litellm, tagged by headers: it knows no `extra_body` for every provider."""
 
-import json
 import sys
 from importlib.metadata import version
 
 import litellm
-from openai_answers import answers, user
-
-base_url, *prefixes = sys.argv[1:]
+from openai_answers import headers, report, said_nobody
 
 
-def ask(feature, messages, step=0, model="tiny", **options):
-    tags = {"trajectory-id": f"{prefix}-{feature}", "node": "agent", "step": str(step)}
+def ask(tags, messages, model="tiny", **options):
     return litellm.completion(
         model=f"openai/{model}",
-        base_url=base_url,
+        base_url=sys.argv[1],
         api_key="none",
         messages=messages,
-        extra_headers={f"x-art-{name}": value for name, value in tags.items()},
+        extra_headers=headers(tags),
         **options,
     )
 
 
-for prefix in prefixes:  # noqa: B007 - the function above reads it
-    got = {"client": f"litellm {version('litellm')}", **answers(ask)}
-
-    try:
-        ask("error", [user("hi")], model="nobody")
-    except litellm.NotFoundError as error:
-        got["error"] = [error.status_code, "model_not_found" if "nobody" in str(error) else None]
-
-    print(json.dumps(got))
+report(f"litellm {version('litellm')}", ask, said_nobody)

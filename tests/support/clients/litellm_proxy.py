@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import openai
-from openai_answers import answers, user
+from openai_answers import headers, report, said_nobody
 
 KEY = f"sk-{secrets.token_hex(32)}"  # without one it does not start
 
@@ -44,9 +44,8 @@ def wait_until_ready(url, proxy):
     raise RuntimeError(f"the proxy is not ready, exit status {proxy.poll()}")
 
 
-base_url, *prefixes = sys.argv[1:]
 config = Path(tempfile.mkdtemp()) / "config.yaml"
-config.write_text(json.dumps(settings(base_url)))  # JSON is YAML
+config.write_text(json.dumps(settings(sys.argv[1])))  # JSON is YAML
 port = free_port()
 program = [str(Path(sys.executable).parent / "litellm"), "--config", str(config)]
 proxy = subprocess.Popen(
@@ -56,26 +55,16 @@ proxy = subprocess.Popen(
 )
 
 
-def ask(feature, messages, step=0, model="tiny", **options):
-    tags = {"trajectory-id": f"{prefix}-{feature}", "node": "agent", "step": str(step)}
+def ask(tags, messages, model="tiny", **options):
     return client.chat.completions.create(
-        model=model,
-        messages=messages,
-        extra_headers={f"x-art-{name}": value for name, value in tags.items()},
-        **options,
+        model=model, messages=messages, extra_headers=headers(tags), **options
     )
 
 
 try:
     wait_until_ready(f"http://127.0.0.1:{port}", proxy)
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY)
-    for prefix in prefixes:  # noqa: B007 - the function above reads it
-        got = {"client": f"litellm proxy {version('litellm')}", **answers(ask)}
-        try:
-            ask("error", [user("hi")], model="nobody")
-        except openai.NotFoundError as error:
-            got["error"] = [error.status_code, "model_not_found" if "nobody" in str(error) else 0]
-        print(json.dumps(got))
+    report(f"litellm proxy {version('litellm')}", ask, said_nobody)
 finally:
     proxy.terminate()
     proxy.wait(30)

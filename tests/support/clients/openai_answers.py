@@ -1,6 +1,9 @@
-"""The features whose answers a client of Python gives in OpenAI's shape."""
+"""The features, for a client of Python that gives its answers in OpenAI's shape."""
 
 import json
+import sys
+
+import openai
 
 ADD = {
     "type": "function",
@@ -24,6 +27,38 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "Person", "schema": SCH
 
 def user(text):
     return {"role": "user", "content": text}
+
+
+def report(client, ask, code=lambda error: error.code):
+    """For each PREFIX, one JSON line with what each feature gave.
+
+    Args:
+        client: the client's name and version.
+        ask: (tags, messages, model="tiny", **options) -> the answer to one call.
+        code: of the error of an unknown model.
+    """
+    for prefix in sys.argv[2:]:
+
+        def tagged(feature, messages, step=0, prefix=prefix, **options):
+            tags = {"trajectory_id": f"{prefix}-{feature}", "node": "agent", "step": step}
+            return ask(tags, messages, **options)
+
+        got = {"client": client, **answers(tagged)}
+        try:
+            tagged("error", [user("hi")], model="nobody")
+        except openai.NotFoundError as error:
+            got["error"] = [error.status_code, code(error)]
+        print(json.dumps(got))
+
+
+def headers(tags):
+    """Tags as headers, for clients that know no `extra_body` or drop it."""
+    return {f"x-art-{name.replace('_', '-')}": str(value) for name, value in tags.items()}
+
+
+def said_nobody(error):
+    """The code of an error that has only the server's words."""
+    return "model_not_found" if "nobody" in str(error) else None
 
 
 def answers(ask):

@@ -16,12 +16,7 @@ def run_id(number: int) -> str:
 
 
 class Hosted(JsonServer):
-    """One server for both.
-
-    Args:
-        outputs: what LangSmith knows of runs: experiment's id -> their outputs.
-        names: experiment's name -> its id.
-    """
+    """One server for both: `outputs` of runs by their experiment's id, its id in `names`."""
 
     def __init__(
         self,
@@ -47,15 +42,8 @@ class Hosted(JsonServer):
         if path.startswith("/sessions/"):
             return self.session(path.rpartition("/")[2])
         if path == "/examples":
-            return [
-                {
-                    "id": EXAMPLE,
-                    "dataset_id": DATASET,
-                    "inputs": {"input": "When is the audit?"},
-                    "outputs": {"answer": "14 March"},
-                    "created_at": NOW,
-                }
-            ]
+            asked = {"inputs": {"input": "When is the audit?"}, "outputs": {"answer": "14 March"}}
+            return [{"id": EXAMPLE, "dataset_id": DATASET, "created_at": NOW, **asked}]
         if path == "/runs/query":
             (experiment,) = body["session"]
             return {"runs": self.runs(experiment), "cursors": {"next": None}}
@@ -64,28 +52,17 @@ class Hosted(JsonServer):
         return {}
 
     def session(self, id: str) -> dict[str, Any]:
-        return {
-            "id": id,
-            "name": id,
-            "tenant_id": TENANT,
-            "reference_dataset_id": DATASET,
-            "start_time": NOW,
-        }
+        known = {"tenant_id": TENANT, "reference_dataset_id": DATASET, "start_time": NOW}
+        return {"id": id, "name": id, **known}
 
     def runs(self, experiment: str) -> list[dict[str, Any]]:
         first = 10 * list(self.outputs).index(experiment)
+        known = {"name": "target", "start_time": NOW, "run_type": "chain", "session_id": experiment}
+        known |= {"inputs": {"input": "When is the audit?"}, "reference_example_id": EXAMPLE}
+        ids = [run_id(first + n) for n in range(len(self.outputs[experiment]))]
         return [
-            {
-                "id": run_id(first + n),
-                "name": "target",
-                "start_time": NOW,
-                "run_type": "chain",
-                "inputs": {"input": "When is the audit?"},
-                "outputs": outputs,
-                "reference_example_id": EXAMPLE,
-                "session_id": experiment,
-                "trace_id": run_id(first + n),
-                "dotted_order": f"20260101T000000000000Z{run_id(first + n)}",
-            }
-            for n, outputs in enumerate(self.outputs[experiment])
+            {"id": id_, "trace_id": id_, "dotted_order": f"20260101T000000000000Z{id_}"}
+            | known
+            | {"outputs": outputs}
+            for id_, outputs in zip(ids, self.outputs[experiment], strict=True)
         ]

@@ -1,23 +1,17 @@
-"""A judge by name, in an environment with the extra ``ruler``: tells what it made of a group.
+"""A judge by name, in an environment with the extra ``ruler``: tells what it made of a group."""
 
-``python litellm_judge.py BASE_URL``
-"""
-
-import asyncio
-import json
-import sys
 from typing import Any
 
 from langchain_art import RulerEvaluator, Trajectory, TrajectoryGroup, Turn, ruler_score_group
 from langchain_art.errors import ConfigError
 
 
-def run(name: str, text: str) -> Trajectory:
-    return Trajectory(id=name, turns=(Turn(reply={"role": "assistant", "content": text}),))
-
-
 async def judged(base_url: str) -> dict[str, Any]:
-    group = TrajectoryGroup(id="g", trajectories=(run("a", "BAD"), run("b", "GOOD")))
+    runs = [
+        Trajectory(id=text, turns=(Turn(reply={"role": "assistant", "content": text}),))
+        for text in ("BAD", "GOOD")
+    ]
+    group = TrajectoryGroup(id="g", trajectories=runs)
     params = {"api_base": base_url, "api_key": "none", "temperature": 1.0}
     judged = await ruler_score_group(group, "openai/o3", params)
     evaluator = RulerEvaluator("openai/o3", litellm_params=params)
@@ -38,7 +32,3 @@ async def judged(base_url: str) -> dict[str, Any]:
         "unpriced": [spent.unpriced, unpriced.spent.unpriced],
         "refused": refused,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(asyncio.run(judged(sys.argv[1]))))  # noqa: T201 - what its parent reads

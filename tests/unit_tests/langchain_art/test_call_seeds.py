@@ -25,16 +25,10 @@ def _seed(run: RunSeed, payload: dict[str, Any], *path: str) -> int:
         return payload["seed"]
 
 
-def test_a_key_gives_the_same_seeds_again() -> None:
-    first, second, other = RunSeed(0, "train", 3, 1), RunSeed(0, "train", 3, 1), RunSeed(0, 31)
-    assert _seed(first, _asked()) == _seed(second, _asked())
-    assert _seed(other, _asked()) != _seed(RunSeed(0, "train", 3, 1), _asked())
-    assert first.rng.random() == second.rng.random() != other.rng.random()
-
-
 def test_the_rule_is_the_documented_one() -> None:
     """The seed stays what it is from release to release."""
     assert _seed(RunSeed(0, "train", 3, 1), _asked(), "agent") == 1809654036650906751
+    assert _seed(RunSeed(0, 31), _asked()) != _seed(RunSeed(0, "train", 3, 1), _asked())
 
 
 def test_ids_are_left_out_and_all_else_counts() -> None:
@@ -72,36 +66,24 @@ def test_a_call_asked_again_draws_anew_and_one_that_failed_does_not(
     assert first != _seed(run, _asked())
 
 
-def test_calls_of_a_forked_process_have_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, payload = RunSeed(3), _asked()
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    with run.seeding(payload, ()):
-        assert "seed" not in payload
-
-
-def test_calls_at_the_same_time_differ() -> None:
+def test_calls_at_the_same_time_differ_a_callers_own_seed_stays_a_forked_process_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run, first, second = RunSeed(4), _asked(), _asked()
     with run.seeding(first, ()), run.seeding(second, ()):
         assert first["seed"] != second["seed"]
+    assert _seed(run, {**_asked(), "seed": 0}) == 0
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with run.seeding(payload := _asked(), ()):
+        assert "seed" not in payload
 
 
-def test_a_callers_own_seed_stays() -> None:
-    payload = {**_asked(), "seed": 0}
-    assert _seed(RunSeed(5), payload) == 0
-
-
-def test_a_copy_goes_on_as_the_run_would() -> None:
-    run = RunSeed(6)
-    _seed(run, _asked())
-    copy = run.copy()
-    second = _seed(run, _asked())
-    assert _seed(copy, _asked()) == second != _seed(run, _asked())
-    run.rng.random()
-    assert run.copy().rng.random() == run.rng.random()
-
-
-def test_a_key_makes_the_seed_in_another_process() -> None:
+def test_a_copy_and_a_key_in_another_process_go_on_as_the_run_would() -> None:
     run = RunSeed(7, "train", 10**30, 1)
     there = RunSeed.of(run.key)
     assert there.rng.random() == run.rng.random() and there.key == run.key
     assert _seed(there, _asked()) == _seed(run, _asked())
+    copy = run.copy()
+    second = _seed(run, _asked())
+    assert _seed(copy, _asked()) == second != _seed(run, _asked())
+    assert run.copy().rng.random() == run.rng.random()

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 import pytest
 
 from langchain_art._callables import run_sync
-from langchain_art.errors import ConfigError
 
 _NAME: ContextVar[str] = ContextVar("_NAME", default="none")
 
@@ -116,11 +115,3 @@ def test_a_program_ends_without_a_word() -> None:
     argv = [sys.executable, "-X", "dev", "-c", program]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\nclosed\n", "")
-
-
-def test_where_a_loop_runs_the_call_to_await_is_named() -> None:
-    async def main() -> None:
-        with pytest.raises(ConfigError, match=r"write `await trainer.fit\(...\)`"):
-            run_sync(_loop(), "trainer.fit")
-
-    asyncio.run(main())

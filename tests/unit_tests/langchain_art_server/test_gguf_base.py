@@ -10,7 +10,7 @@ import torch
 
 from langchain_art import packages
 from langchain_art.errors import ConfigError
-from langchain_art_server import gguf_base, start_checks
+from langchain_art_server import gguf_base
 from langchain_art_server.backends.models.loading import load_model, load_outline
 from langchain_art_server.config import Settings
 from langchain_art_server.gguf_base import unpacked
@@ -71,14 +71,6 @@ def test_the_server_loads_it_with_its_tokens_and_template(
     dialog = [{"role": "user", "content": "x"}]
     one, other = (m.tokenizer.apply_chat_template(dialog, tokenize=False) for m in (loaded, plain))
     assert one == other
-
-
-def test_a_first_start_says_that_weights_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_checks, "_with_copy", lambda settings, *_: settings)
-    said: list[str] = []
-    for model in ("smollm2-135m", "a.gguf"):
-        with_base_folder(Settings(model=model), said.append)
-    assert ["fetched" in line for line in said] == [True, False]
 
 
 def test_it_is_made_once_and_anew_for_another_file_or_dtype(llama: Path, tmp_path: Path) -> None:

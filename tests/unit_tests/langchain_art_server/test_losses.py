@@ -100,24 +100,3 @@ def test_what_is_not_there_is_refused_by_name() -> None:
         Settings(model="m", losses={"gspo": f"{MODULE}:clipped"})
     with pytest.raises(ValueError, match=r"losses.mine: got 'clipped', expected MODULE:FUNCTION"):
         Settings(model="m", losses={"mine": "clipped"})
-    tokens = TrainedTokens(*(torch.zeros(1),) * 3, torch.zeros(1, dtype=torch.long))
-    for loss, words in (
-        (OwnLoss(name="other"), r"got the loss 'other', expected one of \['mine'\]"),
-        (OwnLoss(name="mine", options={"bound": 1}), r"expected those of \(tokens: .*low.*high"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            objective(
-                tokens,
-                torch.zeros(1),
-                torch.zeros(1),
-                None,
-                TrainConfig(loss=loss),
-                load_losses({"mine": f"{MODULE}:clipped"}),
-            )
-
-
-def test_the_string_of_a_name_stands_for_it() -> None:
-    assert TrainConfig(loss="mine").loss == OwnLoss(name="mine")
-    assert TrainConfig(loss="gspo").loss == GSPO()
-    sent = TrainConfig(loss="mine").model_dump_json()
-    assert TrainConfig.model_validate_json(sent).loss == OwnLoss(name="mine")

@@ -1,5 +1,4 @@
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,14 +38,6 @@ def test_a_replica_takes_what_it_uses_or_what_is_said() -> None:
 def test_what_a_cluster_cannot_do_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_settings(model="m", **({"ray": {}} | options))
-
-
-def test_an_address_on_the_command_line_leaves_the_other_options(tmp_path: Path) -> None:
-    file = tmp_path / "server.toml"
-    file.write_text('model = "m"\n[ray]\naddress = "auto"\nstart_seconds = 7\n')
-    found = load_settings(file, ray={"address": "10.0.0.1:6379"}).ray
-    assert found is not None
-    assert (found.address, found.start_seconds) == ("10.0.0.1:6379", 7)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,10 @@
-"""LlamaIndex: tools, a JSON schema by `as_structured_llm`, a streamed run."""
+"""LlamaIndex: a JSON schema by `as_structured_llm`, a streamed run."""
 
 import asyncio
 
 from agent_report import PERSON, SUM, Person, add, report, streamed
 from llama_index.core.agent.workflow import AgentStream, FunctionAgent
-from llama_index.llms.openai_like import OpenAILike
-
-
-def model(base_url, run, **options):
-    return OpenAILike(
-        "tiny",
-        api_base=base_url,
-        api_key="none",
-        default_headers={"x-art-trajectory-id": run, "x-art-node": "agent"},
-        temperature=1.0,  # by default it sends 0.1
-        is_chat_model=True,
-        is_function_calling_model=True,
-        **options,
-    )
-
-
-def answer(base_url, run, question, tools):
-    async def ask():
-        agent = FunctionAgent(tools=tools, llm=model(base_url, run), streaming=False)
-        return (await agent.run(question)).response.content
-
-    return asyncio.run(ask())
+from shown import answer, model
 
 
 def schema(base_url, run):

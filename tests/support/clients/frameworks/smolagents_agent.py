@@ -1,30 +1,16 @@
-"""smolagents: tools, a JSON schema by the model itself, a streamed run."""
+"""smolagents: a JSON schema by the model itself, a streamed run."""
 
 import json
 
 from agent_report import PERSON, Person, add, report
-from smolagents import ChatMessageStreamDelta, OpenAIModel, ToolCallingAgent, tool
+from shown import agent, answer, model
+from smolagents import ChatMessageStreamDelta
 
 #: Its agents answer by a tool of their own, `final_answer`.
 SUM = (
     '⟦<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>¦<tool_call>\n'
     '{"name": "final_answer", "arguments": {"answer": "The sum is 5."}}\n</tool_call>⟧'
 )
-
-
-def model(base_url, run):
-    headers = {"x-art-trajectory-id": run, "x-art-node": "agent"}
-    client = {"default_headers": headers}
-    return OpenAIModel("tiny", api_base=base_url, api_key="none", client_kwargs=client)
-
-
-def agent(base_url, run, tools, **options):
-    tools = [tool(one) for one in tools]
-    return ToolCallingAgent(tools, model(base_url, run), **options)
-
-
-def answer(base_url, run, question, tools):
-    return agent(base_url, run, tools).run(question)
 
 
 def schema(base_url, run):

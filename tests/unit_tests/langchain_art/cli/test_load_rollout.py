@@ -9,7 +9,6 @@ from langchain_art import ChatART
 from langchain_art.cli.load_rollout import load_rollout
 
 HEAD = """
-from functools import partial
 from langchain.agents import create_agent
 from langchain_art import ChatART
 from pydantic import BaseModel
@@ -25,28 +24,14 @@ def made(**more): return ChatART(model="p", max_tokens=3, **more)
 """
 FORMS = {
     "structured": "m = made().with_structured_output(Answer)\ndef rollout(s): m.invoke(s)",
-    "raw": "m = made().with_structured_output(Answer, include_raw=True)\n"
-    "def rollout(s): m.invoke(s)",
-    "function": "m = made().with_structured_output(Answer, method='function_calling')\n"
-    "def rollout(s): m.invoke(s)",
-    "tools": "m = made().bind_tools([search])\ndef rollout(s): m.invoke(s)",
-    "bound": "m = made().bind(stop=['x']).with_config(tags=['t'])\ndef rollout(s): m.invoke(s)",
-    "retry": "m = made().with_retry(stop_after_attempt=1)\ndef rollout(s): m.invoke(s)",
     "fallbacks": "m = ChatART(model='other').with_fallbacks([made()])\ndef rollout(s): m.invoke(s)",
-    "chain": "m = made() | (lambda reply: reply.text)\ndef rollout(s): m.invoke(s)",
-    "choice": "from langchain_core.runnables import ConfigurableField\n"
-    "m = made().configurable_fields(temperature=ConfigurableField('t'))\n"
-    "def rollout(s): m.invoke(s)",
     "agent": "m = create_agent(made(), [search])\ndef rollout(s): m.invoke(s)",
-    "dict": "m = {'a': [made()]}\ndef rollout(s): m['a'][0].invoke(s)",
     "object": "class Agent:\n    def __init__(self): self.model = made()\n"
     "    def rollout(self, s): self.model.invoke(s)\nrollout = Agent().rollout",
     "class": "class Agent:\n    model = made()\n"
     "    def __call__(self, s): self.model.invoke(s)\nrollout = Agent()",
-    "partial": "def call(model, s): model.invoke(s)\nrollout = partial(call, made())",
     "closure": "def build():\n    m = made().bind_tools([search])\n"
     "    def rollout(s): m.invoke(s)\n    return rollout\nrollout = build()",
-    "default": "def rollout(s, asked=made().bind_tools([search])): asked.invoke(s)",
     "pinned": "m = made().bind_tools([search])\nm.bound.model_name = 'p@2'\n"
     "def rollout(s): m.invoke(s)",
     "beside": "m = made().bind_tools([search])\ndef rollout(s, model): m.invoke(s)",
@@ -55,7 +40,6 @@ FORMS = {
 
 
 def asked_models(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the models that are called from now on."""
     found: list[str] = []
 
     def note(self: ChatART, *_: object, **__: object) -> object:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import httpx
 import pytest
 import reasoning_gym
 import textarena
@@ -14,7 +13,6 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from langchain_art import gather
 from langchain_art.environments import (
-    from_openenv,
     from_reasoning_gym,
     from_textarena,
     from_verifiers,
@@ -36,14 +34,13 @@ def letters(**options: Any) -> Any:
     return reasoning_gym.create_dataset("letter_counting", **(chosen | options))
 
 
-@pytest.mark.parametrize("wrote", ["{}", "Let me see. <answer> {} </answer>", " {}\n"])
-async def test_reasoning_gym_scores_an_answer_with_tags_and_without(wrote: str) -> None:
-    env = from_reasoning_gym(
-        letters(), graph_of(lambda said: wrote.format(right[said[-1]])), held_out=5
-    )
-    right = {one["question"]: one["answer"] for one in (*env.train, *env.held_out)}
-    found = await gather(env.rollout, env.train, group_size=1)
-    assert found.rewards == [1.0] * len(env.train)
+async def test_reasoning_gym_scores_an_answer_with_tags_and_without() -> None:
+    right = {one["question"]: one["answer"] for one in letters()}
+    for wrote in ("{}", "Let me see. <answer> {} </answer>", " {}\n"):
+        graph = graph_of(lambda said, wrote=wrote: wrote.format(right[said[-1]]))
+        env = from_reasoning_gym(letters(), graph, held_out=5)
+        found = await gather(env.rollout, env.train, group_size=1)
+        assert found.rewards == [1.0] * len(env.train)
     wrong = from_reasoning_gym(letters(), graph_of(lambda _: "none"), held_out=5)
     assert (await gather(wrong.rollout, wrong.held_out, group_size=1)).rewards == [0.0] * 5
 
@@ -58,15 +55,16 @@ def test_no_question_is_in_both_parts_and_the_same_ones_are_held_out() -> None:
     assert (first.train, first.held_out) == (again.train, again.held_out)
 
 
-@pytest.mark.parametrize("held_out", [-1, 60])
-def test_something_must_be_left_to_train_on(held_out: int) -> None:
-    with pytest.raises(ConfigError, match=f"held_out={held_out}"):
-        from_textarena("GuessTheNumber-v0", graph_of(str), games=60, held_out=held_out)
-
-
-def test_a_dataset_without_a_seed_and_a_library_that_is_not_there_are_refused(
+async def test_what_no_environment_can_be_made_of_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for held_out in (-1, 60):
+        with pytest.raises(ConfigError, match=f"held_out={held_out}"):
+            from_textarena("GuessTheNumber-v0", graph_of(str), games=60, held_out=held_out)
+    graph = StateGraph(dict).add_node("say", lambda _: {"said": 1}).add_edge(START, "say").compile()
+    env = from_textarena("GuessTheNumber-v0", graph, games=2, held_out=0)
+    with pytest.raises(ConfigError, match="expected `messages`"):
+        await env.rollout(env.train[0])
     with pytest.raises(ConfigError, match="without a seed"):
         from_reasoning_gym(letters(seed=None), graph_of(str), held_out=5)
     monkeypatch.setitem(sys.modules, "textarena", None)
@@ -75,28 +73,6 @@ def test_a_dataset_without_a_seed_and_a_library_that_is_not_there_are_refused(
     monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))  # one without `v1`
     with pytest.raises(ConfigError, match=r"verifiers\.v1.*langchain-art\[verifiers\]"):
         from_verifiers(None, graph_of(str), held_out=5)
-
-
-def test_the_address_of_an_openenv_server_may_end_with_a_slash(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-
-    def get(url: str) -> httpx.Response:
-        asked.append(url)
-        return httpx.Response(200, json={"action": {}}, request=httpx.Request("GET", url))
-
-    monkeypatch.setitem(sys.modules, "openenv", ModuleType("openenv"))
-    monkeypatch.setattr(httpx, "get", get)
-    from_openenv("http://localhost:8000/", graph_of(str), resets=[{"seed": 0}], held_out=0)
-    assert asked == ["http://localhost:8000/schema"]
-
-
-async def test_a_state_without_messages_is_said() -> None:
-    graph = StateGraph(dict).add_node("say", lambda _: {"said": 1}).add_edge(START, "say").compile()
-    env = from_textarena("GuessTheNumber-v0", graph, games=2, held_out=0)
-    with pytest.raises(ConfigError, match="expected `messages`"):
-        await env.rollout(env.train[0])
 
 
 @pytest.mark.parametrize("env_id", ["GuessTheNumber-v0", "GuessTheNumber-v0-raw"])

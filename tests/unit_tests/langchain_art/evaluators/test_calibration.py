@@ -4,6 +4,7 @@ import io
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,28 +102,20 @@ def test_an_interval_leaves_half_of_the_rest_on_either_side() -> None:
     assert widths[0] / widths[1] == pytest.approx(1.96, rel=0.1)  # as of a normal distribution
 
 
-def test_without_variance_nothing_is_claimed() -> None:
-    found = agreement([[(0.5, 1.0), (0.5, 2.0)], [(0.5, 3.0)]])
-    assert found.kendall.value is None and found.kendall.low is None
-    assert str(found.kendall) == "undefined"
-    assert (found.runs, found.groups, found.excluded) == (2, 1, 1)
-
-
 @pytest.mark.parametrize(
-    ("groups", "options", "words"),
+    ("pairs", "options", "words"),
     [
-        ([[(1.0, 1.0)]], {}, "none with two runs"),
-        ([], {}, "got 0 groups"),
-        ([[(math.nan, 1.0), (1.0, 2.0)]], {}, "not finite"),
-        ([[(1.0, 1.0), (2.0, 2.0)]], {"confidence": 1.0}, "confidence=1.0"),
-        ([[(1.0, 1.0), (2.0, 2.0)]], {"resamples": 0}, "resamples=0"),
+        ([(1.0, 1.0)], {}, "none with two runs"),
+        ([(math.nan, 1.0), (1.0, 2.0)], {}, "not finite"),
+        ([(1.0, 1.0), (2.0, 2.0)], {"confidence": 1.0}, "confidence=1.0"),
+        ([(1.0, 1.0), (2.0, 2.0)], {"resamples": 0}, "resamples=0"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    groups: list[list[Pair]], options: dict[str, float], words: str
+    pairs: list[Pair], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        agreement(groups, **options)  # pyright: ignore[reportArgumentType]
+        agreement([pairs], **options)
 
 
 def rated(id: str, *scores: float | None) -> TrajectoryGroup:
@@ -155,8 +148,5 @@ async def test_a_judge_is_compared_without_seeing_what_people_said() -> None:
     console.print(agreement_table({"length": found}))
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "length" in shown and "+0.500" in shown and "3 runs, 1 groups" in shown
-
-
-async def test_a_judge_that_never_answers_is_an_error() -> None:
     with pytest.raises(ArtError, match="no verdict"):
-        await calibrate(Says("judge", error=no_verdict()), [rated("a", 0.1, 0.2)])
+        await calibrate(Says("judge", error=no_verdict()), groups)

@@ -2,8 +2,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators import (
@@ -11,12 +9,10 @@ from langchain_art.evaluators import (
     FunctionEvaluator,
     GateEvaluator,
     GroupEvaluator,
-    Score,
     SumEvaluator,
     VoteEvaluator,
     as_evaluator,
     own_rewards,
-    score_groups,
 )
 from langchain_art.wire import TrajectoryGroup
 from tests.support.judges.groups import Says, group, no_verdict, run, says
@@ -57,12 +53,8 @@ async def test_a_sum_weighs_its_parts_and_keeps_what_each_said() -> None:
     assert second.reward == pytest.approx(0.8 * 1.0 - 0.1 * 2)
     assert first.scores == {"mix": first.reward, "mix/ruler": 0.5, "mix/turns": 1.0}
     assert first.metadata["judged"]["mix"] == "ruler 0.50: ruler says so | turns 1.00"
-
-
-async def test_parts_of_parts_are_kept() -> None:
-    inner = SumEvaluator([(Says("a", 1.0, 1.0), 2.0)], key="inner")
-    (first, _) = await SumEvaluator([(inner, 1.0)], key="outer").ascore(TWO)
-    assert first is not None and first.parts == {"inner": 2.0, "inner/a": 1.0}
+    (outer, _) = await SumEvaluator([(mixed, 1.0)], key="outer").ascore(TWO)
+    assert outer is not None and outer.parts.keys() == {"mix", "mix/ruler", "mix/turns"}
 
 
 async def test_a_sum_never_leaves_out_a_summand() -> None:
@@ -74,14 +66,12 @@ async def test_a_sum_never_leaves_out_a_summand() -> None:
 
 
 async def test_rewards_of_their_own_are_kept_and_can_be_added() -> None:
-    own = group(run("a", reward=0.25), run("b", reward=0.5))
+    judged = group(run("a", reward=0.25), run("b", reward=0.5))
     mixed = SumEvaluator([(Says("ruler", 1.0, 0.0), 0.5), (own_rewards, 0.5)])
-    once = await mixed(own)
-    assert [one.reward for one in once.trajectories] == [0.625, 0.25]
-    assert [one.scores["own"] for one in once.trajectories] == [0.25, 0.5]
-    twice = await mixed(once)  # judged again: the same, not a sum of sums
-    assert [one.reward for one in twice.trajectories] == [0.625, 0.25]
-    assert [one.scores["own"] for one in twice.trajectories] == [0.25, 0.5]
+    for _ in range(2):  # judged again: the same, not a sum of sums
+        judged = await mixed(judged)
+        assert [one.reward for one in judged.trajectories] == [0.625, 0.25]
+        assert [one.scores["own"] for one in judged.trajectories] == [0.25, 0.5]
 
 
 async def test_a_gate_shows_only_what_passes() -> None:
@@ -97,10 +87,8 @@ async def test_a_gate_shows_only_what_passes() -> None:
 
 
 async def test_a_gate_that_nothing_passes_asks_nobody() -> None:
-    then = Says("ruler", error=no_verdict())
-    gate = GateEvaluator(Says("tests", 0.4, None), then)
-    assert values(await gate.ascore(TWO)) == [0.0, None]
-    assert then.shown == []
+    gate = GateEvaluator(Says("tests", 0.4, None), then := Says("ruler", error=no_verdict()))
+    assert values(await gate.ascore(TWO)) == [0.0, None] and then.shown == []
     unscored = GateEvaluator(turns, Says("ruler", None, 0.5), at_least=1.0)  # which all pass
     assert values(await unscored.ascore(TWO)) == [None, 0.5]
 
@@ -143,24 +131,17 @@ async def test_a_wrong_program_is_not_hidden(made: Callable[[Any], GroupEvaluato
         await made(Says("wrong", 1.0, 1.0, 1.0)).ascore(TWO)
 
 
-async def test_judges_vote() -> None:
+async def test_judges_vote_and_need_their_quorum() -> None:
     judges = [Says("a", 0.0, 0.2), Says("b", 0.4, 0.4), Says("c", 1.0, None)]
     voted = await VoteEvaluator(judges).ascore(TWO)
     assert values(voted) == [0.4, pytest.approx(0.3)]
     assert voted[0] is not None and voted[0].parts == {"a": 0.0, "b": 0.4, "c": 1.0}
     assert voted[1] is not None and voted[1].parts == {"a": 0.2, "b": 0.4}
     assert values(await VoteEvaluator(judges, quorum=3).ascore(TWO)) == [0.4, None]
-
-
-async def test_a_vote_needs_its_quorum() -> None:
     broken = Says("broken", error=no_verdict())
     assert values(await VoteEvaluator([broken, turns, aturns]).ascore(TWO)) == [4.0, 4.5]
     with pytest.raises(JudgeError, match=r"1 of 2 judges scored 'g', expected 2\. broken: Judge"):
         await VoteEvaluator([broken, turns]).ascore(TWO)
-    counted = await score_groups(
-        [TWO, TWO.model_copy(update={"id": "h"})], VoteEvaluator([turns, aturns])
-    )
-    assert counted.unjudged == 0 and len(counted.groups) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,26 +151,14 @@ async def test_a_vote_needs_its_quorum() -> None:
         (lambda: SumEvaluator([(turns, 1.0), (turns, 1.0)]), r"\['turns', 'turns'\]"),
         (lambda: SumEvaluator([(turns, float("nan"))]), "nan"),
         (lambda: SumEvaluator([turns]), r"expected pairs \(evaluator, weight\)"),  # type: ignore[list-item]
-        (lambda: SumEvaluator([(turns, "half")]), r"expected pairs"),  # type: ignore[list-item]
         (lambda: SumEvaluator([("openai/o3", 1.0)]), "'openai/o3' as an evaluator, expected"),  # type: ignore[list-item]
         (lambda: GateEvaluator(turns, VoteEvaluator), "as an evaluator, expected"),  # type: ignore[arg-type]
         (lambda: VoteEvaluator([turns, aturns]).invoke(["a"]), r"got \['a'\], expected a Traj"),  # type: ignore[arg-type]
-        (lambda: GateEvaluator(turns, turns), "no name twice"),
         (lambda: GateEvaluator(turns, aturns, at_least=float("inf")), "at_least=inf"),
         (lambda: VoteEvaluator([turns]), "at least two judges"),
         (lambda: VoteEvaluator([turns, aturns], quorum=3), "quorum=3"),
-        (lambda: FallbackEvaluator([]), "at least one"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
-
-
-@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=5))
-def test_a_sum_equals_the_naive_one(parts: list[tuple[float, float]]) -> None:
-    one = group(run("a"))
-    made = [(Says(f"j{n}", value), weight) for n, (value, weight) in enumerate(parts)]
-    (score,) = SumEvaluator(made).score(one)
-    assert isinstance(score, Score)
-    assert score.value == pytest.approx(sum(v * w for v, w in parts), abs=1e-9)

@@ -21,37 +21,37 @@ ENDINGS = pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardIn
 Kind = type[BaseException]
 
 
-def judge_that_raises(kind: Kind) -> ScriptedJudge:
-    def answer(request: str) -> Any:
-        raise kind
-
-    return ScriptedJudge(answer=answer)
-
-
-def still_works() -> bool:
+def works_still() -> bool:
     return Says("next", 1.0, 2.0).invoke(RUNS).trajectories[1].reward == 2.0
 
 
 @ENDINGS
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_reward(kind: Kind, asynchronous: bool) -> None:
-    def rate(shown: TrajectoryGroup) -> list[float]:
+def test_a_reward_and_a_rollout(kind: Kind, asynchronous: bool) -> None:
+    def raises(given: Any) -> Any:
         raise kind("told")
 
-    async def later(shown: TrajectoryGroup) -> list[float]:
-        return rate(shown)
+    async def later(given: Any) -> Any:
+        return raises(given)
 
-    judge = as_evaluator(later if asynchronous else rate)
+    asked = later if asynchronous else raises
+    judge = as_evaluator(asked)
     for ask in (judge.invoke, judge.score):
         with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
             ask(RUNS)
-    assert still_works()
+    assert works_still()
     if asynchronous and kind is KeyboardInterrupt:  # on the main thread it is a Ctrl-C
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(score_groups([RUNS], later))
-    else:
-        with pytest.raises(ArtError, match=rf"(?s)raised for all 1 groups.*{kind.__name__}"):
-            asyncio.run(score_groups([RUNS], judge))
+        with pytest.raises(KeyboardInterrupt):
+            gather_sync(later, ["q"], group_size=2)
+        return
+    with pytest.raises(ArtError, match=rf"(?s)raised for all 1 groups.*{kind.__name__}"):
+        asyncio.run(score_groups([RUNS], judge))
+    with pytest.raises(RolloutFailed, match=kind.__name__):
+        gather_sync(asked, ["q"], group_size=2)
+    (found,) = gather_sync(asked, ["q"], group_size=2, max_failed=1.0).groups
+    assert [one.status for one in found.trajectories] == ["failed"] * 2
 
 
 def test_what_a_generator_raises_is_of_its_group() -> None:
@@ -60,74 +60,46 @@ def test_what_a_generator_raises_is_of_its_group() -> None:
             assert current_thread() is not main_thread()
             yield {"a": 1.0}[one.id]
 
-    groups = [RUNS, group(run("a", says("GOOD")))]
-    found = asyncio.run(score_groups(groups, rate))
+    with pytest.raises(ArtError, match=r"<lambda> raised StopIteration.*next\(\) was called"):
+        as_evaluator(lambda shown: next(iter([]))).invoke(RUNS)
+    found = asyncio.run(score_groups([RUNS, group(run("a", says("GOOD")))], rate))
     assert [one.rewards for one in found.groups] == [[1.0]]
     assert (found.unjudged, found.first_error) == (1, "KeyError: 'b'")
 
 
-@ENDINGS
-def test_tasks_of_an_evaluator(kind: Kind) -> None:
+def nested(raises: Callable[..., Any]) -> GroupEvaluator:
+    """An evaluator whose tasks raise."""
+
     class Nested(GroupEvaluator):
         async def ascore(self, group: TrajectoryGroup) -> Sequence[Score | None]:
             async def one() -> Score:
-                raise kind
+                return raises()
 
             return await asyncio.gather(*(one() for _ in group.trajectories))
 
-    for judge in (Nested("nested"), SumEvaluator([(Nested("nested"), 1.0)])):
-        with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
-            judge.invoke(RUNS)
-    assert still_works()
+    return Nested("nested")
 
 
 @ENDINGS
-def test_a_judge(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda raises: SumEvaluator([(nested(raises), 1.0)]),
+        lambda raises: RulerEvaluator(ScriptedJudge(answer=raises), attempts=2),
+        lambda raises: from_langsmith(lambda inputs, outputs: raises()),
+        lambda raises: from_langfuse(lambda **given: raises()),
+    ],
+)
+def test_an_evaluator(kind: Kind, made: Callable[..., GroupEvaluator], monkeypatch: Any) -> None:
+    def raises(*_: object) -> Any:
+        raise kind
+
     monkeypatch.setattr("langchain_art.evaluators.ruler.evaluator._PAUSE", 0.0)
-    ruler = RulerEvaluator(judge_that_raises(kind), attempts=2)
-    with pytest.raises(JudgeError, match=kind.__name__):
-        ruler.invoke(RUNS)
-    with pytest.raises(JudgeError, match=kind.__name__):
-        asyncio.run(ruler.ainvoke(RUNS))
-    assert ruler.spent.unusable == 8
-    assert still_works()
-
-
-@ENDINGS
-@pytest.mark.parametrize("made", [from_langsmith, from_langfuse])
-def test_an_evaluator_of_another_library(kind: Kind, made: Callable[..., GroupEvaluator]) -> None:
-    def by_inputs(inputs: Any, outputs: Any) -> float:
-        raise kind
-
-    def by_names(**given: Any) -> float:
-        raise kind
-
-    judge = made(by_inputs if made is from_langsmith else by_names)
-    with pytest.raises(ArtError, match=kind.__name__):
+    judge = made(raises)
+    with pytest.raises((ArtError, RuntimeError), match=kind.__name__):
         judge.invoke(RUNS)
-    assert still_works()
-
-
-@ENDINGS
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_rollout(kind: Kind, asynchronous: bool) -> None:
-    def rollout(scenario: str) -> float:
-        raise kind
-
-    async def later(scenario: str) -> float:
-        return rollout(scenario)
-
-    tried = later if asynchronous else rollout
-    if asynchronous and kind is KeyboardInterrupt:
-        with pytest.raises(KeyboardInterrupt):
-            gather_sync(tried, ["q"], group_size=2)
-    else:
-        with pytest.raises(RolloutFailed, match=kind.__name__):
-            gather_sync(tried, ["q"], group_size=2)
-        (found,) = gather_sync(tried, ["q"], group_size=2, max_failed=1.0).groups
-        assert [one.status for one in found.trajectories] == ["failed"] * 2
-
-
-def test_what_ran_out_is_said() -> None:
-    with pytest.raises(ArtError, match=r"<lambda> raised StopIteration.*next\(\) was called"):
-        as_evaluator(lambda shown: next(iter([]))).invoke(RUNS)
+    if isinstance(judge, RulerEvaluator):
+        with pytest.raises(JudgeError, match=kind.__name__):
+            asyncio.run(judge.ainvoke(RUNS))
+        assert judge.spent.unusable == 8
+    assert works_still()

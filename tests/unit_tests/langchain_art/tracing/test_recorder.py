@@ -1,32 +1,35 @@
 import asyncio
 import gc
 import logging
+import math
+import operator
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from importlib.metadata import version
 from multiprocessing import get_context
-from typing import Any
+from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
 import pytest
+from langchain.agents import create_agent
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.types import Command, interrupt
-from packaging.version import Version
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, Send, interrupt
 
-from langchain_art import CaptureHandler, capture
+from langchain_art import CaptureHandler, Trajectory, capture
+from langchain_art.errors import ConfigError
 from langchain_art.tracing.run import Run
 from langchain_art.wire.identifiers import scenario_id
+from tests.support.graphs import Scripted, graph_of
 
 ASK: Any = {"messages": [("user", "hi")]}
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -38,10 +41,8 @@ def says(*lines: str) -> Any:
     return lambda state: {"messages": [model.invoke(state["messages"])]}
 
 
-def line(saver: Any = None, stop: list[str] | None = None, **nodes: Any) -> Any:
-    graph = StateGraph(MessagesState).add_sequence(list(nodes.items()))
-    graph.add_edge(START, next(iter(nodes)))
-    return graph.compile(checkpointer=saver, interrupt_before=stop)
+def line(saver: Any = None, **nodes: Any) -> Any:
+    return graph_of(**nodes).compile(checkpointer=saver)
 
 
 def asking(*lines: str) -> Any:
@@ -67,28 +68,95 @@ def told(run: Run) -> list[tuple[Any, str | None]]:
 # ---- what the run came to
 
 
-MERGES = Version(version("langgraph")) >= Version("1.2.3")
-"""Whether a config with callbacks adds to those around it, or replaces them."""
+def test_a_run_starts_unscored_and_refuses_what_is_no_number_and_no_id() -> None:
+    with capture(scenario="q", metadata={"seed": 1}, id="mine") as run:
+        assert run.reward is None
+        for bad in (math.nan, math.inf, "many"):
+            with pytest.raises(ConfigError, match="reward"):
+                run.reward = bad  # type: ignore[assignment]
+        run.reward = True
+    trajectory = run.trajectory()
+    assert (trajectory.id, trajectory.reward, trajectory.scenario) == ("mine", 1.0, "q")
+    assert trajectory.status == "completed" and trajectory.metadata["seed"] == 1
+    assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+    with pytest.raises(ConfigError, match="trajectory_id"):
+        capture(id="no spaces")
+    with capture() as one, (scope := capture()) as other:
+        assert one.id != other.id
+    with pytest.raises(ConfigError), scope:
+        pass
 
 
-@pytest.mark.parametrize("config", [{}, {"callbacks": [BaseCallbackHandler()]}][: 1 + MERGES])
-def test_a_scope_hears_that_a_graph_stops_where_it_was_told_to(config: Any) -> None:
-    agent = line(InMemorySaver(), ["act"], plan=says("p"), act=says("a"))
-    with capture() as outer, capture() as run:
-        agent.invoke(ASK, THREAD | config)
-        assert outer.status == run.status == "interrupted"
-        agent.invoke(None, THREAD | config)
-    assert run.status == "completed"
-    assert told(run) == [("p", None), ("a", None)]
-
-
-def test_a_chain_waits_with_its_graph() -> None:
-    waits: Runnable[Any, Any] = RunnableLambda(lambda ask: ask) | line(
-        InMemorySaver(), asks=asking("x")
-    )
+def test_input_and_output_are_those_of_the_call_whatever_is_appended_to_them() -> None:
+    graph = line(a=says("one", "two"))
+    history: list[Any] = [HumanMessage("hi")]
     with capture() as run:
-        waits.invoke(ASK, THREAD)
-    assert run.status == "interrupted"
+        history += graph.invoke({"messages": history})["messages"][1:]
+        history.append(HumanMessage("and?"))
+        state = graph.invoke({"messages": history})
+        state["messages"].append(HumanMessage("bye"))
+    found = run.trajectory()
+    assert [one["content"] for one in found.input["messages"]] == ["hi"]
+    assert [one["content"] for one in found.output["messages"]] == ["hi", "one", "and?", "two"]
+
+
+class Fan(TypedDict):
+    words: Annotated[list[str], operator.add]
+
+
+def test_equal_branches_go_on_in_their_own() -> None:
+    barrier = threading.Barrier(2, timeout=60)
+
+    def worker(word: Any) -> Fan:
+        model = FakeListChatModel(responses=["same"])
+        first = model.invoke([HumanMessage("same")])
+        barrier.wait()
+        model.invoke([HumanMessage("same"), first, HumanMessage("more")])
+        return {"words": []}
+
+    graph = StateGraph(Fan).add_node("worker", worker)
+    graph.add_conditional_edges(START, lambda _: [Send("worker", word) for word in "ab"])
+    with capture() as run:
+        graph.compile().invoke({"words": []})
+    second = [turn for turn in run.turns if turn.extends is not None]
+    assert len(second) == 2
+    assert all(run.turns[turn.extends or 0].namespace == turn.namespace for turn in second)
+
+
+def test_a_broken_payload_harms_no_graph_and_odd_messages_become_text() -> None:
+    class Odd(Scripted):
+        def choices(self, messages: Any) -> list[AIMessage]:
+            reply = AIMessage("x", usage_metadata=None)
+            object.__setattr__(reply, "usage_metadata", {"input_tokens": 1})
+            return [reply]
+
+    odd = HumanMessage([{"type": "text"}])  # a text block without its text
+    with capture() as run:
+        assert Odd(lines=[""]).invoke([SystemMessage("s"), odd]).content == "x"
+    assert run.error is not None and "on_llm_end" in run.error
+    assert run.turns[0].messages[1]["role"] in ("human", "user")
+    run.trajectory().model_dump_json()
+
+
+def look(what: str = "") -> str:
+    """Look at something."""
+    return f"seen {what}"
+
+
+def chat_bytes(turns: int) -> int:
+    asks = [{"name": "look", "args": {"what": "x" * 200}, "id": f"c{i}"} for i in range(turns - 1)]
+    lines = [*(AIMessage("", tool_calls=[one]) for one in asks), "done"]
+    agent = create_agent(Scripted(lines=lines), [tool(look)], system_prompt="s" * 500)
+    with capture() as run:
+        agent.invoke(ASK, {"recursion_limit": 4 * turns})
+    trajectory = run.trajectory()
+    assert [turn.extends for turn in run.turns] == [None, *range(turns - 1)]
+    assert len(trajectory.prompt(turns - 1)) == 2 * turns
+    return len(trajectory.model_dump_json())
+
+
+def test_size_is_linear_in_turns() -> None:
+    assert chat_bytes(40) <= 2.1 * chat_bytes(20)
 
 
 class Refusing(FakeListChatModel):
@@ -132,15 +200,14 @@ def test_what_a_program_without_a_graph_handles_fails_no_run(what: Any, first: s
     assert {*errors} <= {None, "ValueError: refused"}
 
 
-@pytest.mark.parametrize("what", [REFUSING, CHAIN])
 @pytest.mark.parametrize("last", ["yes", "no"])
-def test_the_order_of_ends_decides_nothing(what: Any, last: str) -> None:
+def test_the_order_of_ends_decides_nothing(last: str) -> None:
     other_is_over = threading.Event()
 
     def ask(said: str) -> None:
         if said == last:
             other_is_over.wait(60)
-        handled(what, said)
+        handled(CHAIN, said)
         other_is_over.set()
 
     with capture() as run, ThreadPoolExecutor(2) as pool:
@@ -149,16 +216,19 @@ def test_the_order_of_ends_decides_nothing(what: Any, last: str) -> None:
     assert (run.status, run.error) == ("completed", None)
     assert [turn.error for turn in run.turns if turn.error] == ["ValueError: refused"]
     with capture() as run:
-        what.batch(["yes", "no"], return_exceptions=True)
+        REFUSING.batch(["yes", "no"], return_exceptions=True)
     assert (run.status, run.error) == ("completed", None)
 
 
-@pytest.mark.parametrize("what", [REFUSING, CHAIN, search])
-def test_what_leaves_the_scope_fails_it(what: Any) -> None:
-    with pytest.raises(ValueError, match=r"no|refused"), capture() as run:
-        what.invoke("no")
-    assert run.status == "failed"
-    assert run.error in ("ValueError: refused", "ValueError: no")
+def test_what_leaves_the_scope_fails_it() -> None:
+    for what, error in ((REFUSING, "refused"), (CHAIN, "refused"), (search, "no")):
+        with pytest.raises(ValueError, match=error), capture() as run:
+            what.invoke("no")
+        assert (run.status, run.error) == ("failed", f"ValueError: {error}")
+    run = Run()  # without a scope, by its handler
+    with pytest.raises(ValueError, match="refused"):
+        CHAIN.invoke("no", {"callbacks": [CaptureHandler(run)]})
+    assert (run.status, run.error) == ("failed", "ValueError: refused")
 
 
 def test_a_chain_that_is_handled_within_a_node_or_beside_a_graph() -> None:
@@ -178,13 +248,6 @@ def test_a_chain_that_is_handled_within_a_node_or_beside_a_graph() -> None:
             handled(line(n=failing), ASK)
             last()
         assert (run.status, run.error) == ("failed", "ValueError: no"), "a graph's failure stays"
-
-
-def test_without_a_scope_the_handlers_run_fails_with_its_chain() -> None:
-    run = Run()
-    with pytest.raises(ValueError, match="refused"):
-        CHAIN.invoke("no", {"callbacks": [CaptureHandler(run)]})
-    assert (run.status, run.error) == ("failed", "ValueError: refused")
 
 
 # ---- which calls count
@@ -212,23 +275,30 @@ def test_a_question_that_was_never_answered(nested: bool) -> None:
 
 
 def test_two_handlers_of_one_run_tell_it_once() -> None:
-    with capture() as run:
-        config: Any = {"callbacks": [CaptureHandler(run)]}
-        line(a=says("x"), b=says("y")).invoke(ASK, config)
-    assert told(run) == [("x", None), ("y", None)]
-    assert [turn.extends for turn in run.turns] == [None, 0]
-    assert run.status == "completed"
-
-
-def test_two_handlers_tell_of_several_replies_once() -> None:
     class Twice(FakeListChatModel):
         def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> ChatResult:
             replies = [ChatGeneration(message=AIMessage(text)) for text in self.responses]
             return ChatResult(generations=replies)
 
     with capture() as run:
-        Twice(responses=["x", "y"]).invoke("?", {"callbacks": [CaptureHandler(run)]})
-    assert told(run) == [("x", None), ("y", "unchosen")]
+        config: Any = {"callbacks": [CaptureHandler(run)]}
+        line(a=says("x"), b=says("y")).invoke(ASK, config)
+        Twice(responses=["x", "y"]).invoke("?", config)
+    assert told(run) == [("x", None), ("y", None), ("x", None), ("y", "unchosen")]
+    assert [turn.extends for turn in run.turns][:2] == [None, 0]
+    assert run.status == "completed"
+
+
+def test_all_handlers_around_hear_a_call_with_callbacks_of_its_own() -> None:
+    handlers, model = [CaptureHandler() for _ in range(3)], FakeListChatModel(responses=["x"])
+    own: Any = {"callbacks": [BaseCallbackHandler()]}
+    inner = line(alone=lambda state: {"messages": [model.invoke("a", own)]})
+    around: Any = {"callbacks": [*handlers[:2], handlers[0]]}
+    line(nested=lambda state: inner.invoke(state, around)).invoke(ASK, {"callbacks": handlers[2:]})
+    model.invoke("b")  # outside of the graph nobody hears
+    for handler in handlers:
+        assert [turn.node for turn in handler.run.turns] == ["alone"]
+        assert handler.run.status == "completed"
 
 
 def test_a_config_whose_run_id_is_used_again_is_another_run() -> None:
@@ -237,17 +307,6 @@ def test_a_config_whose_run_id_is_used_again_is_another_run() -> None:
         model.invoke("one", config)
         model.invoke("two", config)
     assert told(run) == [("x", None), ("y", None)]
-
-    slow = FakeListChatModel(responses=["z"], sleep=0.5)
-
-    async def again() -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(slow.ainvoke("?", config), 0.1)
-        await model.ainvoke("?", config)
-
-    with capture() as run:
-        asyncio.run(again())
-    assert told(run) == [(None, "error"), ("x", None)]
 
     def shaky(state: Any) -> None:
         if said(state)["messages"][0].text == "x":
@@ -262,25 +321,18 @@ def test_a_config_whose_run_id_is_used_again_is_another_run() -> None:
     assert run.status == "completed"
 
 
-def test_a_scope_that_hears_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_without_an_id_are_said_and_a_run_that_failed_needs_no_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with capture() as run:
-        line(n=lambda state: {}).invoke(ASK)
-    assert "RemoteGraph" in caplog.text
-    assert run.id in caplog.text
+        line(a=says("x"), b=says("y")).invoke(ASK)
     (why,) = run.trajectory().metadata["not_heard"]
-    assert "RemoteGraph" in why
+    assert why.startswith("2 of the calls of the model None reported no id")
     caplog.clear()
     with pytest.raises(ValueError, match="no"), capture() as run:
         line(n=failing).invoke(ASK)
     assert not caplog.text
     assert "not_heard" not in run.trajectory().metadata
-
-
-def test_calls_without_an_id_are_said() -> None:
-    with capture() as run:
-        line(a=says("x"), b=says("y")).invoke(ASK)
-    (why,) = run.trajectory().metadata["not_heard"]
-    assert why.startswith("2 of the calls of the model None reported no id")
 
 
 def _ask_in_a_child(word: str) -> tuple[str, list[str]]:
@@ -308,8 +360,6 @@ def test_a_scenario_may_be_a_question_of_any_length() -> None:
     assert run.scenario == scenario_id({"id": question})
     assert len(run.scenario) <= 256
     assert run.trajectory().scenario == run.scenario != other.scenario
-    with capture(scenario="q" * 256) as run:
-        assert run.scenario == "q" * 256
 
 
 def test_a_stream_that_the_collector_closes_within_a_callback_ends_there() -> None:
@@ -338,26 +388,20 @@ def test_a_stream_that_the_collector_closes_within_a_callback_ends_there() -> No
     assert run.turns[0].error == "GeneratorExit: "
 
 
-# ---- the scope itself
+def test_a_scope_inside_of_a_node_leaves_its_config_alone_and_both_hear() -> None:
+    inner: list[Run] = []
 
-
-def test_a_scope_leaves_the_config_as_it_was() -> None:
-    with capture():
-        with capture():
-            pass
-        outer = var_child_runnable_config.get()
-        assert outer is not None
-        assert len(outer.get("callbacks") or []) == 1
-    assert var_child_runnable_config.get() is None
-
-
-def test_a_scope_inside_of_a_node_leaves_the_nodes_config_alone() -> None:
     def node(state: Any) -> None:
         before = var_child_runnable_config.get()
-        with capture():
+        with capture() as run:
             assert var_child_runnable_config.get() is before
+            for asked in (REFUSING, CHAIN, CHAIN):
+                asked.invoke("yes")
+        inner.append(run)
 
-    line(n=node).invoke(ASK)
+    with capture() as outer:
+        line(n=node).invoke(ASK)
+    assert told(inner[0]) == told(outer) == [("ok", None)] * 3
 
 
 # ---- models that ask another model
@@ -444,16 +488,12 @@ def test_a_reply_from_a_cache_is_no_second_call() -> None:
     assert told(run) == [("one", None)]
 
 
-async def test_calls_of_a_server_that_gives_all_one_id_are_calls_of_their_own() -> None:
-    class OneId(FakeListChatModel):
-        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
-            reply = AIMessage("same", response_metadata={"call_id": "chatcmpl-123"})
-            return ChatResult(generations=[ChatGeneration(message=reply)])
-
-    model = OneId(responses=[""])
+def test_calls_of_a_server_that_gives_all_one_id_are_calls_of_their_own() -> None:
+    same = [AIMessage("same", response_metadata={"call_id": "chatcmpl-123"})]
+    model = Scripted(lines=same)
     with capture() as run:
         model.invoke("one")
-        await asyncio.gather(*(model.ainvoke(name) for name in ("two", "three")))
+        model.batch(["two", "three"])
     assert told(run) == [("same", None)] * 3
 
 

@@ -10,25 +10,10 @@ from langchain_art.wire.trajectories import MAX_RUN_BYTES, storable
 LONE = "caf\udce9"
 
 
-@pytest.mark.parametrize(
-    ("own", "turns", "total"),
-    [
-        (None, [], None),
-        (None, [None], None),
-        (0.0, [None], 0.0),
-        (None, [0.25, 0.5], 0.75),
-        (1.0, [0.25, None], 1.25),
-        (0.0, [-1.0], -1.0),
-    ],
-)
-def test_the_total_return_is_the_runs_and_its_calls(
-    own: float | None, turns: list[float | None], total: float | None
-) -> None:
-    told = tuple(Turn(reward=reward) for reward in turns)
-    assert Trajectory(id="t", turns=told, reward=own).total_return == total
-
-
-def test_what_the_graph_threw_away_is_worth_nothing() -> None:
+def test_the_total_return_is_the_runs_and_its_calls_but_what_the_graph_threw_away() -> None:
+    for own, turns, total in ((None, [None], None), (None, [0.5], 0.5), (1.0, [0.25, None], 1.25)):
+        told = tuple(Turn(reward=reward) for reward in turns)
+        assert Trajectory(id="t", turns=told, reward=own).total_return == total
     thrown = Turn(reward=9.0, excluded_because="retried")
     assert Trajectory(id="t", turns=(thrown,)).total_return is None
     assert Trajectory(id="t", turns=(thrown, Turn(reward=1.0)), reward=1.0).total_return == 2.0
@@ -38,10 +23,8 @@ def test_what_the_graph_threw_away_is_worth_nothing() -> None:
     ("value", "why"),
     [
         ({"a": [1, {"b": LONE}]}, "a[1].b: a text with the lone surrogate '\\udce9', which UTF-8"),
-        ({"a": {LONE: 1}}, "a: a text with the lone surrogate"),
         ({"a": ({"n": -(10**5000)},)}, "a[0].n: an integer of 16610 bits"),
         ([b"\xff"], "[0]: "),
-        (LONE, "the value: a text with"),
         (Turn(reply={"role": "assistant", "content": LONE}), "reply.content: a text with"),
     ],
 )
@@ -64,11 +47,6 @@ def stored(run: Trajectory) -> Trajectory:
     return found
 
 
-def test_what_can_be_stored_is_the_run_itself() -> None:
-    run = Trajectory(id="t", output={"x": "é"}, reward=1.0)
-    assert storable(run) is run
-
-
 def nested(depth: int) -> Any:
     value: Any = "deep"
     for _ in range(depth):
@@ -81,10 +59,9 @@ IN_ITSELF.append(IN_ITSELF)
 
 
 @pytest.mark.parametrize("field", ["input", "metadata"])
-@pytest.mark.parametrize("value", [IN_ITSELF, *map(nested, [*range(180, 204), 300, 2000])])
+@pytest.mark.parametrize("value", [IN_ITSELF, *map(nested, [*range(180, 204), 2000])])
 def test_a_value_that_is_nested_too_deep_is_left_out(value: Any, field: str) -> None:
-    run = Trajectory(id="t", reward=1.0).model_copy(update={field: {"a": value}})
-    found = stored(run)
+    found = stored(run := Trajectory(id="t", reward=1.0).model_copy(update={field: {"a": value}}))
     if found is not run:
         assert (found.status, found.reward) == ("failed", 1.0)
         assert (found.error or "").startswith((field, "the value"))
@@ -129,9 +106,7 @@ def test_a_run_that_is_too_large_loses_its_largest_parts(field: str) -> None:
     assert f"{field}: 16,777" in (found.error or "")
 
 
-@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
-def test_counts_of_tokens_fit_into_a_database(name: str) -> None:
-    counts = {"prompt_tokens": 1, "completion_tokens": 1}
-    assert getattr(Usage(**counts | {name: 2**31 - 1}), name) == 2**31 - 1
-    with pytest.raises(ValidationError, match="less than or equal to"):
-        Usage(**counts | {name: 2**63})
+def test_counts_of_tokens_fit_into_a_database() -> None:
+    for name in ("prompt_tokens", "completion_tokens"):
+        with pytest.raises(ValidationError, match="less than or equal to"):
+            Usage(**{"prompt_tokens": 1, "completion_tokens": 1} | {name: 2**31})

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from langchain_art import wire
 from langchain_art_server.gateway import app as gateway
 from langchain_art_server.gateway import lists, record_routes
+from langchain_art_server.gateway.lists import page_turns
+from langchain_art_server.storage.queries import Page
 from langchain_art_server.storage.store import Store
 
 POLLS, SECONDS = 100, 2.0
@@ -103,15 +105,37 @@ async def test_the_looks_of_one_clients_workers_have_a_rate(
 async def test_the_looks_at_a_job_have_a_rate(
     polled: Polled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = wire.TrainJob(id="j", key="k", policy="p", state="queued", created_at=0.0)
-
-    async def get(_id: str) -> wire.TrainJob:
-        return job
-
-    monkeypatch.setattr(polled.store.jobs, "get", get)
+    request = wire.TrainRequest(policy="p", groups=(("t",),))
+    await polled.store.jobs.add("j", "k", request, [], 9)
     polled.count(monkeypatch, polled.store.jobs, "get")
     async with polled.client("1.1.1.1") as many:
         asked = [f"/v1/jobs/j{path}?wait={SECONDS}" for path in ("", "/events")] * (POLLS // 2)
         answers = await asyncio.gather(*(many.get(one, timeout=60) for one in asked))
     assert {one.status_code for one in answers} == {200}
     assert POLLS <= polled.looks <= POLLS + 1.5 * lists.LOOKS_PER_SECOND * SECONDS
+
+
+PART = lists._READ_PER_SECOND // 20  # 50 ms
+
+
+async def test_a_client_gets_one_page_at_a_time_and_then_waits_for_its_bytes() -> None:
+    turns, clock = page_turns(), asyncio.get_running_loop().time
+    began: dict[str, list[float]] = {"a": [], "b": []}
+    running = dict.fromkeys(began, 0)
+
+    def read(client: str) -> Callable[[], Awaitable[Page[bytes]]]:
+        async def page() -> Page[bytes]:
+            began[client].append(clock())
+            running[client] += 1
+            assert running[client] == 1
+            await asyncio.sleep(0.01)
+            running[client] -= 1
+            return Page([b"x" * PART], None, False)
+
+        return page
+
+    await asyncio.gather(*(turns.take(one, read(one)) for one in "aaabaaa"))
+    apart = [later - earlier for earlier, later in zip(began["a"], began["a"][1:], strict=False)]
+    assert len(apart) == 5 and min(apart) >= 0.049
+    assert began["b"][0] - began["a"][0] < 0.04
+    assert not turns._reading

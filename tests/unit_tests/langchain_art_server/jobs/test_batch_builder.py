@@ -2,12 +2,17 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from langchain_art.wire import TrainConfig, TrainRequest, Trajectory, Turn
+from langchain_art_server.jobs.audit import audit
 from langchain_art_server.jobs.batch_builder import Batch
 from langchain_art_server.jobs.eligibility import check_eligibility, steps_since
-from langchain_art_server.storage.tables import CallRecord
+from langchain_art_server.storage.tables import CallRecord, StoredRun
 from tests.support.call_records import record
+from tests.support.call_trees import common, sampled_tokens, trained_tokens, trees_of_calls
+from tests.support.soak import count
 
 
 def turn(call_id: str | None, node: str = "writer", **changes: Any) -> Turn:
@@ -111,35 +116,6 @@ def test_a_run_that_the_policy_made_counts_though_no_token_of_it_can_learn(
     assert frozen.excluded["runs.without_trainable_calls"] == 3
 
 
-def test_nodes_report_what_they_gave_and_sum_to_the_whole() -> None:
-    records = [
-        record("a-0", said=(2, 3, 4)),
-        record("a-1", prompt=(9,), said=(5,)),
-        record("b-0", said=(2,)),
-        record("b-1", prompt=(8,), said=(6, 7)),
-    ]
-    runs = {
-        "a": (1.0, [turn("a-0", path=("team", "writer")), turn("a-1", "critic")]),
-        "b": (0.0, [turn("b-0", path=("team", "writer")), turn("b-1", "critic"), turn("gone")]),
-    }
-    batch = batch_of(runs, records, {"critic": True, "writer": True})
-    nodes = batch.nodes()
-    assert list(nodes) == ["critic", "team/writer", "writer"]
-    writer, critic = nodes["team/writer"], nodes["critic"]
-    assert (writer.calls, writer.tokens, critic.calls, critic.tokens) == (2, 4, 2, 3)
-    assert writer.advantage_mean == pytest.approx((3 * 0.5 - 1 * 0.5) / 4)
-    assert critic.advantage_mean == pytest.approx((1 * 0.5 - 2 * 0.5) / 3)
-    assert writer.advantage_abs == critic.advantage_abs == 0.5
-    gone = nodes["writer"]
-    assert (gone.calls, gone.tokens, gone.advantage_mean, gone.excluded) == (0, 0, 0.0, {"lost": 1})
-    assert sum(node.tokens for node in nodes.values()) == sum(sum(row.mask) for row in batch.rows)
-    assert sum(node.calls for node in nodes.values()) == batch.metrics["calls_trained"]
-    by_reason: Counter[str] = Counter()
-    for node in nodes.values():
-        by_reason.update({f"calls.{reason}": count for reason, count in node.excluded.items()})
-    assert by_reason == batch.excluded
-
-
 def test_what_the_config_decides_reaches_the_rows() -> None:
     records = [record(f"c-{i}", prompt=(9, i), said=(2,) * (i + 1)) for i in range(4)]
     runs = {
@@ -209,21 +185,6 @@ def test_a_call_is_trained_once_in_a_batch_and_never_after_an_earlier_job() -> N
     assert batch.trained == ["a", "b", "d"]
 
 
-def test_what_was_sampled_is_counted_whether_it_is_trained_or_not() -> None:
-    records = [
-        record("a", said=(1, 2, 3)),
-        record("b", said=(1, 2), finish_reason="length"),
-        record("c", said=(1,), excluded_because="greedy_decoding"),
-        record("q", said=(1, 2, 3, 4), policy="q"),
-    ]
-    shared = turn("a")  # one call in two runs is one call
-    runs = {"s": (1.0, [shared, turn("b")]), "t": (0.0, [shared, turn("c"), turn("q")])}
-    metrics = batch_of(runs, records).metrics
-    assert metrics["tokens_sampled"] == 6
-    assert metrics["truncated_share"] == pytest.approx(1 / 3)
-    assert "rollout_seconds" not in metrics
-
-
 @pytest.mark.parametrize("apart", [False, True], ids=["a group", "two groups"])
 def test_a_reply_of_several_runs_is_trained_where_the_first_of_them_is_left_out(
     apart: bool,
@@ -244,3 +205,116 @@ def test_a_reply_of_several_runs_is_trained_where_the_first_of_them_is_left_out(
         batch.settle()
         assert {one.id for one in batch.calls} == {"plan", "b1", "c1"}
         assert len(batch.rows) == 3
+
+
+def stored(*turns: Turn) -> StoredRun:
+    return StoredRun(Trajectory(id="t", turns=turns, reward=1.0), False, {"p": "job-1"})
+
+
+Runs = tuple[list[Turn], dict[str, CallRecord]]
+
+
+@st.composite
+def runs(draw: st.DrawFn, name: str) -> Runs:
+    """A run over a random tree of calls: some lost, foreign, superseded, frozen, repeated …"""
+    turns: list[Turn] = []
+    records: dict[str, CallRecord] = {}
+    for call in draw(trees_of_calls()):
+        fate = draw(
+            st.sampled_from(["", "", "", "", "excluded_because", "lost", "foreign", "again"])
+        )
+        key = f"{name}-{call.call_id}"
+        policy = draw(st.sampled_from(["p", "p", "p", "q", None]))
+        if fate not in ("lost", "foreign"):
+            records[key] = record(
+                key,
+                call.prompt_token_ids,
+                call.token_ids,
+                logprobs=list(call.logprobs),
+                temperature=call.temperature,
+                policy=policy,
+                excluded_because=draw(st.sampled_from([None] * 6 + ["grammar: x", "top_p: 0.5"])),
+            )
+        turn = Turn(
+            call_id=key,
+            node=draw(st.sampled_from(["writer", "critic", None])),
+            path=draw(st.sampled_from([(), ("team", "writer")])),
+            model=policy and f"{policy}@0",
+            ours=fate != "foreign",
+            excluded_because="retried" if fate == "excluded_because" else None,
+        )
+        turns += [turn] * (2 if fate == "again" else 1)
+    return turns, records
+
+
+CHOICES = st.dictionaries(
+    st.sampled_from(["writer", "critic", "team", "p", "q@0"]), st.booleans(), max_size=3
+)
+
+
+@pytest.mark.soak
+@settings(max_examples=count(40, 2000), deadline=None)
+@given(runs("a"), runs("b"), CHOICES)
+def test_audit_and_training_agree_on_any_run(
+    one: Runs, other: Runs, trainable: dict[str, bool]
+) -> None:
+    records = one[1] | other[1]
+    trajectories = [
+        Trajectory(id=name, turns=tuple(turns), reward=reward)
+        for name, (turns, _), reward in (("a", one, 1.0), ("b", other, 0.0))
+    ]
+    batch = Batch(TrainRequest(policy="p", groups=(("a", "b"),), trainable=trainable), 0)
+    batch.add_group(trajectories, records)
+    audits = [audit(StoredRun(t, False, {}), records, "p", trainable) for t in trajectories]
+    for told, trajectory in zip(audits, trajectories, strict=True):
+        for turn, source in zip(told.turns, trajectory.turns, strict=True):
+            known = records.get(source.call_id or "")
+            learns = turn.excluded_because is None and known is not None
+            assert turn.trained_tokens == (len(known.token_ids) if learns and known else 0)
+            assert (turn.excluded_because is None) == (turn.trained_tokens > 0)
+    if not batch.rows:
+        assert not batch.trained and not batch.calls
+        return
+    assert len(batch.rows) == sum(told.rows for told in audits)
+    trained = sum(told.trained_tokens for told in audits)
+    assert trained == sum(sum(row.mask) for row in batch.rows)
+    assert trained == sum(node.tokens for node in batch.nodes().values())
+    reasons = Counter(
+        f"calls.{t.excluded_because}" for told in audits for t in told.turns if t.excluded_because
+    )
+    assert reasons == {k: v for k, v in batch.excluded.items() if k.startswith("calls.")}
+    learning = [
+        records[source.call_id or ""]
+        for told, trajectory in zip(audits, trajectories, strict=True)
+        for turn, source in zip(told.turns, trajectory.turns, strict=True)
+        if turn.trained_tokens
+    ]
+    assert trained_tokens(batch.rows) == sampled_tokens(learning)
+
+
+@pytest.mark.soak
+@settings(max_examples=count(40, 2000), deadline=None)
+@given(runs("a"))
+def test_prefixes_are_those_of_a_naive_comparison(run: Runs) -> None:
+    turns, records = run
+    told = audit(stored(*turns), records, None, {})
+    for index, turn in enumerate(told.turns):
+        mine = records.get(turn.call_id or "")
+        if mine is None:
+            assert turn.prefix is None
+            continue
+        earlier = {
+            i: [*known.prompt_token_ids, *known.token_ids]
+            for i, before in enumerate(turns[:index])
+            if (known := records.get(before.call_id or "")) is not None
+        }
+        shared = {i: common(tokens, mine.prompt_token_ids) for i, tokens in earlier.items()}
+        longest = max(shared.values(), default=0)
+        assert turn.prefix_tokens == longest
+        if longest == 0:
+            assert (turn.prefix, turn.prefix_turn) == ("starts", None)
+            continue
+        assert turn.prefix_turn is not None and shared[turn.prefix_turn] == longest
+        wholly = any(len(earlier[i]) == n == longest for i, n in shared.items())
+        assert turn.prefix == ("extends" if wholly else "forks")
+        assert (len(earlier[turn.prefix_turn]) == longest) == wholly

@@ -23,7 +23,7 @@ Message = dict[str, Any]
 USER: Message = {"role": "user", "content": "When?"}
 
 
-def said(text: str | None, **more: Any) -> Message:
+def said(text: Any, **more: Any) -> Message:
     return {"role": "assistant", "content": text, **more}
 
 
@@ -58,9 +58,6 @@ def extends(trajectory: Trajectory) -> list[int | None]:
     return [turn.extends for turn in trajectory.turns]
 
 
-# --- order and links ---------------------------------------------------------------------------
-
-
 def test_turns_stand_in_the_order_in_which_they_were_asked_for() -> None:
     calls = [
         at(5, "late", [USER, said("a"), USER], "b", tags={"step": 2, "scenario": "s"}),
@@ -78,13 +75,6 @@ def test_turns_stand_in_the_order_in_which_they_were_asked_for() -> None:
     assert first.usage is not None
     assert first.usage.prompt_tokens == len(tokens_of([USER])) and late.messages == (USER,)
     assert run.prompt(2) == [USER, said("a"), USER]
-
-
-def test_what_a_part_of_a_message_holds_never_stops_an_assembly() -> None:
-    odd = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in (5, None, [1])]
-    run = assemble("t-1", [at(0, "a", [USER], "x"), at(1, "b", odd, "y", prompt=[1], said=[2])])
-    assert [turn.call_id for turn in run.turns] == ["a", "b"]
-    assert run.turns[1].messages == tuple(odd)
 
 
 def test_a_prompt_goes_on_with_the_longest_that_it_begins_with() -> None:
@@ -105,47 +95,28 @@ CALL = {
 }
 
 
-@pytest.mark.parametrize(
-    "back",
-    [
-        {"role": "assistant", "tool_calls": [CALL]},
-        {"role": "assistant", "content": "", "tool_calls": [CALL], "refusal": None},
-        {"role": "assistant", "content": [], "name": "model", "tool_calls": [CALL]},
-        {
-            "role": "assistant",
-            "content": None,
-            "function_call": None,
-            "annotations": [],
-            "tool_calls": [
-                {
-                    **CALL,
-                    "index": 0,
-                    "function": {"name": "f", "arguments": '{"a":"\\u00e9","b":1}'},
-                }
-            ],
-        },
-    ],
-)
+def called(arguments: str, **more: Any) -> Message:
+    function = {"name": "f", "arguments": arguments}
+    return {**CALL, **more, "function": function}
+
+
 @pytest.mark.parametrize("tokens_fit", [True, False])
-def test_a_reply_that_comes_back_written_differently_is_known(
-    back: Message, tokens_fit: bool
-) -> None:
+def test_a_reply_that_comes_back_written_differently_is_known(tokens_fit: bool) -> None:
     first = at(0, "a", [USER], "", reply=said(None, tool_calls=[CALL]), said=[7, 8, 9])
     result = {"role": "tool", "tool_call_id": "x1", "content": "found"}
     prompt = [*first.prompt_token_ids, 7, 8, 9 if tokens_fit else 10, 1, 1]
-    second = at(2, "b", [USER, back, result], "done", prompt=prompt)
-    run = assemble("t-1", [first, second])
-    assert extends(run) == [None, 0]
-    assert run.turns[1].messages == (result,)
-    assert run.prompt(1) == [USER, said(None, tool_calls=[CALL]), result]
-
-
-def test_another_reply_or_other_arguments_are_not_taken_for_it() -> None:
-    first = at(0, "a", [USER], "", reply=said(None, tool_calls=[CALL]), said=[7, 8, 9])
-    other = {**CALL, "function": {"name": "f", "arguments": '{"b": 2, "a": "é"}'}}
-    broken = {**CALL, "function": {"name": "f", "arguments": '{"b": 2'}}
-    for back in (said(None, tool_calls=[other]), said(None, tool_calls=[broken]), said("x")):
-        second = at(2, "b", [USER, back], "done", prompt=[1, 2])
+    again = called('{"a":"\\u00e9","b":1}', index=0)
+    for back in (
+        {"role": "assistant", "tool_calls": [CALL]},
+        said([], name="model", tool_calls=[CALL]),
+        said("", refusal=None, function_call=None, annotations=[], tool_calls=[again]),
+    ):
+        second = at(2, "b", [USER, back, result], "done", prompt=prompt)
+        run = assemble("t-1", [first, second])
+        assert extends(run) == [None, 0] and run.turns[1].messages == (result,)
+        assert run.prompt(1) == [USER, said(None, tool_calls=[CALL]), result]
+    for other in (said(None, tool_calls=[called('{"b": 2, "a": "é"}')]), said("x")):
+        second = at(2, "b", [USER, other], "done", prompt=[1, 2])
         assert extends(assemble("t-1", [first, second])) == [None, None]
 
 
@@ -183,9 +154,6 @@ def test_of_equal_replies_the_nearest_in_the_graph_is_gone_on_with() -> None:
     assert extends(assemble("t-1", calls)) == [None, None, 0, 0, 1]
 
 
-# --- n ------------------------------------------------------------------------------------------
-
-
 def choices(texts: list[str], second: float = 0.0, **changes: Any) -> list[CallRecord]:
     jitter = [0.0, -1e-5, 2e-5]  # each choice's record is stamped by itself
     return [
@@ -216,9 +184,6 @@ def test_of_choices_those_count_that_the_client_goes_on_with(
         assert turn.extends is not None and run.turns[turn.extends].excluded_because is None
 
 
-# --- attempts -----------------------------------------------------------------------------------
-
-
 def test_of_a_task_the_last_attempt_counts() -> None:
     def call(name: str, second: float, attempt: int, **where: Any) -> CallRecord:
         asked = [{"role": "user", "content": name}]
@@ -239,149 +204,83 @@ def test_of_a_task_the_last_attempt_counts() -> None:
     assert excluded(assemble("t-1", calls)) == {"a1": "retried", "step2": "retried"}
 
 
-def test_of_a_node_that_ran_again_after_an_interrupt_the_last_run_counts() -> None:
-    def call(name: str, second: float, began: float | None, **where: Any) -> CallRecord:
-        tags = {"node": "n", "namespace": "n:1", "thread": "t", "task_began": began, **where}
-        return at(second, name, [{"role": "user", "content": name}], name, tags=tags)
-
-    calls = [
-        call("asks", 0, 10.0),
-        call("asks-more", 1, 10.0),
-        call("failed", 2, 20.0),
-        call("answers", 3, 20.0, attempt=2),
-        call("beside", 4, 10.0, namespace="n:2"),
-        call("another-thread", 5, 10.0, thread="u"),
-        call("an-older-client", 6, None, namespace="n:3"),
-    ]
-    assert excluded(assemble("t-1", calls)) == {
-        "asks": "interrupted",
-        "asks-more": "interrupted",
-        "failed": "retried",
-    }
-
-
-def test_a_task_that_asks_the_same_again_used_the_last_or_what_it_went_on_with() -> None:
+def test_only_the_same_request_of_a_task_is_asked_again() -> None:
     def call(name: str, second: float, text: str = "", **more: Any) -> CallRecord:
         tags = {"node": "n", "namespace": "n:1", **more.pop("tags", {})}
         return at(second, name, more.pop("messages", [USER]), text or name, tags=tags, **more)
 
-    bad, worse, good = call("bad", 0), call("worse", 1), call("good", 2)
-    assert excluded(assemble("t-1", [bad, worse, good])) == {"bad": "unchosen", "worse": "unchosen"}
-    on = call("on", 3, messages=[USER, said("worse"), USER])
-    assert excluded(assemble("t-1", [bad, worse, good, on])) == {"bad": "unchosen"}
+    good = call("good", 2)
     others = [
         call("hotter", 3, asked={"temperature": 2.0}),
         call("other-tools", 4, asked={"tools": [{"type": "function", "function": {"name": "f"}}]}),
         call("elsewhere", 5, tags={"namespace": "n:2"}),
         at(6, "of no graph", [USER], "of no graph", tags={"node": "n"}),
     ]
-    assert excluded(assemble("t-1", [good, *others])) == {"good": "unchosen"}
+    assert excluded(assemble("t-1", [good, *others])) == {"good": "unchosen"}  # by the hotter
 
 
-# --- retries of the client ----------------------------------------------------------------------
-
-
-def test_of_tries_that_were_refused_or_broke_before_they_were_sampled_nothing_is_known() -> None:
-    first, last = at(0, "try-0", [USER], "0"), at(6, "try-2", [USER], "2", retry=2)
-    assert excluded(assemble("t-1", [first, last])) == {"try-0": "retried"}
-    assert excluded(assemble("t-1", [last])) == {}
-
-
-@pytest.mark.parametrize(
-    "texts", [one for tries in (2, 3, 4) for one in product("ab", repeat=tries)]
-)
-def test_a_lost_try_that_said_what_a_later_one_said_again_is_discarded(
-    texts: tuple[str, ...],
-) -> None:
+def test_a_lost_try_that_said_what_a_later_one_said_again_is_discarded() -> None:
     """Whatever tries said: the call that continues the last one seems to continue its equals."""
-    tries = [at(3 * i, f"try-{i}", [USER], text, retry=i) for i, text in enumerate(texts)]
-    on = at(20, "on", [USER, said(texts[-1]), USER], "c")
-    run = assemble("t-1", [*tries, on])
-    lost = {call.id: "retried" for call in tries[:-1]}
-    assert excluded(run) == excluded(assemble("t-1", tries)) == lost
-    assert extends(run)[-1] == len(tries) - 1
+    for texts in (one for tries in (2, 3, 4) for one in product("ab", repeat=tries)):
+        tries = [at(3 * i, f"try-{i}", [USER], text, retry=i) for i, text in enumerate(texts)]
+        on = at(20, "on", [USER, said(texts[-1]), USER], "c")
+        run = assemble("t-1", [*tries, on])
+        lost = {call.id: "retried" for call in tries[:-1]}
+        assert excluded(run) == excluded(assemble("t-1", tries)) == lost, texts
+        assert extends(run)[-1] == len(tries) - 1
 
 
-def test_equal_requests_without_the_header_are_votes() -> None:
-    votes = [at(0.1 * i, f"vote-{i}", [USER], str(i)) for i in range(5)]
-    assert excluded(assemble("t-1", votes)) == {}
+def again(name: str, second: float = 5, **changes: Any) -> CallRecord:
+    return at(second, name, [USER], name, retry=1, **changes)
 
 
-def test_among_votes_a_retry_stands_for_the_one_that_ended_last() -> None:
-    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", number=9000)]
-    again = at(8, "b-again", [USER], "c", retry=1)
-    assert excluded(assemble("t-1", [*votes, again])) == {"b": "retried"}
-
-
-def test_two_lost_votes_are_two() -> None:
-    votes = [at(0, "a", [USER], "a"), at(0, "b", [USER], "b", number=3000)]
-    again = [at(5 + i, f"again-{i}", [USER], str(i), retry=1) for i in range(2)]
-    found = excluded(assemble("t-1", [*votes, *again]))
-    assert found == {"a": "retried", "b": "retried"}
-
-
-def test_a_reply_that_a_call_goes_on_with_did_arrive() -> None:
-    got = at(0, "got", [USER], "a")
-    on = at(3, "on", [USER, said("a"), USER], "b")
-    again = at(6, "again", [USER], "c", retry=1)  # the same prompt later, refused at first
-    assert excluded(assemble("t-1", [got, on, again])) == {}
+A, B = at(0, "a", [USER], "a"), at(0, "b", [USER], "b", number=9000)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("calls", "lost"),
     [
-        {"asked": {"temperature": 0.5}},
-        {"asked": {"tools": [{"type": "function"}]}},
-        {"tags": {"node": "other"}},
-        {"tags": {"namespace": "other:1"}},
-        {"policy": "q"},
+        ([at(0.1 * i, f"vote-{i}", [USER], str(i)) for i in range(5)], []),  # without the header
+        ([A, B, again("c", 10)], ["b"]),  # of votes the one that ended last
+        ([A, B, again("c", 10), again("d", 11)], ["a", "b"]),
+        ([at(6, "c", [USER], "c", retry=2)], []),  # the tries before it were not sampled
+        # The same prompt later, refused at first: the first reply did arrive.
+        ([A, at(3, "on", [USER, said("a"), USER], "b"), again("c", 6)], []),
+        ([A, again("c", asked={"temperature": 0.5})], []),
+        ([A, again("c", asked={"tools": [{"type": "function"}]})], []),
+        ([A, again("c", tags={"node": "other"})], []),
+        ([A, again("c", policy="q")], []),
     ],
 )
-def test_a_retry_of_another_request_discards_nothing(changes: dict[str, Any]) -> None:
-    calls = [at(0, "a", [USER], "a"), at(3, "b", [USER], "b", retry=1, **changes)]
-    assert excluded(assemble("t-1", calls)) == {}
+def test_what_a_retry_stands_for(calls: list[CallRecord], lost: list[str]) -> None:
+    assert excluded(assemble("t-1", calls)) == dict.fromkeys(lost, "retried")
 
 
 def test_all_choices_of_a_lost_reply_are_discarded() -> None:
-    again = [
-        at(5, "y" if i == 0 else f"y:{i}", [USER], text, retry=1)
-        for i, text in enumerate(["d", "e", "f"])
-    ]
-    run = assemble("t-1", [*choices(["a", "b", "c"]), *again])
+    retried = [again("y"), again("y:1"), again("y:2")]
+    run = assemble("t-1", [*choices(["a", "b", "c"]), *retried])
     lost = dict.fromkeys(["x", "x:1", "x:2"], "retried")
     assert excluded(run) == lost | dict.fromkeys(["y:1", "y:2"], "unchosen")
 
 
-# --- sizes --------------------------------------------------------------------------------------
-
-
-def test_more_calls_than_a_trajectory_may_have_are_refused() -> None:
-    calls = [at(i, f"c-{i}", [USER], "a") for i in range(4097)]
-    with pytest.raises(InvalidRequest, match=r"4097 calls .* at most 4096"):
-        assemble("t-1", calls)
-
-
-@pytest.mark.parametrize("tokens_fit", [True, False])
-def test_a_long_run_costs_what_its_requests_hold(tokens_fit: bool) -> None:
-    def run(turns: int) -> list[CallRecord]:
+def test_a_long_run_costs_what_its_requests_hold() -> None:
+    def seconds(turns: int) -> float:
         messages: list[Message] = [USER]
         calls: list[CallRecord] = []
         for turn in range(turns):
             text = f"reply {turn}: {json.dumps(list(range(40)))}"
-            prompt = {} if tokens_fit else {"prompt": [turn + 1]}
-            calls.append(at(2 * turn, f"c-{turn}", list(messages), text, **prompt))
+            calls.append(at(2 * turn, f"c-{turn}", list(messages), text, prompt=[turn + 1]))
             messages += [said(text), USER]
-        return calls
-
-    def seconds(calls: list[CallRecord]) -> float:
         begun = time.process_time()
         assembled = assemble("t-1", calls)
         spent = time.process_time() - begun
-        assert extends(assembled) == [None, *range(len(calls) - 1)]
+        assert extends(assembled) == [None, *range(turns - 1)]
         return spent
 
-    few, many = (min(seconds(calls) for _ in range(3)) for calls in (run(25), run(100)))
+    few, many = (min(seconds(turns) for _ in range(3)) for turns in (25, 100))
     assert many / few < 32  # requests hold 16 times as much; comparing every pair would cost 64
+    with pytest.raises(InvalidRequest, match=r"4097 calls .* at most 4096"):
+        assemble("t-1", [A] * 4097)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2), st.integers(0, 2)), max_size=8))
@@ -402,9 +301,6 @@ def test_whatever_a_client_does_each_call_is_one_turn(steps: list[tuple[int, int
         assert turn.reply == call.reply
         if turn.excluded_because == "unchosen":
             assert all(later.extends != index for later in run.turns)
-
-
-# --- random programs ---------------------------------------------------------------------------
 
 
 class Program:

@@ -1,8 +1,13 @@
 import asyncio
 
+import pytest
 from pydantic import BaseModel
 
+from langchain_art.training.fit_state import FitState
+from langchain_art.wire import TrainJob, TrainResult
 from langchain_art_server.page.answers import SharedAnswers
+from langchain_art_server.page.overview import series_of
+from tests.support.fits import identity
 
 
 class Now(BaseModel):
@@ -47,3 +52,24 @@ async def test_a_failed_read_is_one_callers_and_who_leaves_takes_nobody_along() 
     found = await asyncio.gather(*asked, return_exceptions=True)
     kinds = [type(one).__name__ for one in found]
     assert kinds == ["ValueError", "Response", "CancelledError", "Response"]
+
+
+@pytest.mark.parametrize("policy", ["p", "q-1"])
+def test_a_fit_is_shown_by_its_name_and_an_earlier_one_of_the_name_with_its_id(policy: str) -> None:
+    def job(at: float, name: str, fit_id: str) -> TrainJob:
+        state = FitState(fit_id=fit_id, name=name, identity=identity())
+        return TrainJob(
+            id=f"j{at}",
+            key=state.key(policy, 1),
+            policy=policy,
+            state="succeeded",
+            created_at=at,
+            finished_at=at,
+            result=TrainResult(policy=policy, version=1, metrics={}, excluded={}),
+        )
+
+    first, second = "0123456789ab", "ba9876543210"
+    jobs = [job(1, "my_fit", first), job(2, "my_fit", second), job(3, "", first)]
+    jobs.append(job(4, "facade-1", first))
+    shown = [one.fit for one in series_of(jobs)]
+    assert shown == ["facade-1", first, "my_fit", f"my_fit-{first}"]

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +18,8 @@ from tests.support.postgres import Postgres
 
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
-    opened = Database(database_url)
-    yield opened
-    opened.close()
-
-
-def on_disk(other: sa.Engine) -> set[str]:
-    """Read by another connection, as after a crash."""
-    with other.connect() as connection:
-        return set(connection.scalars(sa.select(CALLS.c.id)))
+    with contextlib.closing(Database(database_url)) as opened:
+        yield opened
 
 
 async def test_calls_at_once_share_transactions_and_are_on_disk(
@@ -36,13 +30,17 @@ async def test_calls_at_once_share_transactions_and_are_on_disk(
     other = sa.create_engine(database_url)
     waves = [[f"c-{wave}-{i}" for i in range(100)] for wave in range(2)]
 
+    def on_disk() -> set[str]:
+        with other.connect() as connection:
+            return set(connection.scalars(sa.select(CALLS.c.id)))
+
     async def add(name: str) -> None:
         await database.add_calls([record(name), record(f"{name}:1")])
-        assert {name, f"{name}:1"} <= on_disk(other)
+        assert {name, f"{name}:1"} <= on_disk()
 
     for names in waves:
         await asyncio.gather(*map(add, names))
-    assert len(on_disk(other)) == 400
+    assert len(on_disk()) == 400
     other.dispose()
     assert len(commits) <= 4
 
@@ -85,11 +83,9 @@ def test_a_database_that_cannot_be_had_is_refused_in_words(url: str, words: str)
     [
         ("UPDATE art_schema SET version = 99", "got schema version 99, .* a newer server made it"),
         ("UPDATE art_schema SET version = 0", "got schema version 0, .* an older server made it"),
-        ("DELETE FROM art_schema", "got schema version 0"),
         ("DROP TABLE art_schema", "no schema version, so an older server made it"),
         ("ALTER TABLE calls DROP COLUMN retry", "table 'calls' has no column 'retry'"),
         ("ALTER TABLE calls ADD COLUMN more TEXT", "table 'calls' has an unknown column 'more'"),
-        ("DROP TABLE trained_calls", "table 'trained_calls' has no column 'call_id'"),
     ],
 )
 def test_a_database_of_another_version_is_refused_in_words(
@@ -128,23 +124,6 @@ def test_a_server_waits_until_postgresql_sees_the_end_of_the_last_one(postgres: 
     end.start()
     Database(url).close()
     end.join()
-
-
-@pytest.mark.parametrize("damage", ["no database", "header", "page"])
-def test_a_damaged_file_is_refused_in_words(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "art.sqlite3"
-    Database(f"sqlite:///{path}").close()
-    data = bytearray(path.read_bytes())
-    match damage:
-        case "no database":
-            data = bytearray(b"all of it is something else\n" * 500)
-        case "header":
-            data[3] ^= 1
-        case _:
-            data[100] ^= 0xFF  # the kind of the first page
-    path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"which fails: .*Put it back from a backup"):
-        Database(f"sqlite:///{path}")
 
 
 async def test_a_read_of_many_queries_is_of_one_moment(database: Database) -> None:

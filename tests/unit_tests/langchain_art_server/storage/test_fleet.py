@@ -28,17 +28,6 @@ def stores(url: str) -> Iterator[tuple[Store, Store]]:
         store.close()
 
 
-async def test_one_server_has_a_policy_until_it_gives_it_back(stores: tuple[Store, Store]) -> None:
-    one, other = stores
-    assert await one.leases.take("p")
-    assert not await other.leases.take("p")
-    assert await other.leases.take("q"), "a lease is of one policy"
-    assert await one.leases.renew("p")
-    await one.leases.release("p")
-    assert await other.leases.take("p")
-    assert not await one.leases.renew("p")
-
-
 async def test_what_another_server_has_is_not_waited_for(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from langchain_art.errors import InvalidRequest, NotFound
+from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
 from langchain_art_server.storage import run_list
 from langchain_art_server.storage.run_index import words_of
-from langchain_art_server.storage.run_list import RunsQuery, Sort
+from langchain_art_server.storage.run_list import EvaluatedRun, RunsQuery, Sort
 from langchain_art_server.storage.store import Store
 from tests.support.soak import share
 
@@ -190,24 +190,52 @@ async def test_what_is_listed_is_what_the_run_says_now(store: Store) -> None:
     assert words == 59
 
 
-async def test_siblings_are_of_one_group_or_else_of_one_scenario(store: Store) -> None:
-    await fill(store)
-    assert [run.id for run in await store.runs.siblings("run-9")] == [
-        f"run-{index}" for index in range(8, 12)
+def evaluated(
+    name: str, scenario: str | None, reward: float | None, versions: str | None
+) -> Trajectory:
+    marked = {} if versions is None else {"evaluation": versions}
+    return Trajectory(id=name, scenario=scenario, reward=reward, metadata=marked)
+
+
+EVALUATED = [
+    evaluated("a", "s", 0.0, "p@0"),
+    evaluated("b", "s", 1.0, "p@0"),
+    evaluated("c", "t", 0.25, "p@0"),
+    evaluated("d", None, None, "p@0"),
+    evaluated("e", "s", 1.0, "p@1 + q@1"),
+    evaluated("f", "s", 1.0, None),  # of training
+]
+
+
+async def test_evaluations_are_those_of_the_runs_now(store: Store) -> None:
+    assert await store.runs.evaluations() == []
+    await store.add_trajectories(EVALUATED)
+    first, second = await store.runs.evaluations()
+    expected = mean_of_scenarios([[0.0, 1.0], [0.25]])
+    assert (first.versions, first.mean, first.ci95) == ("p@0", expected.mean, expected.ci95)
+    assert (first.runs, first.scenarios) == (3, 2)
+    assert (second.versions, second.mean, second.ci95) == ("p@1 + q@1", 1.0, None)
+    assert await store.runs.evaluated("p@0") == [
+        EvaluatedRun("a", "s", 0.0, False),
+        EvaluatedRun("b", "s", 1.0, False),
+        EvaluatedRun("c", "t", 0.25, False),
+        EvaluatedRun("d", "run d", None, False),
     ]
-    for name, scenario in (("x-1", "s"), ("x-2", "s"), ("x-3", None)):
-        await store.add_trajectories([Trajectory(id=name, scenario=scenario)])
-    assert [run.id for run in await store.runs.siblings("x-2")] == ["x-1", "x-2"]
-    assert [run.id for run in await store.runs.siblings("x-3")] == ["x-3"]
-    with pytest.raises(NotFound, match="nothing"):
-        await store.runs.siblings("nothing")
+    assert await store.runs.evaluated("p@") == []
+    await store.set_reward("c", Reward(reward=0.75))  # no run came, none went
+    assert (await store.runs.evaluations())[0].mean == pytest.approx(1.75 / 3)
+    await store.delete_trajectory("e")
+    assert [one.versions for one in await store.runs.evaluations()] == ["p@0"]
+    # A run that an evaluation has scored afterwards: of a graph on another server.
+    await store.set_reward("f", Reward(reward=1.0, metadata={"evaluation": "p@2"}))
+    assert [one.versions for one in await store.runs.evaluations()] == ["p@0", "p@2"]
 
-
-async def test_what_is_no_cursor_and_no_sort_is_refused(store: Store) -> None:
-    for after in ("", "x", "[1]", "[null, -1]", '["a", 1]', "[null, 1e99]"):
-        with pytest.raises(InvalidRequest, match="next"):
-            await store.runs.page(RunsQuery(after=after))
-    with pytest.raises(InvalidRequest, match="name of a score"):
-        await store.runs.page(RunsQuery(sort="score"))
-    with pytest.raises(ValueError, match="expected its name"):
-        RunsQuery(score_min=1.0)
+    await store.delete_trajectory("f")
+    # Rewards that change places change the interval alone.
+    places = [evaluated(name, name[0], float(name == "s1"), "q") for name in ("s1", "s2", "t1")]
+    await store.add_trajectories(places)
+    before = (await store.runs.evaluations())[1].ci95
+    await store.set_reward("s1", Reward(reward=0.0))
+    await store.set_reward("t1", Reward(reward=1.0))
+    [_, now] = await store.runs.evaluations()
+    assert now.ci95 == mean_of_scenarios([[0.0, 0.0], [1.0]]).ci95 != before

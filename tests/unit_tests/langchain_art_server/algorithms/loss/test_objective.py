@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from langchain_art.errors import ConfigError
+from langchain_art.errors import ArtError, ConfigError
 from langchain_art.wire import (
     CISPO,
     DPPOTV,
@@ -21,11 +22,14 @@ from langchain_art.wire import (
     IcePop,
     JobConfig,
     KLPenalty,
+    LRSchedule,
     SequenceMask,
     SFTConfig,
     TrainConfig,
 )
+from langchain_art_server.algorithms.loss.logprob_gap import check_sync, suspects_of
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
+from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
 from langchain_art_server.algorithms.loss.objective import StepLoss, TrainedTokens, objective
 from tests.support.naive_losses import Naive, naive_importance, naive_losses
 from tests.support.soak import count
@@ -37,6 +41,7 @@ CHOICES: list[dict[str, Any]] = [
     {"loss": ClippedRatio(dual_clip=None, importance_sampling=None), "guard": None},
     {"loss": ClippedRatio(dual_clip=1.5, importance_sampling=IcePop()), "guard": 2.0},
     {"loss": GSPO(clip_low=0.1, clip_high=0.1, importance_sampling=SequenceMask())},
+    {"loss": GSPO(importance_sampling=SequenceMask(low=0.5))},
     {"loss": CISPO(clip_low=0.2, clip_high=0.3)},
     {"loss": DPPOTV(), "guard": None},
     {
@@ -45,13 +50,7 @@ CHOICES: list[dict[str, Any]] = [
     },
     {"kl": KLPenalty(estimator="k2", coefficient=0.3)},
     {"loss": CISPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "guard": None},
-    {"distillation": Distillation(teacher="t@3", coefficient=0.7)},
-    {
-        "distillation": Distillation(teacher="t@3", rewards=False),
-        "loss": GSPO(),
-        "entropy_bonus": 0.05,
-    },
-    {"entropy_bonus": 0.05},
+    {"distillation": Distillation(teacher="t@3", coefficient=0.7), "loss": GSPO()},
     {"loss": GSPO(), "kl": KLPenalty(estimator="k3", coefficient=0.2), "entropy_bonus": 0.5},
     {"kind": "sft"},
 ]
@@ -65,14 +64,15 @@ def made(choice: dict[str, Any]) -> JobConfig:
 def cases(draw: st.DrawFn) -> dict[str, list[float]]:
     rng = random.Random(draw(st.integers(0, 2**32)))
     tokens = draw(st.integers(1, 9))
-    moved, gap = draw(st.sampled_from([0.0, 0.3])), draw(st.sampled_from([0.0, 0.1, 1.0]))
+    moved = draw(st.sampled_from([0.0, 0.05, 0.5, 2.0]))
+    gap = draw(st.sampled_from([0.0, 0.1, 1.0, 2.0]))
     new = [-rng.uniform(0.1, 4) for _ in range(tokens)]
     old = [min(-1e-3, x + rng.gauss(0, moved)) for x in new]
     return {
         "logprobs": new,
         "old_logprobs": old,
         "sampler_logprobs": [min(-1e-3, x + rng.gauss(0, gap)) for x in old],
-        "advantages": [rng.choice([0.0, rng.gauss(0, 1)]) for _ in range(tokens)],
+        "advantages": [rng.choice([0.0, rng.gauss(0, 1), rng.gauss(0, 3)]) for _ in range(tokens)],
         "weights": [rng.uniform(0, 0.5) for _ in range(tokens)],
         "calls": [rng.randrange(3) for _ in range(tokens)],
         "reference_logprobs": [-rng.uniform(0.1, 4) for _ in range(tokens)],
@@ -108,18 +108,6 @@ def naive_weights(
     return naive_importance(gaps, case["calls"], sampling, guard)
 
 
-def naive_kl(new: float, base: float, old: float, kind: str) -> tuple[float, float]:
-    d, r = new - base, math.exp(new - old)
-    value = {"k1": r * d, "k2": r * d * d / 2, "k3": r * (math.exp(-d) + d - 1)}[kind]
-    return value, r * (d + 1 if kind == "k1" else d)
-
-
-def naive_distillation(new: float, teacher: float, old: float) -> tuple[float, float]:
-    """Per token of coefficient 1, outside of a clipped ratio: the advantage's slope is -r A."""
-    advantage, ratio = -(new - teacher), math.exp(new - old)
-    return ratio * advantage**2 / 2, -ratio * advantage
-
-
 def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[float]]:
     """The loss, and its gradient with respect to each logprob, by hand."""
     losses, weights = naive_terms(case, config), naive_weights(case, config)
@@ -128,80 +116,33 @@ def naive(case: dict[str, list[float]], config: JobConfig) -> tuple[float, list[
     total, slopes = 0.0, []
     for t, (loss, slope, _) in enumerate(losses):
         factor = case["weights"][t] * weights[t][0]
-        if isinstance(
-            getattr(config, "loss", None), GSPO
-        ):  # its ratio moves with the mean of the call's tokens
+        gradient = factor * slope
+        if isinstance(getattr(config, "loss", None), GSPO):
+            # Its ratio moves with the mean of the call's tokens.
             own = [k for k, call in enumerate(case["calls"]) if call == case["calls"][t]]
             shares = [case["weights"][k] * weights[k][0] * losses[k][1] for k in own]
             gradient = math.fsum(shares) / len(own)
-        else:
-            gradient = factor * slope
+        new, old, base = (
+            case[name][t] for name in ("logprobs", "old_logprobs", "reference_logprobs")
+        )
+        r, d = math.exp(new - old), new - base
         if penalty is not None:
-            new, old = case["logprobs"][t], case["old_logprobs"][t]
-            value, steep = naive_kl(new, case["reference_logprobs"][t], old, penalty.estimator)
-            loss += penalty.coefficient * value
+            kinds = {"k1": r * d, "k2": r * d * d / 2, "k3": r * (math.exp(-d) + d - 1)}
+            loss += penalty.coefficient * kinds[penalty.estimator]
+            steep = r * (d + 1 if penalty.estimator == "k1" else d)
             gradient += factor * penalty.coefficient * steep
-        if teacher is not None:
-            new, old = case["logprobs"][t], case["old_logprobs"][t]
-            value, steep = naive_distillation(new, case["reference_logprobs"][t], old)
-            loss += teacher.coefficient * value
-            gradient += factor * teacher.coefficient * steep
+        if teacher is not None:  # outside of a clipped ratio: the advantage -d has the slope r d
+            loss += teacher.coefficient * r * d * d / 2
+            gradient += factor * teacher.coefficient * r * d
         if bonus:
-            new, ratio = (
-                case["logprobs"][t],
-                math.exp(case["logprobs"][t] - case["old_logprobs"][t]),
-            )
-            loss += bonus * ratio * new * new / 2
-            gradient += factor * bonus * ratio * new
+            loss += bonus * r * new * new / 2
+            gradient += factor * bonus * r * new
         total += factor * loss
         slopes.append(gradient)
     return total, slopes
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-@settings(max_examples=count(20, 60), deadline=None)
-@given(cases())
-def test_the_objective_and_its_gradient_equal_the_naive_twin(
-    choice: dict[str, Any], case: dict[str, list[float]]
-) -> None:
-    config, given_terms = made(choice), terms(case)
-    given_terms["logprobs_T"].requires_grad_()
-    loss, _ = objective(**given_terms, config=config)
-    (gradient_T,) = torch.autograd.grad(loss, given_terms["logprobs_T"])
-    total, slopes = naive(case, config)
-    assert loss.item() == pytest.approx(total, rel=1e-9, abs=1e-12)
-    assert gradient_T.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-@settings(max_examples=count(10, 30), deadline=None)
-@given(cases(), st.sets(st.integers(0, 2)))
-def test_losses_and_stats_of_micro_batches_add_up(
-    choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
-) -> None:
-    config = made(choice)
-    whole, whole_stats = objective(**terms(case), config=config)
-    total, stats = 0.0, LossStats()
-    for part in (True, False):  # all tokens of a call together
-        which = [t for t, call in enumerate(case["calls"]) if (call in first) == part]
-        loss, found = objective(**terms(case, which), config=config)
-        total, stats = total + loss.item(), stats + found
-    assert total == pytest.approx(whole.item(), rel=1e-12, abs=1e-15)
-    for field in fields(LossStats):
-        expected = getattr(whole_stats, field.name)
-        assert getattr(stats, field.name) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-@settings(max_examples=count(10, 30), deadline=None)
-@given(cases())
-def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]]) -> None:
-    config = made(choice)
-    stats = objective(**terms(case), config=config)[1]
-    got = stats.metrics() | {"divergence": stats.divergence}
+def naive_metrics(case: dict[str, list[float]], config: JobConfig) -> dict[str, float]:
     if isinstance(config, SFTConfig):  # nobody drew its tokens
         case = case | {"sampler_logprobs": case["old_logprobs"]}
     new, old, sampler, base = (
@@ -215,7 +156,8 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
     used = [weight for weight, _, _ in weights]
     bounds = [bound for _, _, bound in naive_terms(case, config)]
     squares = math.fsum(w * w for w in used)
-    expected = {
+    away = [math.expm1(b - x) - (b - x) for b, x in zip(base, new, strict=True)]
+    return {
         "ratio_mean": math.fsum(moves) / n,
         "ratio_max_dev": max(abs(r - 1) for r in moves),
         "divergence": math.fsum(r - 1 - math.log(r) for r in moves) / n,
@@ -228,13 +170,36 @@ def test_stats_equal_loops(choice: dict[str, Any], case: dict[str, list[float]])
         "importance_ess": math.fsum(used) ** 2 / (n * squares) if squares else 0.0,
         "importance_limited_fraction": sum(limited for _, limited, _ in weights) / n,
         "guarded_fraction": sum(guarded for _, _, guarded in weights) / n,
-        "kl_reference": math.fsum(
-            math.expm1(b - x) - (b - x) for b, x in zip(base, new, strict=True)
-        )
-        / n,
+        "kl_reference": math.fsum(away) / n,
         "entropy": -math.fsum(old) / n,
     }
-    assert got == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+@settings(max_examples=count(20, 60), deadline=None)
+@given(cases(), st.sets(st.integers(0, 2)))
+def test_objective_gradient_and_stats_equal_the_naive_twins_and_parts_add_up(
+    choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
+) -> None:
+    config, given_terms = made(choice), terms(case)
+    given_terms["logprobs_T"].requires_grad_()
+    loss, stats = objective(**given_terms, config=config)
+    (gradient_T,) = torch.autograd.grad(loss, given_terms["logprobs_T"])
+    total, slopes = naive(case, config)
+    assert loss.item() == pytest.approx(total, rel=1e-9, abs=1e-12)
+    assert gradient_T.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
+    got = stats.metrics() | {"divergence": stats.divergence}
+    assert got == pytest.approx(naive_metrics(case, config), rel=1e-9, abs=1e-12)
+    added, parts = 0.0, LossStats()
+    for part in (True, False):  # all tokens of a call together
+        which = [t for t, call in enumerate(case["calls"]) if (call in first) == part]
+        of_part, found = objective(**terms(case, which), config=config)
+        added, parts = added + of_part.item(), parts + found
+    assert added == pytest.approx(loss.item(), rel=1e-12, abs=1e-15)
+    for field in fields(LossStats):
+        expected = getattr(stats, field.name)
+        assert getattr(parts, field.name) == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 def test_stats_are_numbers_even_where_ratios_overflow() -> None:
@@ -256,20 +221,13 @@ def test_a_divergence_without_the_base_model_is_refused() -> None:
     assert loss.item() == -1.0 and stats.kl_reference == 0.0
 
 
-# --- a step -------------------------------------------------------------------------------------
-
-
-def step(case: dict[str, list[float]], config: JobConfig) -> StepLoss:
-    return StepLoss(terms(case)["tokens"], config)
-
-
 @pytest.mark.soak
 @settings(max_examples=count(10, 40), deadline=None)
 @given(cases())
 def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[float]]) -> None:
     config = TrainConfig(kl=KLPenalty(estimator="k3", coefficient=0.1))
-    made = step(case, config)
     columns = terms(case)
+    made = StepLoss(columns["tokens"], config)
     made.reference_logprobs_N = columns["reference_logprobs_T"]
     order = sorted(range(len(case["calls"])), key=lambda t: case["calls"][t])
     parts = [
@@ -288,3 +246,30 @@ def test_the_first_update_is_the_old_policy_of_all_others(case: dict[str, list[f
         if update == 0:
             assert made.stats.metrics()["ratio_mean"] == 1.0
             assert made.stats.metrics()["ratio_max_dev"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "expected"),
+    [
+        ({}, range(1, 50), [1.0] * 49),
+        ({"warmup_steps": 4}, range(1, 7), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]),
+        ({"decay_steps": 4, "final_fraction": 0.0}, range(1, 7), [0.75, 0.5, 0.25, 0.0, 0.0, 0.0]),
+        ({"warmup_steps": 2, "decay_steps": 12}, (1, 2, 7, 12, 9999), [0.5, 1, 0.55, 0.1, 0.1]),
+    ],
+)
+def test_by_hand(given: dict[str, Any], steps: Sequence[int], expected: list[float]) -> None:
+    schedule = LRSchedule(**{"final_fraction": 0.1} | given)
+    found = [learning_rate(1e-3, schedule, step) for step in steps]
+    assert found == pytest.approx([1e-3 * share for share in expected], rel=1e-12)
+
+
+def test_the_bound_grows_by_itself_with_every_version() -> None:
+    check_sync({"logprob_gap_mean": 0.29, "logprob_gap_max": 0.5}, 0.1, staleness=2.0)
+    with pytest.raises(ArtError, match=r"0\.31 nats apart per token.*at most 0\.3.*staleness 2"):
+        check_sync({"logprob_gap_mean": 0.31, "logprob_gap_max": 0.5}, 0.1, staleness=2.0)
+
+
+def test_calls_of_one_token_have_no_neighbours() -> None:
+    own_T = -3 * torch.rand(12)
+    given = own_T, own_T + 1, {0.5: own_T * 2}, own_T.roll(1), torch.arange(12), [1.0]
+    assert [one.left for one in suspects_of(*given) if "shifted" in one.fault] == [math.inf]

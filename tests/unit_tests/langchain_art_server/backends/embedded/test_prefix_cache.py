@@ -61,6 +61,28 @@ def test_whatever_is_found_is_the_sequences_own(
         assert len(again) == min(len(numbers), blocks), "the newest is kept, from its beginning"
 
 
+def test_the_least_recently_used_goes_first() -> None:
+    prefixes = cache(3)
+    for number in (1, 2, 3):
+        prefixes.insert(0, spell([number]), states(0, spell([number])))
+    prefixes.match(0, spell([1]), BLOCK)
+    prefixes.insert(0, spell([4]), states(0, spell([4])))
+    kept = [number for number in (1, 2, 3, 4) if prefixes.match(0, spell([number]), BLOCK)[0]]
+    assert kept == [1, 3, 4]
+
+
+def test_forgetting_a_root_leaves_the_others() -> None:
+    prefixes = cache(4)
+    one, two = prefixes.new_root(), prefixes.new_root()
+    for root in (one, two):
+        prefixes.insert(root, spell([1, 2]), states(root, spell([1, 2])))
+    prefixes.forget(one)
+    assert prefixes.match(one, spell([1, 2]), 2 * BLOCK)[0] == []
+    assert len(prefixes.match(two, spell([1, 2]), 2 * BLOCK)[0]) == 2
+    prefixes.insert(two, spell([3, 3]), states(two, spell([3, 3])))
+    assert prefixes.held == 4
+
+
 _tokens = st.lists(st.integers(0, 1), max_size=70)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from langchain_art_server.backends.ipc.worker import (
     WorkerDied,
     WorkerHung,
 )
+from tests.support.engines import alive
 from tests.support.soak import in_soak_alone
 
 REPO = Path(__file__).parents[5]
@@ -79,11 +80,20 @@ async def running(
 
 
 @in_its_loop
-async def test_many_calls_at_once_get_back_exactly_what_each_sent(worker: Worker) -> None:
+async def test_calls_at_once_get_what_each_sent_events_in_order_and_errors_as_they_were(
+    worker: Worker,
+) -> None:
     exact = {"text": 'é😀\x00"\n', "floats": [0.1, -5.342500686645508, 1e-300], "none": None}
     larger_than_any_buffer = {"text": "x" * (8 << 20)}
     sent = [*({"i": i} for i in range(200)), exact, larger_than_any_buffer]
     assert await asyncio.gather(*(worker.call("echo", one) for one in sent)) == sent
+    got = [item async for item in worker.stream("count", {"n": 50})]
+    assert got == [("event", i) for i in range(50)] + [("result", "done")]
+    with pytest.raises(PromptTooLong, match=r"^too long$") as caught:
+        await worker.call("raise", {})
+    assert caught.value.param == "messages"
+    with pytest.raises(ArtError, match="ZeroDivisionError: by zero"):
+        await worker.call("bug", {})
 
 
 def test_a_timed_wait_for_a_call_ends_however_late_its_thread_goes_on() -> None:
@@ -126,21 +136,6 @@ async def test_frames_are_heard_whole_however_they_are_cut() -> None:
         assert isinstance(heard[-1][1], WorkerDied)
 
 
-@in_its_loop
-async def test_events_come_in_order_before_the_result(worker: Worker) -> None:
-    got = [item async for item in worker.stream("count", {"n": 50})]
-    assert got == [("event", i) for i in range(50)] + [("result", "done")]
-
-
-@in_its_loop
-async def test_errors_keep_their_class_message_and_param(worker: Worker) -> None:
-    with pytest.raises(PromptTooLong, match=r"^too long$") as caught:
-        await worker.call("raise", {})
-    assert caught.value.param == "messages"
-    with pytest.raises(ArtError, match="ZeroDivisionError: by zero"):
-        await worker.call("bug", {})
-
-
 async def test_a_start_that_is_refused_or_dies_raises_and_leaves_no_process(
     tmp_path: Path, imports: tuple[str, ...]
 ) -> None:
@@ -167,32 +162,26 @@ async def test_a_stream_closed_early_and_a_cancelled_task_cancel_their_calls(
     worker: Worker,
 ) -> None:
     before = await worker.call("cancelled", {})
+
+    async def until(expected: int) -> None:
+        async with asyncio.timeout(20):
+            while await worker.call("cancelled", {}) != expected:
+                await asyncio.sleep(0.02)
+
     stream = worker.stream("wait", {})
     assert await anext(stream) == ("event", "waiting")
-    assert await worker.call("cancelled", {}) == before
+    await until(before)
     await stream.aclose()
-    await _until(lambda: worker.call("cancelled", {}), before + 1)
+    await until(before + 1)
     task = await begun(worker)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await _until(lambda: worker.call("cancelled", {}), before + 2)
+    await until(before + 2)
 
 
 @in_its_loop
-async def test_calls_are_sent_again_after_a_crash(worker: Worker, tmp_path: Path) -> None:
-    first, restarts = worker.pid, worker.restarts
-    results = await asyncio.gather(
-        worker.call("die_unless", {"file": str(tmp_path / "died")}),
-        *(worker.call("echo", {"i": i}) for i in range(5)),
-    )
-    assert results == ["alive", *({"i": i} for i in range(5))]
-    assert worker.restarts == restarts + 1
-    assert worker.pid != first
-
-
-@in_its_loop
-async def test_a_call_that_may_not_be_repeated_is_not_sent_again(
+async def test_a_call_that_may_not_be_repeated_is_not_sent_again_and_another_thrice(
     worker: Worker, tmp_path: Path
 ) -> None:
     restarts = worker.restarts
@@ -203,6 +192,10 @@ async def test_a_call_that_may_not_be_repeated_is_not_sent_again(
     waiting = worker.call("echo", {"i": 1}, resend=False)  # made while there is no engine
     assert not worker.up.is_set() and await waiting == {"i": 1}
     assert worker.restarts == restarts + 1
+    with pytest.raises(WorkerDied):  # a call that always kills the child is given up
+        await worker.call("die", {})
+    assert worker.restarts == restarts + 4
+    assert await worker.call("echo", {}) == {}
 
 
 @in_its_loop
@@ -218,21 +211,9 @@ async def test_kill_9_from_outside_loses_no_call(worker: Worker) -> None:
         await waiting
 
 
-@forked_alone
-@in_its_loop
-async def test_a_call_that_always_kills_the_child_is_given_up(worker: Worker) -> None:
-    restarts = worker.restarts
-    with pytest.raises(WorkerDied):
-        await worker.call("die", {})
-    assert worker.restarts == restarts + 3
-    assert await worker.call("echo", {}) == {}
-
-
 @pytest.mark.skipif(not can_fork(), reason="needs Linux and a CPU build of torch")
 async def test_engines_outlive_what_they_were_forked_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        EngineProgram, "_forks", None
-    )  # not what other tests' servers are forked by
+    monkeypatch.setattr(EngineProgram, "_forks", None)  # other tests' servers have theirs
     worker = Worker(TARGET, {}, env=ENV, imports=IMPORTS)
     await worker.start()
     try:
@@ -348,26 +329,8 @@ def test_the_child_ends_when_its_parent_is_killed(imports: tuple[str, ...]) -> N
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert _gone(child)
-
-
-def _gone(pid: int) -> bool:
     for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            if not Path("/proc").exists():
-                pytest.skip("needs /proc")
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
-
-
-async def _until(ask: Callable[[], Any], expected: Any) -> None:
-    for _ in range(1000):
-        if await ask() == expected:
+        if not alive(child):
             return
-        await asyncio.sleep(0.02)
-    assert await ask() == expected
+        time.sleep(0.05)
+    raise AssertionError("it runs")

@@ -71,9 +71,12 @@ async def queue(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 async def test_what_is_put_up_is_leased_once_completed_and_taken(queue: Queue) -> None:
     await queue.put(3)
     await queue.put(3)  # the same again
+    known = {"worker": "x", "rollout": "other:rollout", "slots": 1, "free": 1}
+    found = await queue.queue.lease(wire.LeaseRequest.model_validate(known))
+    assert found.leases == () and found.others == (ROLLOUT,)
+    await queue.queue.give_back(wire.LeasesReturned(worker="x", leaving=True))
     first = await queue.lease("a", free=8)
-    assert [one.scenario for one in first] == [{"q": 0}, {"q": 1}, {"q": 2}]
-    assert {one.attempt for one in first} == {1}
+    assert [(one.scenario, one.attempt) for one in first] == [({"q": n}, 1) for n in range(3)]
     assert await queue.lease("b", free=8) == []
     await queue.complete(first[1])
     await queue.complete(first[1])  # the answer was lost
@@ -82,16 +85,33 @@ async def test_what_is_put_up_is_leased_once_completed_and_taken(queue: Queue) -
     assert await queue.take("b", "b-1") == []
     status = await queue.queue.status("b")
     assert (status.queued, status.leased, status.finished, status.workers) == (0, 2, 0, 2)
+    other = {"batch": "b", "rollout": ROLLOUT, "rollouts": ({"id": "b-0", "scenario": "another"},)}
+    for batch, words in (
+        (other, "with another scenario, seed or batch than before.*ids are used once"),
+        (other | {"rollout": "x:y"}, "give them a batch of their own"),
+    ):
+        with pytest.raises(Conflict, match=words):
+            await queue.queue.put(wire.RolloutBatch.model_validate(batch))
 
 
 async def test_the_end_of_a_lease_by_the_servers_clock(queue: Queue) -> None:
-    await queue.put(1)
+    """Each attempt has the seed that was put up; the same rollout with another is another one."""
+    seeded, plain = (
+        wire.RolloutBatch.model_validate(
+            {"batch": "b", "rollout": ROLLOUT, "rollouts": ({"id": "s-0", "seed": seed},)}
+        )
+        for seed in ('[7,"train",0,1]', None)
+    )
+    assert await queue.queue.put(seeded) == 1 and await queue.queue.put(seeded) == 0
+    with pytest.raises(Conflict, match="with another scenario, seed or batch than before"):
+        await queue.queue.put(plain)
     [first] = await queue.lease("a", free=1)
     queue.now[0] += 59
     assert await queue.lease("b", free=1) == []
     queue.now[0] += 2
     [second] = await queue.lease("b", free=1)
     assert (second.id, second.attempt) == (first.id, 2)
+    assert first.seed == second.seed == '[7,"train",0,1]'
     assert second.trajectory_id != first.trajectory_id
     with pytest.raises(
         Conflict, match="whose lease has ended: the rollout is leased, at attempt 2"
@@ -108,26 +128,23 @@ async def test_the_end_of_a_lease_by_the_servers_clock(queue: Queue) -> None:
 
 
 async def test_a_lease_that_is_renewed_goes_on(queue: Queue) -> None:
-    await queue.put(1)
+    """In a request of its own, or with one for more work."""
+    await queue.put(2)
     [lease] = await queue.lease("a", free=1)
+    [other] = await queue.lease("c", free=1)
     held = wire.LeasesHeld(worker="a", holds=(lease.trajectory_id, "gone"), seconds=60.0)
     for _ in range(4):
         queue.now[0] += 50
         assert await queue.queue.hold(held) == ["gone"]
+        assert await queue.lease("c", free=1) == []
         assert await queue.lease("b", free=1) == []
+    assert queue.holds["c"] == [other.trajectory_id]
     queue.now[0] += 61
-    assert len(await queue.lease("b", free=1)) == 1
+    assert len(await queue.lease("b", free=2)) == 2
     assert await queue.queue.hold(held) == [lease.trajectory_id, "gone"]
-
-
-async def test_a_worker_that_asks_for_more_renews_what_it_holds(queue: Queue) -> None:
-    await queue.put(1)
-    [lease] = await queue.lease("a", free=2)
-    for _ in range(4):
-        queue.now[0] += 50
-        assert await queue.lease("a", free=1) == []
-    assert queue.holds["a"] == [lease.trajectory_id]
-    assert await queue.lease("b", free=1) == []
+    queue.now[0] += 1000
+    await queue.queue.resume()  # a server that was away ends no lease
+    assert await queue.lease("c", free=1, holds=()) == []
 
 
 async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
@@ -136,7 +153,15 @@ async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
     await queue.put(1, max_attempts=3)
     [first] = await queue.lease("a", free=1)
     await queue.complete(first, error="ValueError: no such tool")
+    await queue.complete(first, error="ValueError: no such tool")  # the answer was lost
+    with pytest.raises(Conflict, match="the rollout is queued, at attempt 1"):
+        await queue.complete(first)
     [second] = await queue.lease("a", free=1, holds=())
+    await queue.complete(first, error="ValueError: no such tool")  # and found another attempt
+    with pytest.raises(Conflict, match="the rollout is leased, at attempt 2"):
+        await queue.complete(first, error="another")
+    status, workers = await queue.queue.status("b"), (await queue.queue.counts())[1]
+    assert status.late == 2 and [(one.id, one.failed) for one in workers] == [("a", 1)]
     queue.now[0] += 61
     [third] = await queue.lease("b", free=1)
     assert [one.attempt for one in (first, second, third)] == [1, 2, 3]
@@ -147,22 +172,6 @@ async def test_after_its_last_attempt_a_rollout_is_finished_with_its_last_error(
     assert "vm:b did not renew its lease of attempt 3" in taken.error
     with pytest.raises(Conflict, match="the rollout is finished, at attempt 3"):
         await queue.complete(third)  # its run is not the one that was taken
-
-
-async def test_an_error_that_is_sent_again_changes_nothing(queue: Queue) -> None:
-    await queue.put(1)
-    [first] = await queue.lease("a", free=1)
-    await queue.complete(first, error="ValueError: no such tool")
-    await queue.complete(first, error="ValueError: no such tool")  # the answer was lost
-    with pytest.raises(Conflict, match="the rollout is queued, at attempt 1"):
-        await queue.complete(first)
-    [second] = await queue.lease("b", free=1)
-    await queue.complete(first, error="ValueError: no such tool")  # and found another attempt
-    with pytest.raises(Conflict, match="the rollout is leased, at attempt 2"):
-        await queue.complete(first, error="another")
-    await queue.complete(second)
-    status, workers = await queue.queue.status("b"), (await queue.queue.counts())[1]
-    assert status.late == 2 and [(one.id, one.failed) for one in workers] == [("a", 1), ("b", 0)]
 
 
 async def test_what_is_handed_back_or_lost_on_the_way_counts_as_no_attempt(queue: Queue) -> None:
@@ -191,20 +200,14 @@ async def test_workers_get_shares_by_their_slots_and_what_they_have(queue: Queue
     assert len(await queue.lease("a", free=4, slots=8)) == 4
 
 
-async def test_what_waits_is_leased_though_another_worker_does_not_come_for_its_share(
+async def test_a_worker_that_does_not_come_for_its_share_keeps_nothing_waiting(
     queue: Queue,
 ) -> None:
     await queue.lease("a", free=8)
     await queue.put(4)
-    got = [len(await queue.lease("b", free=free)) for free in (8, 6, 5, 4)]
-    assert got == [2, 1, 1, 0]
-
-
-async def test_a_worker_that_was_not_heard_for_long_takes_no_share(queue: Queue) -> None:
-    await queue.lease("a", free=8)
-    await queue.lease("b", free=8)
-    queue.now[0] += 46
-    await queue.put(4)
+    assert [len(await queue.lease("b", free=free)) for free in (8, 6, 5, 4)] == [2, 1, 1, 0]
+    queue.now[0] += 46  # and one that was not heard for long takes none
+    await queue.put(4, start=4)
     assert (await queue.queue.status("b")).workers == 0
     assert len(await queue.lease("a", free=8)) == 4
 
@@ -223,50 +226,6 @@ async def test_a_batch_is_cancelled_or_forgotten_and_its_ends_are_refused(queue:
     assert await queue.lease("a", free=1) == []
     with pytest.raises(NotFound, match="nobody asked for it for 600 s"):
         await queue.queue.status("other")
-
-
-async def test_an_id_is_used_once(queue: Queue) -> None:
-    await queue.put(1)
-    other = wire.QueuedRollout(id="b-0", scenario="another", name="0")
-    batch = {"batch": "b", "rollout": ROLLOUT, "rollouts": (other,)}
-    with pytest.raises(Conflict, match="ids are used once"):
-        await queue.queue.put(wire.RolloutBatch.model_validate(batch))
-    with pytest.raises(Conflict, match="give them a batch of their own"):
-        await queue.queue.put(wire.RolloutBatch.model_validate(batch | {"rollout": "x:y"}))
-
-
-async def test_each_attempt_has_the_seed_that_was_put_up(queue: Queue) -> None:
-    """Whoever makes it; and the same rollout with another seed is another one."""
-    seeded, plain = (
-        wire.RolloutBatch.model_validate(
-            {"batch": "b", "rollout": ROLLOUT, "rollouts": ({"id": "s-0", "seed": seed},)}
-        )
-        for seed in ('[7,"train",0,1]', None)
-    )
-    assert await queue.queue.put(seeded) == 1 and await queue.queue.put(seeded) == 0
-    with pytest.raises(Conflict, match="with another scenario, seed or batch than before"):
-        await queue.queue.put(plain)
-    [first] = await queue.lease("a", free=1)
-    queue.now[0] += 61
-    [second] = await queue.lease("b", free=1)
-    assert first.seed == second.seed == '[7,"train",0,1]' and second.attempt == 2
-
-
-async def test_rollouts_of_another_program_are_named(queue: Queue) -> None:
-    await queue.put(1)
-    known = {"worker": "a", "rollout": "other:rollout", "slots": 1, "free": 1}
-    found = await queue.queue.lease(wire.LeaseRequest.model_validate(known))
-    assert found.leases == () and found.others == (ROLLOUT,)
-
-
-async def test_a_server_that_was_away_ends_no_lease(queue: Queue) -> None:
-    await queue.put(1)
-    [lease] = await queue.lease("a", free=1)
-    queue.now[0] += 1000
-    await queue.queue.resume()
-    assert await queue.lease("b", free=1) == []
-    await queue.complete(lease)
-    assert len(await queue.take()) == 1
 
 
 async def test_a_damaged_rollout_ends_as_one_that_failed_and_says_why(queue: Queue) -> None:

@@ -1,11 +1,13 @@
-"""Steps by rewards against TRL's `GRPOTrainer`, in an environment of its own, on the same runs.
+"""Steps against TRL's trainers, in an environment of its own, on the same runs and pairs.
 
-Two model families, six settings, five steps each in ``make soak``; three settings of each family
-and two steps in ``make test``. Both get tokens and rewards, so that what is compared is all from
-there on: advantages, weights of tokens, loss, clipping, optimizer.
+By rewards, with `GRPOTrainer`: two model families, six settings, five steps each in ``make soak``;
+three settings of each family and two steps in ``make test``. Both get tokens and rewards, so that
+what is compared is all from there on: advantages, weights of tokens, loss, clipping, optimizer. By
+preferences, with `DPOTrainer`.
 """
 
 import json
+import math
 import os
 import random
 import shutil
@@ -14,19 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from langchain_art.credit.batch_plan import call_weights
 from langchain_art.credit.credit_assignment import pool_advantages
-from langchain_art.wire import CISPO, ClippedRatio, ConstantAggregation, KLPenalty, TrainConfig
+from langchain_art.wire import (
+    CISPO,
+    ClippedRatio,
+    ConstantAggregation,
+    KLPenalty,
+    PreferenceConfig,
+    TrainConfig,
+)
 from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import LearnerStep
-from langchain_art_server.backends.peft.adapter_io import ADAM_EPS, adam_betas
+from langchain_art_server.backends.peft.adapter_io import ADAM_EPS, SUPERVISED_MOMENTUM, adam_betas
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.environments import trl_python
 from tests.support.learner_cases import FILES, VOCAB, folder, fresh, quiet, save_models, shake
 from tests.support.live_server import REPO
-from tests.support.soak import count, share
+from tests.support.preference_cases import OfCore, make_pairs, prefer
+from tests.support.soak import count, in_soak, share
 
 STEPS, GROUPS, SIZE, LONGEST = count(2, 5), 3, 4, 12
 #: Largest difference of the change of any weight over the steps, as a share of the largest change.
@@ -113,10 +124,32 @@ def rows_for(runs: list[dict[str, Any]], config: TrainConfig, temperature: float
     ]
 
 
+def run_trl(program: str, *arguments: object) -> None:
+    done = subprocess.run(
+        [trl_python(), REPO / "tests/support" / program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def apart_and_moved(theirs: Path, ours: Path) -> tuple[float, float]:
+    """Largest difference of a weight between the two, and between ours and the beginning."""
+    first, got = load_file(theirs / FILES[1]), load_file(ours / FILES[1])
+    wanted = load_file(theirs / "after.safetensors")
+    assert wanted.keys() == got.keys() and {t.dtype for t in wanted.values()} == {torch.float32}
+    apart, moved = (
+        max((got[name] - other[name]).abs().max().item() for name in got)
+        for other in (wanted, first)
+    )
+    return apart, moved
+
+
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # the environment is made once
-def test_some_steps_are_those_of_trl(tmp_path: Path) -> None:
+def test_steps_by_rewards_are_those_of_trl(tmp_path: Path) -> None:
     models = save_models(folder(tmp_path, "models"))
     told: list[dict[str, Any]] = []
     ours, norms = list[Path](), list[float]()
@@ -167,21 +200,44 @@ def test_some_steps_are_those_of_trl(tmp_path: Path) -> None:
             )
     assert min(norms) < MOST_NORM < max(norms), "some gradients are cut, and some are not"
     (tmp_path / "told.json").write_text(json.dumps(told))
-    done = subprocess.run(
-        [trl_python(), REPO / "tests/support/trl_grpo.py", tmp_path],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_trl("trl_grpo.py", tmp_path)
     found: dict[str, float] = {}
     for case, mine in zip(told, ours, strict=True):
         where = Path(case["adapter"])
-        first, got = load_file(where / FILES[1]), load_file(mine / FILES[1])
-        wanted = load_file(where / "after.safetensors")
-        assert wanted.keys() == got.keys()
-        apart = max((got[name] - wanted[name]).abs().max().item() for name in got)
-        moved = max((got[name] - first[name]).abs().max().item() for name in got)
+        apart, moved = apart_and_moved(where, mine)
         assert moved > RATE
         found[f"{where.name}: {case['settings']['loss_type']}"] = apart / moved
     assert max(found.values()) <= TOLERANCE, found
+
+
+@in_soak  # `test_preference` has the paper's loss in float64
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_five_preference_steps_are_those_of_trl(tiny: str, tmp_path: Path) -> None:
+    config = PreferenceConfig(learning_rate=5e-3, beta=0.3, max_grad_norm=MOST_NORM)
+    core, pairs = LearnerCore(tiny), make_pairs(6, seed=11)
+    parent = start = fresh(core, tmp_path)
+    found: list[dict[str, float]] = []
+    for step in range(1, 6):
+        out = folder(tmp_path, f"ours{step}")
+        found.append(await prefer(OfCore(core), parent, out, step, pairs, config))
+        parent = out
+    theirs = tmp_path / "theirs"
+    shutil.copytree(start, theirs)
+    sides = [(pair.chosen[0], pair.rejected[0]) for pair in pairs]
+    told = {
+        "pairs": [{"prompt": c[0], "chosen": c[1], "rejected": r[1]} for c, r in sides],
+        "steps": 5,
+        "vocab": VOCAB,
+        "betas": adam_betas(SUPERVISED_MOMENTUM),
+        "eps": ADAM_EPS,
+        **config.model_dump(include={"beta", "learning_rate", "max_grad_norm"}),
+    }
+    (theirs / "told.json").write_text(json.dumps(told))
+    run_trl("trl_dpo.py", theirs, tiny)
+    losses, norms = ([one[name] for one in found] for name in ("loss", "grad_norm"))
+    assert losses == pytest.approx(json.loads((theirs / "losses.json").read_text()), abs=TOLERANCE)
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6) and losses[-1] < 0.5
+    assert min(norms) < MOST_NORM < max(norms), "some gradients are cut, and some are not"
+    apart, moved = apart_and_moved(theirs, parent)
+    assert apart <= TOLERANCE < 0.01 < moved

@@ -1,25 +1,20 @@
 """The limits of a key against a naive count, by a clock that the test holds."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from langchain_art.errors import Overloaded, QuotaExceeded, RateLimitExceeded
+from langchain_art.errors import InvalidRequest, Overloaded, RateLimitExceeded
 from langchain_art.wire import KeyLimits
-from langchain_art_server.gateway.limits import Meter, duration
+from langchain_art_server.gateway import limits
+from langchain_art_server.gateway.limits import CallSlots, Meter, duration
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def meter(**limits: int) -> tuple[Meter, Clock]:
-    clock = Clock()
-    return Meter(KeyLimits(**limits), clock), clock
+def meter(**limits: int) -> tuple[Meter, SimpleNamespace]:
+    clock = SimpleNamespace(now=1000.0)
+    return Meter(KeyLimits(**limits), lambda: clock.now), clock
 
 
 def headers(one: Meter) -> dict[str, str]:
@@ -116,16 +111,66 @@ def test_a_refused_call_takes_nothing() -> None:
     assert headers(mine)["x-ratelimit-remaining-requests"] == "4"
 
 
-def test_stored_bytes_are_a_quota_that_waiting_does_not_help() -> None:
-    mine, _ = meter(stored_bytes=100)
-    mine.require_space(99)
-    with pytest.raises(QuotaExceeded, match=r"have 100 bytes, .* limit stored_bytes is 100"):
-        mine.require_space(100)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0, "0ms"), (0.1201, "121ms"), (1.0, "1s"), (59.2, "1m0s"), (360, "6m0s")],
 )
 def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def refused(slots: CallSlots, client: str, count: int = 1) -> bool:
+    try:
+        slots.take(client, count).give_back(count)
+    except Overloaded as error:
+        assert error.retry_after == 1
+        return True
+    return False
+
+
+def test_more_choices_than_there_are_slots_are_not_told_to_try_again() -> None:
+    with pytest.raises(InvalidRequest, match=r"got 9 choices \(n\), .* max_running_calls is 8,"):
+        CallSlots(8).take("a", 9)
+    with pytest.raises(InvalidRequest, match=r"got 5 choices \(n\), .* concurrent_calls is 4,"):
+        Meter(KeyLimits(concurrent_calls=4)).begin(5)
+
+
+def test_who_has_all_of_them_shuts_nobody_out() -> None:
+    slots = CallSlots(32)
+    held = slots.take("a", 32)
+    assert refused(slots, "a")
+    with slots.take("b", 1), slots.take("c", 1):
+        assert refused(slots, "d")
+    held.give_back(32)
+    assert slots.running == 0
+
+
+def test_while_another_waits_a_client_gets_no_more_than_its_share() -> None:
+    slots = CallSlots(8)
+    greedy = [slots.take("a", 1) for _ in range(8)]
+    assert refused(slots, "b")
+    for lease in greedy[:3]:
+        lease.give_back()
+    assert refused(slots, "a")  # it has 5 of 8, and b waits
+    with pytest.raises(Overloaded, match="5 of them are yours, and other clients wait"):
+        slots.take("a", 1)
+    with slots.take("b", 2):
+        assert not refused(slots, "a")  # nobody else waits any more
+
+
+def test_who_has_nothing_is_never_refused_for_its_share() -> None:
+    slots = CallSlots(16)
+    held = slots.take("a", 15)
+    assert refused(slots, "b", 4)
+    held.give_back(14)
+    with slots.take("c", 15 - slots.running):
+        pass
+
+
+def test_who_does_not_come_back_does_not_hold_others_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_WAITS", -1.0)
+    slots = CallSlots(4)
+    held = slots.take("a", 4)
+    assert refused(slots, "b")
+    held.give_back(1)
+    assert not refused(slots, "a")
