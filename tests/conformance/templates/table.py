@@ -22,9 +22,9 @@ from langchain_art_server.backends.base import ChatRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from tests.conformance.templates.families import FAMILIES
-from tests.support.environments import environment
 from tests.support.tiny_models import ask, tokenizer
 
+HERE = Path(__file__).parent
 #: Any token of these shapes in a template is one of its tokenizer's own.
 SPECIAL = re.compile(r"<[|｜][^|｜<>\s]+[|｜]>|<\|\"\|>|<\|?\w+\|?>|\[/?[A-Z_]{4,}\]")
 TOOLS: list[dict[str, Any]] = [
@@ -48,29 +48,9 @@ CALL = ("weather", {"city": "Paris", "days": 2})
 QUESTION = {"role": "user", "content": "and the mail"}
 
 
-@functools.cache
-def published() -> Path:
-    """The folder of TRL with the models' own templates."""
-    python = environment("chat-templates", ["--no-deps", "trl==1.16.0"])
-    [found] = python.parents[1].glob("lib/*/site-packages/trl/chat_templates")
-    return found
-
-
-def ours(name: str) -> Path:
-    """Where the template is if it was written for these tests."""
-    return Path(__file__).with_name(f"{name}.jinja")
-
-
-def source(name: str) -> str:
-    """The template's text."""
-    theirs = "gemma4_v5" if name == "gemma4" else name
-    place = here if (here := ours(name)).exists() else published() / f"{theirs}.jinja"
-    return place.read_text()
-
-
 def template_of(name: str) -> ChatTemplate:
     """The template with a tokenizer that has its special tokens."""
-    family, text = FAMILIES[name], source(name)
+    family, text = FAMILIES[name], (HERE / f"{name}.jinja").read_text()
     made = copy.deepcopy(tokenizer())
     wanted = {*SPECIAL.findall(text), *family.eos, *family.tokens}
     made.add_tokens([AddedToken(one, special=True, normalized=False) for one in sorted(wanted)])
@@ -166,12 +146,12 @@ def functions(calls: list[dict[str, Any]]) -> list[Any]:
 def row(name: str) -> str:
     """A family's line in the table of ``docs/templates.md``."""
     family, template = FAMILIES[name], template_of(name)
-    whose = "ours" if ours(name).exists() else "its own"
+    source = "its own" if "Copied from" in (HERE / f"{name}.jinja").read_text() else "ours"
     if family.refused:
-        return f"| {family.models} | refused: the {family.refused} | {whose} | | | |"
+        return f"| {family.models} | refused: the {family.refused} | {source} | | | |"
     (turns, rows), form = go_through(name), template.tools
     after = ["same tokens" if same else "forks" for same in same_tokens(turns)]
     return (
-        f"| {family.models} | `{form.name if form else None}` | {whose} | "
+        f"| {family.models} | `{form.name if form else None}` | {source} | "
         f"{after[0]} | {after[1]} | {len(rows)} |"
     )

@@ -13,6 +13,7 @@ from langchain_art_server.backends.chat.tool_calls.call_format import Guide
 from tests.conformance.templates.families import FAMILIES, THOUGHT
 from tests.conformance.templates.table import (
     CALL,
+    HERE,
     QUESTION,
     TOOLS,
     converse,
@@ -22,7 +23,6 @@ from tests.conformance.templates.table import (
     row,
     same_tokens,
     sampled,
-    source,
     template_of,
 )
 from tests.support.live_server import REPO
@@ -59,7 +59,7 @@ def test_a_conversation_with_a_tool(name: str) -> None:
 def test_a_template_that_shows_no_tools_refuses_them(
     name: str, choice: str, tmp_path: Path
 ) -> None:
-    sampler = sampler_of(source(name), tmp_path)
+    sampler = sampler_of((HERE / f"{name}.jinja").read_text(), tmp_path)
     with pytest.raises(InvalidRequest, match=r"tools \['weather'\].*shows no tools.*without tools"):
         sampler.chat(ask(tools=TOOLS, tool_choice=choice, max_tokens=2))
     (reply,) = sampler.chat(ask(max_tokens=2, seed=1))
