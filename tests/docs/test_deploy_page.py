@@ -33,7 +33,7 @@ from tests.support.environments import environment, vllm_python
 from tests.support.families import VLLM_VERSION
 from tests.support.live_server import REPO, ForkedServer, await_answer, free_port, small_model
 from tests.support.pages import Block, blocks, promised
-from tests.support.soak import in_soak
+from tests.support.soak import in_soak, in_soak_alone
 from tests.support.tiny_models import CHATML, merge_here, save_adapter, save_model
 from tests.support.vllm_engine import wide_model
 
@@ -60,6 +60,7 @@ def section(anchor: str) -> list[Block]:
 
 
 def bash(anchor: str) -> list[str]:
+    """The commands of a section that are executed."""
     return [b.code for b in section(anchor) if b.language == "bash" and "notest" not in b.options]
 
 
@@ -105,6 +106,7 @@ class Place:
         return folder
 
     def greedy(self, model: str) -> list[list[int]]:
+        """Tokens of the server's greedy replies."""
         asked = ChatART(model=model, temperature=0, max_tokens=TOKENS)
         replies = asked.batch([[("user", question)] for question in QUESTIONS])
         with ArtClient() as client:
@@ -146,6 +148,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 @contextmanager
 def started(argv: list[str], ready: str, log: Path, **options: Any) -> Generator[None]:
+    """A server of the page, from when it answers at `ready` on."""
     with log.open("wb") as file:
         process = subprocess.Popen(argv, stdout=file, stderr=file, **options)
     try:
@@ -237,6 +240,7 @@ def test_the_card_names_base_data_rewards_figures_and_licence(place: Place) -> N
 
 
 def merged_tokens(folder: Path) -> list[list[int]]:
+    """Greedy replies of the weights in a folder, by transformers."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     found: list[list[int]] = []
@@ -375,37 +379,40 @@ def test_a_gguf_file_holds_the_merged_weights(tmp_path: Path) -> None:
     assert (wanted.exp() * (wanted - found)).sum(-1).max() < 1e-5  # weights and keys of 16 bits
 
 
+# `test_merged_weights_say_the_servers_tokens` shows the kind of the second.
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_vllm_says_the_servers_tokens(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted, (export, serve) = place.greedy("my-agent@2"), bash("vllm")
-    merging, serve_merged = bash("merged")
-    for command in (export, merging):
-        place.export(command)
+@pytest.mark.parametrize(
+    ("anchor", "served"), [("vllm", "my-agent"), in_soak_alone("merged", "out/merged")]
+)
+def test_vllm_says_the_servers_tokens(
+    place: Place, capsys: pytest.CaptureFixture[str], anchor: str, served: str
+) -> None:
+    wanted, (export, serve) = place.greedy("my-agent@2"), bash(anchor)
+    place.export(export)
     named = place.folder / "named"  # the command asks for the version of a package of that name
-    (named / "vllm-0.dist-info").mkdir(parents=True)
+    (named / "vllm-0.dist-info").mkdir(parents=True, exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}+cpu\n"
     (named / "vllm-0.dist-info/METADATA").write_text(metadata)
-    for command, model in ((serve, "my-agent"), (serve_merged, "out/merged")):
-        port = free_port()
-        command = command.replace("\\\n", " ").replace(NAMED, str(place.base))
-        argv = shlex.split(command.replace("8001", str(port)))
-        argv += [] if "--dtype" in argv else ["--dtype", "float32"]
-        argv[0] = str(vllm_python().parent / argv[0])
-        env = os.environ | {"PYTHONPATH": str(named), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        env["TORCH_COMPILE_DISABLE"] = "1"  # else it compiles a function of one line
-        options: dict[str, Any] = {"cwd": place.folder, "env": env}
-        url = f"http://127.0.0.1:{port}"
-        with started([*argv, "--enforce-eager"], f"{url}/health", place.folder / "log", **options):
-            said: list[list[int]] = []
-            for question in QUESTIONS:
-                body = {"model": model, "messages": [{"role": "user", "content": question}]}
-                body |= {"temperature": 0, "max_tokens": TOKENS, "return_token_ids": True}
-                answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
-                said.append(answer.raise_for_status().json()["choices"][0]["token_ids"])
-            assert said == wanted
-            if model == "my-agent":
-                block = python_of("vllm")
-                run_python(replace(block, code=block.code.replace("8001", str(port))), {}, capsys)
+    port = free_port()
+    command = serve.replace("\\\n", " ").replace(NAMED, str(place.base))
+    argv = shlex.split(command.replace("8001", str(port)))
+    argv += [] if "--dtype" in argv else ["--dtype", "float32"]
+    argv[0] = str(vllm_python().parent / argv[0])
+    env = os.environ | {"PYTHONPATH": str(named), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    env["TORCH_COMPILE_DISABLE"] = "1"  # else it compiles a function of one line
+    options: dict[str, Any] = {"cwd": place.folder, "env": env}
+    url = f"http://127.0.0.1:{port}"
+    with started([*argv, "--enforce-eager"], f"{url}/health", place.folder / "log", **options):
+        said: list[list[int]] = []
+        for question in QUESTIONS:
+            body = {"model": served, "messages": [{"role": "user", "content": question}]}
+            body |= {"temperature": 0, "max_tokens": TOKENS, "return_token_ids": True}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=300)
+            said.append(answer.raise_for_status().json()["choices"][0]["token_ids"])
+        assert said == wanted
+        if served == "my-agent":
+            block = python_of("vllm")
+            run_python(replace(block, code=block.code.replace("8001", str(port))), {}, capsys)

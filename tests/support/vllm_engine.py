@@ -93,12 +93,6 @@ def shared_memory(pids: list[int]) -> set[Path]:
     return {path for path in found if path.name.startswith(("psm_", "sem.mp-"))}
 
 
-def empty_copy_folders() -> set[Path]:
-    """Folders for copies of adapters with nothing in them, not even a socket."""
-    places = [*Path("/dev/shm").glob("langchain-art-*"), *Path("/tmp").glob("langchain-art-*")]
-    return {place for place in places if place.is_dir() and not any(place.iterdir())}
-
-
 def gone(pids: list[int], seconds: float = 15) -> bool:
     """Whether all of them end within `seconds`. A zombie has ended."""
     deadline = time.monotonic() + seconds

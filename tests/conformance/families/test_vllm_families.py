@@ -1,6 +1,6 @@
 """Every family that the docs name, on the real vLLM: sampling, tool calls, training and swaps.
 
-`make test-vllm` runs one of each kind: plain and latent attention, and what does not run.
+`make test-vllm` runs latent attention; `test_vllm_sampler.py` is of Qwen3, plain attention.
 """
 
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ TRITON = "AttributeError: module 'triton.language' has no attribute 'float32'"
 REFUSED = {"Qwen3 MoE": TRITON, "DeepSeek V3, Kimi K2": TRITON, "gpt-oss": TRITON}
 RUN = [family for family in ON_VLLM if family not in REFUSED]
 #: Those that `make test-vllm` runs.
-PART = ("Qwen3", "DeepSeek V3, its dense layers")
+PART = ("DeepSeek V3, its dense layers",)
 #: On a CPU with AMX, vLLM's latent attention is a kernel for bfloat16 unless another one is named.
 ANY_DTYPE = {"args": ["--attention-backend=CPU_MLA"]}
 

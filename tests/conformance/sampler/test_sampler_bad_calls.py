@@ -1,20 +1,29 @@
 """One call ends no batch: what cannot be computed of it is its own error, and the others go on."""
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import MptConfig, MptForCausalLM
 
-from langchain_art.errors import ArtError, InvalidRequest
+from langchain_art.errors import ArtError, InvalidRequest, PromptTooLong
 from langchain_art_server.backends.base import ChatRequest
+from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from langchain_art_server.backends.embedded.model_runner import SlotRunner
+from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.soak import count, in_soak_alone
-from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model, tokenizer
+from tests.support.tiny_models import (
+    SMALL,
+    LocalSampler,
+    ask,
+    save_adapter,
+    save_model,
+    tokenizer,
+)
 
 #: The calls of seed 2 take longer than those of the three beside it.
 SEEDS = [in_soak_alone(one) if one == 2 else one for one in range(count(4, 400))]
@@ -60,13 +69,7 @@ def test_a_prompt_without_a_token_is_refused(tmp_path: Path) -> None:
     assert isinstance(error, InvalidRequest) and "no token" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("stop", "stream"),
-    [
-        *(((), True), (("never said",), False)),
-        *(in_soak_alone(*one) for one in (((), False), (("never said",), True))),
-    ],
-)
+@pytest.mark.parametrize(("stop", "stream"), [((), True), (("never said",), False)])
 def test_a_reply_that_cannot_be_read_fails_alone(
     sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...], stream: bool
 ) -> None:
@@ -136,19 +139,6 @@ def test_a_pass_that_fails_for_no_row_alone_ends_the_engine(
         sampler.run()
 
 
-def test_a_prompt_beyond_what_the_model_has_positions_for_fails_alone(tmp_path: Path) -> None:
-    """MPT's config tells its length by another name than those that are read."""
-    config = MptConfig(
-        d_model=32, n_heads=4, n_layers=2, vocab_size=344, max_seq_len=64, expansion_ratio=2
-    )
-    torch.manual_seed(0)
-    MptForCausalLM(config).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    (error, none) = beside(LocalSampler(tmp_path), ask("x" * 900), ask("x"))
-    assert isinstance(error, ArtError), error
-    assert none is None
-
-
 EXTREMES: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0, 1e-3, 5.0, 1.0),
     "top_p": (5e-324, 1e-45, 1e-9, 1.0 - 2**-53, 1.0),
@@ -200,3 +190,71 @@ def test_calls_with_extreme_values_hurt_nobody(model: Path, seed: int) -> None:
     for error in beside(sampler, *bad):
         assert error is None or isinstance(error, ArtError), error
     assert sampler.host.scheduler.counts == (0, 0)
+
+
+# --- what takes long of a request is done beside the engine's loop, or not at all -------------
+
+LONG = "the mail of Ann " * 20
+
+
+@pytest.fixture
+def go(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, nobody has a prompt of LONG."""
+    go, prompt = threading.Event(), ChatTemplate.prompt
+
+    def slow(self: ChatTemplate, messages: list[dict[str, Any]], *rest: Any, **most: Any) -> Prompt:
+        assert messages[0]["content"] != LONG or go.wait(60)
+        return prompt(self, messages, *rest, **most)
+
+    monkeypatch.setattr(ChatTemplate, "prompt", slow)
+    return go
+
+
+def send_long(sampler: LocalSampler, request: ChatRequest) -> EngineCall:
+    call = sampler.send(request)
+    call.size = 1 << 20
+    return call
+
+
+def test_others_are_sampled_while_a_long_prompt_is_tokenised(
+    sampler: LocalSampler, go: threading.Event
+) -> None:
+    long, quick = send_long(sampler, ask(LONG, seed=1)), sampler.send(ask(seed=2))
+    while quick.id not in sampler.results:
+        sampler.host.step()
+    assert long.id not in sampler.results
+    go.set()
+    sampler.run()
+    (same,) = sampler.chat(ask(LONG, seed=1))
+    assert sampler.reply(long).token_ids == same.token_ids
+    assert sampler.reply(long).prompt_token_ids == same.prompt_token_ids
+
+
+def test_an_adapter_is_in_use_while_its_prompt_is_tokenised(
+    sampler: LocalSampler, go: threading.Event, model: Path, tmp_path: Path
+) -> None:
+    sampler.load("a@1", save_adapter(tmp_path / "a", model, 1))
+    adapter = sampler.host._adapters["a@1"]
+    answered = send_long(sampler, ask(LONG, adapter="a@1", seed=1))
+    cancelled = send_long(sampler, ask(LONG, adapter="a@1", seed=2))
+    sampler.unload("a@1")  # after both calls, as they came
+    assert adapter.users == 2
+    cancelled.cancelled = True
+    go.set()
+    sampler.run()
+    while adapter.users:
+        sampler.host.step()
+    assert sampler.reply(answered).token_ids
+    assert cancelled.id not in sampler.results
+
+
+def test_what_cannot_fit_is_not_tokenised(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = sampler.host.info.max_prompt_chars
+    assert most == 1024 * len("<|endoftext|>")
+    with pytest.raises(PromptTooLong, match=r"too long: got .* tokens"):
+        sampler.chat(ask("x" * (most - 100)))
+    monkeypatch.setattr(ChatTemplate, "_encode", lambda *_: pytest.fail("it was tokenised"))
+    with pytest.raises(PromptTooLong, match=f"expected at most {most}: more cannot fit"):
+        sampler.chat(ask("x" * most))

@@ -1,4 +1,4 @@
-"""The embedded sampler: reproducible and correct draws, ends of replies, and what is refused."""
+"""The embedded sampler: reproducible and correct draws, also from a part of all, and refusals."""
 
 import math
 from pathlib import Path
@@ -8,16 +8,19 @@ import pytest
 import torch
 
 from langchain_art.errors import ConfigError, InvalidRequest, PromptTooLong
-from langchain_art_server.algorithms.sequences.token_sets import mask_of, unpack
+from langchain_art_server.algorithms.sequences.token_sets import mask_of, single, unpack
 from langchain_art_server.backends.base import Sampling
+from langchain_art_server.backends.peft.learner_core import LearnerCore
+from tests.support.learner_cases import gaps
 from tests.support.soak import count, in_soak_alone
 from tests.support.tiny_models import (
     CLOCK,
-    WORST,
+    WEATHER,
     LocalSampler,
     ask,
     check_logprobs,
     load_plain,
+    save_adapter,
     save_model,
 )
 
@@ -110,19 +113,6 @@ def test_tokens_are_drawn_from_the_distribution_asked_for(
         assert reply.logprobs[0] == pytest.approx(float(wanted[reply.token_ids[0]].log()), abs=1e-5)
 
 
-def test_top_logprobs_are_the_most_probable_tokens(model: Path, sampler: LocalSampler) -> None:
-    (reply, other) = sampler.chat(ask(seed=1, top_logprobs=3, max_tokens=5), ask(seed=2))
-    assert other.top_logprobs == []
-    with torch.no_grad():
-        ids = torch.tensor([reply.prompt_token_ids + reply.token_ids])
-        rows = load_plain(model)(ids).logits[0].log_softmax(-1)
-    for step, top in enumerate(reply.top_logprobs):
-        values, tokens = rows[len(reply.prompt_token_ids) - 1 + step].topk(3)
-        assert [token for token, _, _ in top] == tokens.tolist()
-        assert [value for _, value, _ in top] == pytest.approx(values.tolist(), abs=WORST)
-        assert all(isinstance(text, str) for _, _, text in top)
-
-
 def test_every_end_of_turn_token_ends_a_reply(tmp_path: Path) -> None:
     # <|endoftext|> (0) and another one (9) by the configs, <|im_end|> (2) by the chat template.
     sampler = LocalSampler(save_model(tmp_path / "model", eos_token_id=[0, 9], num_hidden_layers=1))
@@ -152,7 +142,6 @@ def test_max_tokens_is_cut_to_the_room_and_a_longer_prompt_is_refused(model: Pat
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"model": "/no/such/model"}, "can not be loaded"),
         ({"max_model_len": 4096}, "has a context of 1024"),
         ({"device": "warp"}, "device='warp'"),
         ({"dtype": "int8"}, "dtype='int8'"),
@@ -162,7 +151,7 @@ def test_a_model_that_can_not_be_served_is_refused(
     model: Path, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):
-        LocalSampler(settings.pop("model", model), **settings)
+        LocalSampler(model, **settings)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +201,94 @@ def test_a_seed_gives_the_ids_of_tool_calls_too(sampler: LocalSampler) -> None:
 
     assert ids("Paris", 1) == ids("Paris", 1) != []
     assert len({*ids("Paris", 1), *ids("Rome", 1), *ids("Paris", 2), *ids("Paris", None)}) >= 4
+
+
+# --- tokens that are drawn from a part of all ------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"to": {"enum": ["mail", "team", "weather"]}, "why": {"type": "string"}},
+    "required": ["to", "why"],
+}
+JSON = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+
+
+#: Options of calls whose tokens are drawn from some of all.
+RESTRICTED: list[dict[str, Any]] = [
+    {"response_format": JSON},
+    {"response_format": JSON, "temperature": 0.6},
+    {"tools": [WEATHER, CLOCK], "tool_choice": "required", "temperature": 1.4},
+    {"tools": [CLOCK], "tool_choice": {"function": {"name": "clock"}}},
+    {"top_p": 0.8},
+    {"top_k": 5, "temperature": 1.7},
+    {"response_format": JSON, "top_k": 40, "top_p": 0.9, "temperature": 0.8},
+]
+
+
+def test_the_learner_renormalises_over_the_tokens_that_could_be_drawn(
+    model: Path, sampler: LocalSampler, tmp_path: Path
+) -> None:
+    adapter = save_adapter(tmp_path / "a", model, 1)
+    sampler.load("a@1", adapter)
+    asked = [options for options in RESTRICTED for _ in range(6)]
+    *replies, free = sampler.chat(
+        *(
+            ask("mail of Ann", seed=i % 6, max_tokens=60, adapter="a@1", **options)
+            for i, options in enumerate(asked)
+        ),
+        ask("mail of Ann", seed=9, max_tokens=60, adapter="a@1"),
+    )
+    core = LearnerCore(str(model), "cpu", "float32")
+    assert gaps(core, adapter, [free]).max() <= 1e-5
+    assert free.drawn_from == b"" and free.excluded_because is None
+    bits = sampler.host.info.vocab_size // 8
+    for options, reply in zip(asked, replies, strict=True):
+        assert gaps(core, adapter, [reply], options.get("temperature", 1.0)).max() <= 1e-5
+        assert reply.excluded_because is None
+        sets = unpack(reply.drawn_from)
+        assert len(sets) == len(reply.token_ids)
+        assert len(reply.drawn_from) < 64 + (bits + 8) * len(reply.token_ids)
+        for token, logprob, one in zip(reply.token_ids, reply.logprobs, sets, strict=True):
+            assert (one == single(token)) == (logprob == 0.0)
+
+
+def test_a_greedy_call_says_so_under_a_grammar_too(sampler: LocalSampler) -> None:
+    (reply,) = sampler.chat(ask(response_format=JSON, temperature=0.0, top_p=0.5, max_tokens=60))
+    assert reply.excluded_because == "greedy decoding: temperature=0"
+
+
+def test_sets_that_take_too_much_exclude_their_call_alone(
+    sampler: LocalSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("langchain_art_server.algorithms.sequences.token_sets.MAX_BYTES", 64)
+    long, short = sampler.chat(
+        ask(seed=1, top_p=0.99, max_tokens=40), ask(seed=2, top_k=2, max_tokens=3)
+    )
+    assert (long.excluded_because or "").startswith("truncated sampling: top_p=0.99; the tokens")
+    assert long.drawn_from == b""
+    assert short.excluded_because is None
+
+
+def _only(schema: dict[str, Any]) -> dict[str, Any]:
+    """Options of a reply that must follow a schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    return {"response_format": wanted}
+
+
+@pytest.mark.parametrize(
+    ("options", "by"),
+    [
+        ({"top_k": 1, "response_format": JSON}, "top_k=1"),
+        ({"top_p": 1e-6}, "top_p=1e-06"),
+        ({**_only({"const": 7}), "max_tokens": 1}, "response_format"),
+        ({"temperature": 1e-3, "max_tokens": 1}, "temperature=0.001"),
+        ({"top_k": 2}, None),
+        (_only({"enum": ["a door", "b"]}), None),
+    ],
+)
+def test_a_reply_without_a_choice_is_excluded_by_its_reason(
+    sampler: LocalSampler, options: dict[str, Any], by: str | None
+) -> None:
+    (reply,) = sampler.chat(ask(seed=1, **{"max_tokens": 12, **options}))
+    why = f"no choice: {by}; each token had the probability 1" if by else None
+    assert any(reply.logprobs) == (by is None) and reply.excluded_because == why

@@ -11,6 +11,7 @@ import torch
 from langchain_art_server.backends.base import ChatReply
 from langchain_art_server.backends.embedded import process
 from langchain_art_server.backends.embedded.token_sampler import SequenceState
+from langchain_art_server.backends.ipc.channel import EngineCall
 from tests.support.soak import count
 from tests.support.tiny_models import (
     LocalSampler,
@@ -49,6 +50,14 @@ def sampler(model: Path) -> LocalSampler:
     return LocalSampler(
         model, sampler={"threads": 1, "kv_cache_bytes": 64 << 20, "max_batch": BATCH}
     )
+
+
+def flood(
+    sampler: LocalSampler, calls: int, text: str = "the team", **options: Any
+) -> list[EngineCall]:
+    """Another client's calls, all at once."""
+    asked = (ask(f"{n} {text}", **{"client": "a", "seed": n, **options}) for n in range(calls))
+    return [sampler.send(one) for one in asked]
 
 
 def innocent(sampler: LocalSampler, clock: Clock, calls: int = 8) -> list[float]:
@@ -131,8 +140,7 @@ def test_a_client_that_has_turns_of_its_own_keeps_its_adapter(
         decode(first, last, ended)
 
     sampler.host.scheduler._decode = noted
-    for n in range(12):
-        sampler.send(ask(f"{n} the team", client="a", adapter="a@1", seed=n, max_tokens=40))
+    flood(sampler, 12, adapter="a@1", max_tokens=40)
     for _ in range(10):
         sampler.turn()
     call = sampler.send(ask("mail", client="b", adapter="b@1", seed=1, max_tokens=8))
@@ -146,8 +154,7 @@ def test_long_prompts_of_one_client_make_another_wait_little(
 ) -> None:
     clock = Clock(sampler, 0.002, 0.0005)
     quiet = max(innocent(sampler, clock))
-    asked = [ask(f"{n} " + "the team " * 240, client="a", seed=n) for n in range(12)]
-    hostile = [sampler.send(one) for one in asked]
+    hostile = flood(sampler, 12, "the team " * 240)
     sampler.turn()
     assert max(innocent(sampler, clock, 4)) <= 3 * quiet + 256 * 0.0005
     sampler.run()
@@ -156,8 +163,7 @@ def test_long_prompts_of_one_client_make_another_wait_little(
 
 def test_rows_share_every_step_where_a_step_takes_as_long_for_one(sampler: LocalSampler) -> None:
     clock = Clock(sampler, 0.02, 0.0)
-    asked = [ask(f"{n} the team", client="a", seed=n, max_tokens=60) for n in range(8)]
-    hostile = [sampler.send(one) for one in asked]
+    hostile = flood(sampler, 8, max_tokens=60)
     for _ in range(5):
         sampler.turn()
     waits = innocent(sampler, clock, 4)
@@ -220,15 +226,13 @@ def test_a_step_begins_few_calls_of_a_client_with_many(large: LocalSampler) -> N
     clock = Clock(sampler, 0.002, 0.0005)
     innocent(sampler, clock, 1)
     runner = host.scheduler._runner
-    for n in range(BATCH):
-        sampler.send(ask(f"{n} the team", client="a", seed=n, max_tokens=120))
+    flood(sampler, BATCH, max_tokens=120)
     sampler.turn()
     counted = Counted(sampler, begun=(host, "begin"), passes=(runner, "prefill"))
-    same = [ask("the same team and mail", client="a", max_tokens=9) for _ in range(40)]
-    short = [ask(f"{n}", client="a", seed=n, max_tokens=9) for n in range(40)]
-    refused = [ask(f"{n}", client="a", temperature=1e-6) for n in range(80)]
-    for one in (*same, *short, *refused):
-        sampler.send(one)
+    for _ in range(40):
+        sampler.send(ask("the same team and mail", client="a", max_tokens=9))
+    flood(sampler, 40, "", max_tokens=9)
+    flood(sampler, 80, "", temperature=1e-6)
     innocent(sampler, clock, 30)
     assert counted.most["begun"] <= 32
     assert counted.most["passes"] == 1
@@ -238,8 +242,7 @@ def test_a_step_begins_few_calls_of_a_client_with_many(large: LocalSampler) -> N
 
 def test_calls_that_are_cancelled_at_once_leave_in_several_steps(large: LocalSampler) -> None:
     sampler = large
-    asked = [ask(f"{n} the team", client="a", seed=n, max_tokens=120) for n in range(100)]
-    calls = [sampler.send(one) for one in asked]
+    calls = flood(sampler, 100, max_tokens=120)
     for _ in range(40):
         sampler.turn()
     assert len(sampler.host.scheduler._rows) > 50
@@ -266,8 +269,7 @@ def test_long_answers_of_one_client_take_a_part_of_the_steps_of_another(
         clock.now += 0.004 if sequence.client == "a" else 0.0
 
     monkeypatch.setattr(host, "_end", slow)
-    for n in range(BATCH):
-        sampler.send(ask(f"{n} the team", client="a", seed=n, max_tokens=4))
+    flood(sampler, BATCH, max_tokens=4)
     begun = clock.now
     while not host._ended:
         begun = clock.now

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from langchain_art.errors import InvalidRequest
-from langchain_art_server.backends.chat.tool_calls.call_grammar import schema_json
 from tests.support.tiny_models import CLOCK, WEATHER, LocalSampler, ask
 
 
@@ -29,17 +28,6 @@ SCHEMA = {
     "required": ["kind", "count", "tags"],
     "additionalProperties": False,
 }
-
-
-@pytest.mark.parametrize(
-    "name", ["a", "examples", "default", "enum", "const", "allOf", "properties"]
-)
-def test_objects_are_closed_whatever_an_argument_is_called(name: str) -> None:
-    item = {"type": "object", "properties": {name: {"type": "integer"}}}
-    whole = {"type": "object", "properties": {name: {"type": "array", "items": item}, "b": item}}
-    made = json.loads(schema_json(whole))["properties"]
-    assert made[name]["items"]["additionalProperties"] is made["b"]["additionalProperties"] is False
-    assert made["b"]["properties"] == item["properties"]
 
 
 def test_a_json_schema_is_followed(sampler: LocalSampler) -> None:
@@ -64,17 +52,19 @@ def test_a_json_schema_is_followed(sampler: LocalSampler) -> None:
 
 
 def test_a_schema_has_no_properties_but_those_it_names(sampler: LocalSampler) -> None:
-    part = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
-    schema = {"type": "object", "properties": {"a": part, "c": {"type": "boolean"}}}
+    """Whatever they are called: names of JSON schema's own are names here."""
+    part = {"type": "object", "properties": {"enum": {"type": "boolean"}}, "required": ["enum"]}
+    some = {"type": "array", "items": part, "minItems": 1, "maxItems": 1}
+    schema = {"type": "object", "properties": {"properties": some, "c": {"type": "boolean"}}}
     wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     replies = sampler.chat(
         *(ask(seed=i, response_format=wanted, max_tokens=200) for i in range(12))
     )
     values = [json.loads(reply.content or "") for reply in replies]
-    assert all(value.keys() <= {"a", "c"} for value in values)
-    assert all(value["a"].keys() == {"b"} for value in values if "a" in value)
-    assert any("a" in value for value in values)
-    assert any("a" not in value for value in values)
+    assert all(value.keys() <= {"properties", "c"} for value in values)
+    inner = [one for value in values for one in value.get("properties", ())]
+    assert inner and all(one.keys() == {"enum"} for one in inner)
+    assert any("properties" not in value for value in values)
 
 
 def test_json_object_gives_an_object(sampler: LocalSampler) -> None:
@@ -123,9 +113,6 @@ def _inside(schema: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": whole}}}
 
 
-PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in range(4, 24)]
-
-
 @pytest.mark.wall_clock  # seconds of this process's CPU: 0.2; the compiler's own would be minutes
 @pytest.mark.parametrize(
     ("schema", "problem"),
@@ -135,7 +122,6 @@ PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in rang
             {"type": "object", "properties": {"a": {"enum": [1 - 2**63]}}, "required": ["a"]},
             "ended|takes",
         ),
-        ({"allOf": PATTERNS}, "takes more than|too|limit|Unable to determine"),
         ({"enum": list(range(200_000))}, "schemas of .* characters, expected at most 262144"),
         ({"$ref": "#"}, "No grammar can be made"),
         (
@@ -143,7 +129,7 @@ PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in rang
             "nested deeper than 64 levels",
         ),
     ],
-    ids=["const", "enum of one", "allOf", "long enum", "own reference", "deep"],
+    ids=["const", "enum of one", "long enum", "own reference", "deep"],
 )
 def test_a_schema_that_harms_the_compiler_is_refused_and_harms_nobody(
     sampler: LocalSampler, schema: dict[str, Any], problem: str
@@ -179,9 +165,7 @@ def test_a_schema_that_harms_the_compiler_is_refused_and_harms_nobody(
             (_inside(schema), rf"JSON schema: {problem}.* \(at mail\.tags\)\. Simplify")
             for schema, problem in (
                 ({"type": "array", "uniqueItems": True}, "Unimplemented keys.*uniqueItems"),
-                ({"type": "string", "format": "wat"}, "Unknown format: wat"),
                 ({"type": "string", "pattern": "(?=a)b"}, "regex parse error.*look-around"),
-                ({"anyOf": [{"not": {}}, {"type": "null"}]}, "Unimplemented keys.*not"),
             )
         ),
         ({"response_format": {"type": "poem"}}, "'poem'"),

@@ -172,21 +172,6 @@ async def test_a_call_that_ran_at_two_deaths_does_not_get_a_third(
     assert sampler.restarts == restarts
 
 
-async def test_closing_a_reply_early_frees_the_engine(sampler: TransformersSampler) -> None:
-    streams = [sampler.chat(ask(stream=True, seed=i, max_tokens=None)) for i in range(3)]
-    for stream in streams:
-        assert isinstance(await anext(stream), ChatDelta)
-    for stream in streams:
-        await stream.aclose()
-    waiting = asyncio.create_task(chat(sampler, ask(max_tokens=None)))
-    await asyncio.sleep(0.005)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert (await chat(sampler, ask(seed=1))).token_ids
-    assert not sampler._pending
-
-
 async def test_a_model_that_can_not_be_loaded_is_refused_in_words(tmp_path: Path) -> None:
     made = TransformersSampler(settings(tmp_path))
     with pytest.raises(EngineUnavailable, match="not started"):

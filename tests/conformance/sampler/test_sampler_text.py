@@ -59,32 +59,6 @@ def follow_up(request: ChatRequest, reply: ChatReply) -> list[dict[str, Any]]:
 # --- exact continuation -----------------------------------------------------------------------
 
 
-def test_a_later_prompt_holds_the_sampled_tokens_not_a_new_tokenisation(
-    sampler: LocalSampler,
-    say: Say,
-) -> None:
-    odd = [*letters("the weather is sunny"), 2]
-    assert odd[:-1] != ids("the weather is sunny"), "the split is one the tokenizer does not choose"
-    say(odd)
-    first = ask(max_tokens=50)
-    (reply,) = sampler.chat(first)
-    assert reply.token_ids == odd
-    assert reply.content == "the weather is sunny"
-    messages = [*follow_up(first, reply), {"role": "user", "content": "and the mail"}]
-    (second,) = sampler.chat(ask(messages=messages, max_tokens=2))
-    known = reply.prompt_token_ids + odd
-    assert second.prompt_token_ids[: len(known)] == known
-    rest = "\n<|im_start|>user\nand the mail<|im_end|>\n<|im_start|>assistant\n"
-    assert second.prompt_token_ids[len(known) :] == ids(rest)
-    # Plain tokenisation of the same text is something else.
-    text = tokenizer().decode(second.prompt_token_ids)
-    assert ids(text) != second.prompt_token_ids
-    # And a third turn goes on from the second.
-    messages = [*follow_up(ask(messages=messages), second), {"role": "user", "content": "x"}]
-    (third,) = sampler.chat(ask(messages=messages, max_tokens=1))
-    assert third.prompt_token_ids[: len(known)] == known
-
-
 def test_a_reply_that_was_cut_short_is_continued_exactly(sampler: LocalSampler, say: Say) -> None:
     odd = letters("the mail")
     say(odd)
@@ -95,18 +69,6 @@ def test_a_reply_that_was_cut_short_is_continued_exactly(sampler: LocalSampler, 
     (second,) = sampler.chat(ask(messages=messages, max_tokens=1))
     known = reply.prompt_token_ids + odd
     assert second.prompt_token_ids[: len(known) + 1] == [*known, 2]
-
-
-def test_a_history_that_was_changed_is_tokenised_anew(sampler: LocalSampler, say: Say) -> None:
-    odd = [*letters("the weather"), 2]
-    say(odd)
-    first = ask(max_tokens=50)
-    (reply,) = sampler.chat(first)
-    messages = [*first.messages, {"role": "assistant", "content": "the weathe"}]
-    (second,) = sampler.chat(ask(messages=messages, max_tokens=1))
-    text = tokenizer().decode(second.prompt_token_ids)
-    assert second.prompt_token_ids == ids(text)
-    assert second.prompt_token_ids[: len(reply.prompt_token_ids)] == reply.prompt_token_ids
 
 
 def test_siblings_with_the_same_rendered_reply_keep_their_own_tokens(
@@ -167,21 +129,6 @@ def streamed(sampler: LocalSampler, call: EngineCall) -> tuple[str, list[Any]]:
     events = sampler.events.get(call.id, [])
     text = "".join(event["content"] for event in events)
     return text, [c for event in events for c in event["tool_calls"]]
-
-
-@pytest.mark.parametrize("options", [{}, {"tools": [WEATHER]}, {"stop": ("e", " t")}])
-def test_a_stream_put_together_is_the_reply(sampler: LocalSampler, options: dict[str, Any]) -> None:
-    pairs = [
-        [sampler.send(ask(seed=n, stream=s, max_tokens=40, **options)) for s in (False, True)]
-        for n in range(12)
-    ]
-    sampler.run()
-    for plain, stream in pairs:
-        reply, whole = sampler.reply(plain), sampler.reply(stream)
-        assert (reply.token_ids, reply.content) == (whole.token_ids, whole.content)
-        assert streamed(sampler, stream) == (whole.content, [])
-        assert plain.id not in sampler.events, "who did not ask for a stream gets no events"
-        assert len(sampler.events.get(stream.id, [])) > 1 or len(reply.token_ids) < 8
 
 
 def test_tool_calls_are_streamed_whole_and_their_text_is_not(

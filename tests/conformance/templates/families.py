@@ -5,25 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _JSON_CALL = '{"name": "weather", "arguments": {"city": "Paris", "days": 2}}'
-_COMPACT = '{"arguments":{"city":"Par\\u0069s","days":2},"name":"weather"}'
 _XML = "<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n"
 _XML_CALL = f"<tool_call>\n{_XML}</parameter>\n</function>\n</tool_call>"
-_XML_ODD = (
-    "\n\n<tool_call><function=weather>\n<parameter=days>2</parameter>"
-    "<parameter=city>Paris</parameter>\n</function></tool_call>"
-)
 _GLM_CALL = (
     "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
 )
 THOUGHT = "I look it up."
-
-
-def _kimi(name: str, arguments: str) -> str:
-    return (
-        f"<|tool_calls_section_begin|><|tool_call_begin|>{name}<|tool_call_argument_begin|>"
-        f"{arguments}<|tool_call_end|><|tool_calls_section_end|><|im_end|>"
-    )
 
 
 def _deepseek(call: str) -> str:
@@ -34,13 +22,6 @@ def _deepseek(call: str) -> str:
     return f"{begin}{call}{end}<｜end▁of▁sentence｜>"
 
 
-def _harmony(header: str, arguments: str) -> str:
-    return (
-        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
-        f"{header}<|message|>{arguments}<|call|>"
-    )
-
-
 @dataclass(frozen=True)
 class Family:
     """A template and what a model of it writes.
@@ -48,8 +29,8 @@ class Family:
     Attributes:
         models: whose template it is.
         eos: tokens that end a turn.
-        calls: replies that call the tool `weather` for two days in Paris; in the first, the call is
-            as the template itself writes it.
+        call: a reply that calls the tool `weather` for two days in Paris, as the template itself
+            writes it.
         answer: a reply without a call.
         drops: the template drops what was thought when another question follows.
         drops_at_once: it does so when a tool's answer follows, too.
@@ -59,7 +40,7 @@ class Family:
 
     models: str
     eos: tuple[str, ...]
-    calls: tuple[str, ...] = ()
+    call: str = ""
     answer: str = ""
     drops: bool = False
     drops_at_once: bool = False
@@ -68,10 +49,7 @@ class Family:
 
 
 _IM_END = ("<|im_end|>",)
-_HERMES = (
-    f"<tool_call>\n{_JSON_CALL}\n</tool_call><|im_end|>",
-    f"\n<tool_call>{_COMPACT}</tool_call><|im_end|>",
-)
+_HERMES = f"<tool_call>\n{_JSON_CALL}\n</tool_call><|im_end|>"
 _SUNNY = "It is sunny.<|im_end|>"
 #: The template's file -> its family.
 FAMILIES: dict[str, Family] = {
@@ -79,56 +57,48 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(
         "Qwen3 (hybrid)",
         _IM_END,
-        (*_HERMES, *(f"<think>\n{THOUGHT}\n</think>\n\n{call}" for call in _HERMES)),
+        f"<think>\n{THOUGHT}\n</think>\n\n{_HERMES}",
         f"<think>\n{THOUGHT}\n</think>\n\n{_SUNNY}",
         drops=True,
     ),
     "qwen3_instruct_2507": Family("Qwen3-2507", _IM_END, _HERMES, _SUNNY),
-    "qwen3_coder": Family(
-        "Qwen3-Coder", _IM_END, (f"{_XML_CALL}<|im_end|>", f"{_XML_ODD}<|im_end|>"), _SUNNY
-    ),
+    "qwen3_coder": Family("Qwen3-Coder", _IM_END, f"{_XML_CALL}<|im_end|>", _SUNNY),
     "qwen3_6": Family(
         "Qwen3.5, Qwen3.6",
         _IM_END,
-        tuple(f"{THOUGHT}\n</think>\n\n{call}<|im_end|>" for call in (_XML_CALL, _XML_ODD)),
+        f"{THOUGHT}\n</think>\n\n{_XML_CALL}<|im_end|>",
         f"{THOUGHT}\n</think>\n\n{_SUNNY}",
         drops=True,
     ),
     "qwen3_8": Family(
         "Qwen3.8",
         _IM_END,
-        tuple(f"{THOUGHT}\n</think>\n\n{call}<|im_end|>" for call in (_XML_CALL, _XML_ODD)),
+        f"{THOUGHT}\n</think>\n\n{_XML_CALL}<|im_end|>",
         f"{THOUGHT}\n</think>\n\n{_SUNNY}",
     ),
     "llama3": Family(
         "Llama 3.1, 3.2, 3.3",
         ("<|eot_id|>",),
-        (
-            '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}<|eot_id|>',
-            '<|python_tag|>{"name":"weather","parameters":{"city":"Paris","days":2}}<|eot_id|>',
-        ),
+        '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}<|eot_id|>',
         "It is sunny.<|eot_id|>",
         tokens=("<|python_tag|>",),
     ),
     "llama4": Family(
         "Llama 4",
         ("<|eot|>",),
-        ('[weather(city="Paris", days=2)]<|eot|>', "[weather(days=2,city='Paris')]<|eot|>"),
+        '[weather(city="Paris", days=2)]<|eot|>',
         "It is sunny.<|eot|>",
     ),
     "mistral_v3": Family(
         "Mistral up to Small 3.1",
         ("</s>",),
-        (f"[TOOL_CALLS] [{_JSON_CALL}]</s>", f"[TOOL_CALLS][{_COMPACT}]</s>"),
+        f"[TOOL_CALLS] [{_JSON_CALL}]</s>",
         " It is sunny.</s>",
     ),
     "mistral_v11": Family(
         "Mistral Small 3.2 and later",
         ("</s>",),
-        (
-            '[TOOL_CALLS]weather[ARGS]{"city": "Paris", "days": 2}</s>',
-            '[TOOL_CALLS]weather[ARGS]{"city":"Paris","days":2}</s>',
-        ),
+        '[TOOL_CALLS]weather[ARGS]{"city": "Paris", "days": 2}</s>',
         "It is sunny.</s>",
         tokens=("</s>",),
     ),
@@ -136,24 +106,14 @@ FAMILIES: dict[str, Family] = {
     "gemma4": Family(
         "Gemma 4",
         ("<turn|>", "<|tool_response>"),
-        (
-            '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|><|tool_response>',
-            '<|tool_call>call:weather{days:2,city:<|"|>Paris<|"|>}<tool_call|><|tool_response>',
-        ),
+        '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|><|tool_response>',
         "It is sunny.<turn|>",
     ),
     "gptoss": Family(
         "gpt-oss",
         ("<|return|>", "<|call|>"),
-        (
-            _harmony(
-                " to=functions.weather<|channel|>commentary json", '{"city": "Paris", "days": 2}'
-            ),
-            _harmony(
-                "<|channel|>commentary to=functions.weather <|constrain|>json",
-                '{"city":"Paris","days":2}',
-            ),
-        ),
+        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant to=functions.weather"
+        '<|channel|>commentary json<|message|>{"city": "Paris", "days": 2}<|call|>',
         f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final"
         "<|message|>It is sunny.<|return|>",
         drops=True,
@@ -162,10 +122,7 @@ FAMILIES: dict[str, Family] = {
     "glm4moe": Family(
         "GLM-4.5, GLM-4.6",
         ("<|user|>", "<|observation|>"),
-        (
-            f"\n<think>{THOUGHT}</think>\n{_GLM_CALL}<|observation|>",
-            f"\n<think>{THOUGHT}</think>\n\n\n{_GLM_CALL}<|observation|>",
-        ),
+        f"\n<think>{THOUGHT}</think>\n{_GLM_CALL}<|observation|>",
         f"\n<think>{THOUGHT}</think>\nIt is sunny.<|user|>",
         drops=True,
         tokens=("<|assistant|>",),
@@ -173,10 +130,9 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": Family(
         "Kimi K2",
         _IM_END,
-        (
-            _kimi("functions.weather:0", '{"city": "Paris", "days": 2}'),
-            _kimi("functions.weather:0", '{"city":"Paris","days":2}'),
-        ),
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        '<|tool_call_argument_begin|>{"city": "Paris", "days": 2}<|tool_call_end|>'
+        "<|tool_calls_section_end|><|im_end|>",
         _SUNNY,
         tokens=("<|im_user|>",),
     ),
@@ -188,63 +144,45 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3_tools": Family(
         "DeepSeek V3, R1 (with vLLM's template)",
         ("<｜end▁of▁sentence｜>",),
-        (
-            _deepseek('function<｜tool▁sep｜>weather\n```json\n{"city": "Paris", "days": 2}\n```'),
-            _deepseek('function<｜tool▁sep｜>weather\n```json\n{"city":"Paris","days":2}\n```'),
-        ),
+        _deepseek('function<｜tool▁sep｜>weather\n```json\n{"city": "Paris", "days": 2}\n```'),
         "It is sunny.<｜end▁of▁sentence｜>",
     ),
     "deepseek_v31": Family(
         "DeepSeek V3.1",
         ("<｜end▁of▁sentence｜>",),
-        (
-            _deepseek('weather<｜tool▁sep｜>{"city": "Paris", "days": 2}'),
-            _deepseek('weather<｜tool▁sep｜>{"city":"Paris","days":2}'),
-        ),
+        _deepseek('weather<｜tool▁sep｜>{"city": "Paris", "days": 2}'),
         "It is sunny.<｜end▁of▁sentence｜>",
     ),
     "nemotron_nano2": Family(
         "Nemotron Nano 2",
         ("<SPECIAL_12>",),
-        tuple(
-            f"{THOUGHT}\n</think>\n\n<TOOLCALL>[{call}]</TOOLCALL>\n<SPECIAL_12>"
-            for call in (_JSON_CALL, _COMPACT)
-        ),
+        f"{THOUGHT}\n</think>\n\n<TOOLCALL>[{_JSON_CALL}]</TOOLCALL>\n<SPECIAL_12>",
         f"{THOUGHT}\n</think>\n\nIt is sunny.\n<SPECIAL_12>",
         drops_at_once=True,
     ),
     "nemotron3": Family(
         "Nemotron 3",
         _IM_END,
-        tuple(f"{THOUGHT}\n</think>\n{call}\n<|im_end|>" for call in (_XML_CALL, _XML_ODD)),
+        f"{THOUGHT}\n</think>\n{_XML_CALL}\n<|im_end|>",
         f"{THOUGHT}\n</think>\n{_SUNNY}",
         drops=True,
     ),
     "lfm2": Family(
         "LFM2, LFM2.5",
         _IM_END,
-        tuple(
-            f"<|tool_call_start|>[weather({arguments})]<|tool_call_end|><|im_end|>"
-            for arguments in ('city="Paris", days=2', "days=2, city='Paris'")
-        ),
+        '<|tool_call_start|>[weather(city="Paris", days=2)]<|tool_call_end|><|im_end|>',
         _SUNNY,
     ),
     "phi4_mini": Family(
         "Phi-4-mini",
         ("<|end|>",),
-        (
-            f"<|tool_call|>[{_JSON_CALL}]<|/tool_call|><|end|>",
-            f"<|tool_call|>{_COMPACT}<|/tool_call|><|end|>",
-        ),
+        f"<|tool_call|>[{_JSON_CALL}]<|/tool_call|><|end|>",
         "It is sunny.<|end|>",
     ),
     "granite3": Family(
         "Granite 3",
         ("<|end_of_text|>",),
-        (
-            f"<|tool_call|>[{_JSON_CALL}]<|end_of_text|>",
-            f"<|tool_call|>[{_COMPACT}]<|end_of_text|>",
-        ),
+        f"<|tool_call|>[{_JSON_CALL}]<|end_of_text|>",
         "It is sunny.<|end_of_text|>",
     ),
 }

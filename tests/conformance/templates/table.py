@@ -1,6 +1,5 @@
-"""What is seen of each family's template, and the page that says so.
+"""What is seen of each family's template, and the table that says so.
 
-A conversation of three calls: a tool is called, its answer is told of, another question is asked.
 The replies are forced; their tokens are single bytes where that can be, which no tokenizer gives.
 """
 
@@ -8,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -17,12 +17,11 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from langchain_art_server.algorithms.sequences.training_rows import SampledCall, rows_of_run
+from langchain_art_server.algorithms.sequences.training_rows import Row, SampledCall, rows_of_run
 from langchain_art_server.backends.base import ChatRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
 from langchain_art_server.backends.chat.output_processor import OutputProcessor
-from tests.conformance.templates.families import FAMILIES, THOUGHT
-from tests.support.live_server import REPO
+from tests.conformance.templates.families import FAMILIES
 from tests.support.tiny_models import ask, tokenizer
 
 HERE = Path(__file__).parent
@@ -75,27 +74,18 @@ def _bytes(template: ChatTemplate, token: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of one conversation.
+class Turn:
+    """A prompt, and what was read of the reply to it."""
 
-    Attributes:
-        shown: the prompt has the tool's name.
-        parsed: the call was read, and the answer's text.
-        streamed: token by token, the deltas are the reply.
-        same: whether the prompts with the tool's answer, and with the next question, begin with
-            the tokens that were sampled.
-        thoughts: how often these prompts tell what was thought.
-        rows: rows that the calls go into.
-        trained: each sampled token is trained once.
-    """
+    prompt: Prompt
+    said: list[int]
+    content: str
+    calls: list[dict[str, Any]]
 
-    shown: bool
-    parsed: bool
-    streamed: bool
-    same: tuple[bool, bool]
-    thoughts: tuple[int, int]
-    rows: int
-    trained: bool
+    @property
+    def ids(self) -> list[int]:
+        """All that the next prompt begins with, if it does not fork."""
+        return [*self.prompt.ids, *self.said]
 
 
 def read(
@@ -111,45 +101,40 @@ def read(
     return content, calls
 
 
-@functools.cache
-def go_through(name: str, call: str, answer: str) -> Seen:
-    """Three calls: a tool, its answer, another question, after which the same reply is given."""
-    template = template_of(name)
+def converse(template: ChatTemplate, texts: Iterable[str]) -> list[Turn]:
+    """A turn for each text that the model says; a tool's answer, or a question, follows on it."""
     asked: list[dict[str, Any]] = ask().messages
-    samples: list[SampledCall] = []
-    prompts: list[Prompt] = []
-    replies: list[tuple[str, list[Any]]] = []
-    streams: list[tuple[str, list[Any]]] = []
-    for number, text in enumerate((call, answer, call)):
-        request = ask(messages=asked, tools=TOOLS)
+    turns: list[Turn] = []
+    for text in texts:
         prompt, said = template.prompt(asked, TOOLS), sampled(template, text)
-        samples.append(SampledCall(str(number), prompt.ids, said, [-1.0] * len(said)))
-        prompts.append(prompt)
-        content, calls = read(template, request, said)
-        replies.append((content, functions(calls)))
-        content_2, calls_2 = read(template, request, said, one_by_one=True)
-        streams.append((content_2, functions(calls_2)))
+        content, calls = read(template, ask(messages=asked, tools=TOOLS), said)
+        turns.append(Turn(prompt, said, content, calls))
         reply: dict[str, Any] = {"role": "assistant", "content": content or None}
         reply |= {"tool_calls": calls} if calls else {}
         template.remember(prompt, said, reply)
         result = [{"role": "tool", "tool_call_id": c["id"], "content": "sunny"} for c in calls]
         asked = [*asked, reply, *(result or [QUESTION])]
-    rows = rows_of_run(samples)
-    return Seen(
-        shown="weather" in prompts[0].text,
-        parsed=[calls for _, calls in replies] == [[CALL], [], [CALL]]
-        and replies[1][0].strip().endswith("It is sunny."),
-        streamed=streams == replies,
-        same=(_begins(samples[1], samples[0]), _begins(samples[2], samples[1])),
-        thoughts=(prompts[1].text.count(THOUGHT), prompts[2].text.count(THOUGHT)),
-        rows=len(rows),
-        trained=sum(sum(row.mask) for row in rows) == sum(len(s.token_ids) for s in samples),
-    )
+    return turns
 
 
-def _begins(later: SampledCall, earlier: SampledCall) -> bool:
-    known = [*earlier.prompt_token_ids, *earlier.token_ids]
-    return list(later.prompt_token_ids[: len(known)]) == known
+@functools.cache
+def go_through(name: str) -> tuple[list[Turn], list[Row]]:
+    """A call, an answer and a call, and the rows that they are trained in."""
+    family = FAMILIES[name]
+    turns = converse(template_of(name), (family.call, family.answer, family.call))
+    samples = [
+        SampledCall(str(number), one.prompt.ids, one.said, [-1.0] * len(one.said))
+        for number, one in enumerate(turns)
+    ]
+    return turns, rows_of_run(samples)
+
+
+def same_tokens(turns: list[Turn]) -> list[bool]:
+    """Whether each later prompt begins with the last one and the tokens that were sampled."""
+    return [
+        later.prompt.ids[: len(before.ids)] == before.ids
+        for before, later in itertools.pairwise(turns)
+    ]
 
 
 def functions(calls: list[dict[str, Any]]) -> list[Any]:
@@ -158,64 +143,15 @@ def functions(calls: list[dict[str, Any]]) -> list[Any]:
     return [(one["name"], json.loads(one["arguments"])) for one in told]
 
 
-# --- the page -------------------------------------------------------------------------------------
-
-PAGE = REPO / "docs" / "templates.md"
-HEAD = """\
-# Chat templates and tool calls
-
-Written by `tests/conformance/templates` with `UPDATE_DOCS=1`; edit that.
-
-A model writes tool calls in its own way, and its chat template writes them again in later prompts.
-The server reads the format off the template: it renders a call and looks which format reads it.
-With vLLM, `tool_format` names one that the template does not show.
-
-What a model thinks stays in its reply's text, between `<think>` and `</think>`; so does gpt-oss's
-analysis channel. In later prompts the template gets it in its own field, and shows or drops it.
-
-A request with tools is refused with status 400 where the template shows no tools to the model, and
-where calls are in a format that is not in this table. Each role's content is rendered at the start,
-as text and as parts, and given in the form that comes out; a message of a role that the template
-leaves out is refused. A template that leaves out the messages of the user or the replies, or that
-cannot be rendered, ends the start.
-
-The families' templates are the models' own or written from their documentation (*ours*). Each goes
-through a conversation here: a tool is called, its answer follows, then another question. The
-replies are forced, in the template's own notation and in another one that a model may choose, as
-tokens that no tokenizer would give. *Same tokens* means that the next prompt begins with exactly
-the tokens of the last prompt and reply, so both are computed once and trained in one row. Where a
-template drops what was thought, the prompt is another one, and the reply is trained in a row of its
-own (*forks*). Each sampled token is trained once, either way.
-
-| family | format | template | read, streamed | after a tool | after a question | rows |
-|---|---|---|---|---|---|---|"""
-TAIL = """
-The template's source and licence are in the first line of its file, in
-`tests/conformance/templates`.
-"""
-
-
 def row(name: str) -> str:
-    """A family's line in the table."""
+    """A family's line in the table of ``docs/templates.md``."""
     family, template = FAMILIES[name], template_of(name)
     source = "its own" if "Copied from" in (HERE / f"{name}.jinja").read_text() else "ours"
     if family.refused:
-        return f"| {family.models} | refused: the {family.refused} | {source} | | | | |"
-    seen = [go_through(name, call, family.answer) for call in family.calls]
-    read = sum(one.shown and one.parsed and one.streamed for one in seen)
-    form = template.tools
-    after = [_same(one.same[i] for one in seen) for i in range(2)]
-    rows = ", ".join(sorted({str(one.rows) for one in seen}))
+        return f"| {family.models} | refused: the {family.refused} | {source} | | | |"
+    (turns, rows), form = go_through(name), template.tools
+    after = ["same tokens" if same else "forks" for same in same_tokens(turns)]
     return (
-        f"| {family.models} | `{form.name if form else None}` | {source} | {read} of {len(seen)} | "
-        f"{after[0]} | {after[1]} | {rows} |"
+        f"| {family.models} | `{form.name if form else None}` | {source} | "
+        f"{after[0]} | {after[1]} | {len(rows)} |"
     )
-
-
-def _same(all_same: Iterable[bool]) -> str:
-    told = set(all_same)
-    return "same tokens" if told == {True} else "forks" if told == {False} else "differs"
-
-
-def page() -> str:
-    return "\n".join([HEAD, *map(row, FAMILIES), TAIL])

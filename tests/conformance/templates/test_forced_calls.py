@@ -4,7 +4,6 @@ import enum
 import functools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -15,8 +14,8 @@ from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser
-from tests.conformance.templates.table import HERE, sampled, template_of
-from tests.support.tiny_models import LocalSampler, ask, save_model
+from tests.conformance.templates.table import sampled, template_of
+from tests.support.tiny_models import ask
 
 PROPERTIES: dict[str, Any] = {
     "word": {"type": "string", "maxLength": 6},
@@ -110,10 +109,15 @@ def test_a_tool_without_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "before", "after"),
-    [("llama4", "[", "]"), ("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>")],
+    ("family", "call"),
+    [
+        ("llama4", "[f({})]"),
+        ("lfm2", "<|tool_call_start|>[f({})]<|tool_call_end|>"),
+        ("gemma4", "<|tool_call>call:f{{{}}}<tool_call|>"),
+    ],
 )
-def test_pythons_syntax(family: str, before: str, after: str) -> None:
+def test_arguments_of_one_line(family: str, call: str) -> None:
+    """In Python's syntax and in Gemma's notation."""
     good = (
         'word="a", count=3',
         'word="", count=9, kind="long", list=[1, 2], maybe=null',
@@ -121,47 +125,13 @@ def test_pythons_syntax(family: str, before: str, after: str) -> None:
         'word="a", count=3, list=[]',
     )
     bad = 'word="a"', 'word="a", count=3, ', 'word="a" count=3', "word='a', count=3"
-    texts = [[f"{before}f({arguments}){after}" for arguments in some] for some in (good, bad)]
+    if family == "gemma4":
+        good, bad = (
+            [one.replace("=", ":").replace(", ", ",").replace('"', '<|"|>') for one in some]
+            for some in (good, bad)
+        )
+    texts = [[call.format(one) for one in some] for some in (good, bad)]
     check(TOOL, *texts, family=family)
-
-
-NESTED: dict[str, Any] = {
-    "a": {"$ref": "#/$defs/Tree"},
-    "b": {"type": "array", "items": {"type": "string"}},
-    "c": {},
-    "d": {"type": ["boolean", "null"]},
-}
-TREE = {
-    "type": "object",
-    "properties": {
-        "name": {"enum": ["x", "y"]},
-        "more": {"type": "array", "items": {"$ref": "#/$defs/Tree"}},
-    },
-    "required": ["name"],
-}
-
-
-def test_gemmas_notation() -> None:
-    """Strings stand between apostrophes here."""
-    good = [
-        "",
-        "a:{name:'x'}",
-        "a:{name:'x',more:[{name:'y'},{name:'x',more:[]}]}",
-        "b:['p','q, \n{}']",
-        "b:[],d:null",
-        "c:{k:['v',1,{}],l:'w'}",
-        "a:{name:'x'},b:[],c:1,d:true",
-    ]
-    bad = ["a:{name:'z'}", "a:{more:[]}", "b:[1]", ",b:[]", "b:[],", "d:'true'"]
-    tool = with_parameters({"type": "object", "properties": NESTED, "$defs": {"Tree": TREE}})
-    texts = [
-        [
-            f"<|tool_call>call:f{{{arguments}}}<tool_call|>".replace("'", '<|"|>')
-            for arguments in some
-        ]
-        for some in (good, bad)
-    ]
-    check(tool, *texts, family="gemma4")
 
 
 class Color(enum.Enum):
@@ -327,19 +297,3 @@ def test_what_cannot_be_enforced_is_refused_by_name(key: str, wrap: str) -> None
     tool = with_parameters(parameters)
     with pytest.raises(InvalidRequest, match=rf"'{key}' for the argument 'day'.*'auto'"):
         accepts(tool, "")
-
-
-def test_a_model_that_knows_nothing_calls_the_tool_that_is_forced(tmp_path: Path) -> None:
-    model = save_model(tmp_path / "model")
-    (model / "chat_template.jinja").write_text((HERE / "qwen3_coder.jinja").read_text())
-    sampler = LocalSampler(model)
-    properties = {key: PROPERTIES[key] for key in ("word", "kind", "count")}
-    parameters = TOOL["function"]["parameters"] | {"properties": properties}
-    tool = with_parameters(parameters)
-    named = {"type": "function", "function": {"name": "f"}}
-    (reply,) = sampler.chat(ask(tools=[tool], tool_choice=named, max_tokens=250, seed=1))
-    (call,) = reply.tool_calls
-    arguments = json.loads(call["function"]["arguments"])
-    assert isinstance(arguments["word"], str)
-    assert 1 <= arguments["count"] <= 9
-    assert reply.excluded_because is None

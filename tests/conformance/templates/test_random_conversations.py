@@ -3,15 +3,12 @@
 import json
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from tests.conformance.templates.families import FAMILIES, THOUGHT
-from tests.conformance.templates.table import TOOLS, functions, read, sampled, template_of
+from tests.conformance.templates.table import converse, functions, same_tokens, template_of
 from tests.support.seeds import drawn_seed
-from tests.support.tiny_models import ask
 
 CONVERSATIONS, TURNS = 12, 4
 #: Values as models write them: the same for JSON, and not the same text.
@@ -143,30 +140,14 @@ def reply(name: str, rng: random.Random, word: str, number: str) -> str:
     return start + write(rng, word, number) + after + end
 
 
-def forks(name: str, template: ChatTemplate, rng: random.Random) -> list[str]:
-    """Replies after which the next prompt does not begin with the last prompt and reply."""
-    messages: list[dict[str, Any]] = ask().messages
-    known: list[int] = []
-    text, found = "", list[str]()
-    for _ in range(TURNS):
-        prompt = template.prompt(messages, TOOLS)
-        if prompt.ids[: len(known)] != known:
-            found.append(text)
-        word, number = rng.choice(WORDS), rng.choice(NUMBERS)
-        text = reply(name, rng, word, number)
-        said = sampled(template, text)
-        content, calls = read(template, ask(messages=messages, tools=TOOLS), said)
-        meant = [("weather", {"city": word, "days": json.loads(number)})]
-        assert functions(calls) == meant, text
-        answer = {"role": "assistant", "content": content or None, "tool_calls": calls}
-        template.remember(prompt, said, answer)
-        known = [*prompt.ids, *said]
-        results = [{"role": "tool", "tool_call_id": c["id"], "content": "sunny"} for c in calls]
-        messages = [*messages, answer, *results]
-    return found
-
-
 @pytest.mark.parametrize("name", WRITTEN)
 def test_no_prompt_forks_while_tools_are_called(name: str) -> None:
     rng, template = random.Random(drawn_seed()), template_of(name)
-    assert [one for _ in range(CONVERSATIONS) for one in forks(name, template, rng)] == []
+    for _ in range(CONVERSATIONS):
+        said = [(rng.choice(WORDS), rng.choice(NUMBERS)) for _ in range(TURNS)]
+        texts = [reply(name, rng, word, number) for word, number in said]
+        turns = converse(template, texts)
+        for (word, number), text, turn in zip(said, texts, turns, strict=True):
+            meant = [("weather", {"city": word, "days": json.loads(number)})]
+            assert functions(turn.calls) == meant, text
+        assert all(same_tokens(turns)), texts

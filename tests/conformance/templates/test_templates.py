@@ -2,52 +2,56 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from langchain_art.errors import InvalidRequest
 from langchain_art_server.backends.base import ChatRequest
-from langchain_art_server.backends.chat.chat_template import ChatTemplate, Prompt
+from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.guided_decoding import GrammarCompiler
-from langchain_art_server.backends.chat.output_processor import OutputProcessor
 from langchain_art_server.backends.chat.tool_calls.call_format import Guide
 from tests.conformance.templates.families import FAMILIES, THOUGHT
 from tests.conformance.templates.table import (
     CALL,
     HERE,
-    PAGE,
     QUESTION,
     TOOLS,
+    converse,
     functions,
     go_through,
-    page,
     read,
+    row,
+    same_tokens,
     sampled,
     template_of,
 )
+from tests.support.live_server import REPO
 from tests.support.tiny_models import CHATML, LocalSampler, ask, save_model
 
-CONVERSATIONS = [(name, at) for name, one in FAMILIES.items() for at in range(len(one.calls))]
+WITH_TOOLS = [name for name, one in FAMILIES.items() if not one.refused]
 #: Calls that the small models' tokenizer can write, between marks that no format has.
 UNKNOWN = CHATML.replace("<tool_call>", "<call>").replace("</tool_call>", "</call>")
 
 
-@pytest.mark.parametrize(("name", "at"), CONVERSATIONS)
-def test_a_conversation_with_a_tool(name: str, at: int) -> None:
-    family = FAMILIES[name]
-    thinks = THOUGHT in family.calls[at]
-    seen = go_through(name, family.calls[at], family.answer)
-    assert seen.shown
-    assert seen.parsed
-    assert seen.streamed
-    assert seen.trained
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_a_conversation_with_a_tool(name: str) -> None:
+    family, (turns, rows) = FAMILIES[name], go_through(name)
+    assert "weather" in turns[0].prompt.text
+    assert [functions(one.calls) for one in turns] == [[CALL], [], [CALL]]
+    assert turns[1].content.strip().endswith("It is sunny.")
+    for one in turns:  # token by token
+        request = ask(tools=TOOLS)
+        content, calls = read(template_of(name), request, one.said, one_by_one=True)
+        assert (content, functions(calls)) == (one.content, functions(one.calls))
+    assert sum(sum(row.mask) for row in rows) == sum(len(one.said) for one in turns)
     # The past is another one only where the template drops what was thought.
-    assert seen.same == (not family.drops_at_once, not (family.drops or family.drops_at_once))
-    kept_2 = (thinks + 1) * (THOUGHT in family.answer)
-    kept = (thinks and not family.drops_at_once, 0 if False in seen.same else kept_2)
-    assert seen.thoughts == kept
-    assert seen.rows == 1 + seen.same.count(False)
+    same = same_tokens(turns)
+    assert same == [not family.drops_at_once, not (family.drops or family.drops_at_once)]
+    assert len(rows) == 1 + same.count(False)
+    thinks = THOUGHT in family.call
+    kept = thinks + 1 if THOUGHT in family.answer and all(same) else 0
+    thoughts = [one.prompt.text.count(THOUGHT) for one in turns[1:]]
+    assert thoughts == [thinks and not family.drops_at_once, kept]
 
 
 @pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.refused])
@@ -87,16 +91,17 @@ def require_allowed(template: ChatTemplate, request: ChatRequest, ids: list[int]
     assert all(processor.advance(one) for one in [*ids, eos[0]]), processor.error
 
 
-@pytest.mark.parametrize("name", [name for name, one in FAMILIES.items() if one.calls])
+@pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_forced_call_is_in_the_familys_own_tokens(name: str) -> None:
     template = template_of(name)
     assert template.tools
     guide, request = template.tools.guide, ask(tools=TOOLS, tool_choice="required")
-    ids = sampled(template, guide.before + forced_call(guide) + guide.after)
-    require_allowed(template, request, ids)
-    output = OutputProcessor(request, template, [])
-    output.update(ids, last=True)
-    assert functions(output.parser.calls) == [CALL]
+    call = forced_call(guide)
+    for number in (1, 2) if guide.between is not None else (1,):
+        calls = (guide.between or "").join([call] * number)
+        ids = sampled(template, guide.before + calls + guide.after)
+        require_allowed(template, request, ids)
+        assert functions(read(template, request, ids)[1]) == [CALL] * number
 
 
 def forced_call(guide: Guide) -> str:
@@ -111,39 +116,26 @@ def forced_call(guide: Guide) -> str:
     return guide.call("weather", '"weather"') + arguments + guide.tail
 
 
-def called(name: str, text: str) -> tuple[ChatTemplate, Prompt, list[int], dict[str, Any]]:
-    """A template that remembers a reply with a call: prompt, tokens and message of the reply."""
-    template, request = template_of(name), ask(tools=TOOLS)
-    prompt, said = template.prompt(request.messages, TOOLS), sampled(template, text)
-    content, calls = read(template, request, said)
-    reply = {"role": "assistant", "content": content or None, "tool_calls": calls}
-    template.remember(prompt, said, reply)
-    return template, prompt, said, reply
-
-
-def after(template: ChatTemplate, reply: dict[str, Any]) -> Prompt:
-    """The next prompt, with the answer of the tool that was called."""
-    (call,) = reply["tool_calls"]
-    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
-    return template.prompt([*ask().messages, reply, answer], TOOLS)
-
-
 def test_another_end_of_the_turn_costs_one_token() -> None:
     """The model may end a call with a token that the template does not write there."""
-    text = FAMILIES["glm4moe"].calls[1].replace("<|observation|>", "<|user|>")
-    template, prompt, said, reply = called("glm4moe", text)
-    later, known = after(template, reply), [*prompt.ids, *said[:-1]]
-    assert later.ids[: len(known)] == known
-    assert later.ids[len(known)] != said[-1]
+    family = FAMILIES["glm4moe"]
+    text = family.call.replace("<|observation|>", "<|user|>")
+    turn, later = converse(template_of("glm4moe"), [text, family.answer])
+    known = len(turn.ids) - 1
+    assert later.prompt.ids[:known] == turn.ids[:known]
+    assert later.prompt.ids[known] != turn.ids[known]
 
 
 def test_a_changed_reply_is_not_taken_for_the_sampled_one() -> None:
-    """The client may send back other arguments, or what the template writes with other words."""
-    template, prompt, said, reply = called("qwen3", FAMILIES["qwen3"].calls[0])
-    (call,) = reply["tool_calls"]
+    """The client may send back other arguments."""
+    template = template_of("qwen3")
+    [turn] = converse(template, [FAMILIES["qwen3"].call])
+    (call,) = turn.calls
     changed = call | {"function": call["function"] | {"arguments": '{"city": "Rome", "days": 2}'}}
-    later, known = after(template, reply | {"tool_calls": [changed]}), [*prompt.ids, *said]
-    assert later.ids[: len(known)] != known
+    reply = {"role": "assistant", "content": turn.content or None, "tool_calls": [changed]}
+    answer = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    later = template.prompt([*ask().messages, reply, answer], TOOLS)
+    assert later.ids[: len(turn.ids)] != turn.ids
     assert later.ids == template.tokenizer.encode(later.text, add_special_tokens=False)
 
 
@@ -161,9 +153,14 @@ def test_calls_that_a_template_would_leave_out_are_refused(tmp_path: Path) -> No
 
 
 def test_the_page_has_every_family() -> None:
+    """With UPDATE_DOCS=1 the table is written there."""
+    page = REPO / "docs/templates.md"
+    before, line, table = page.read_text().partition("|---|---|---|---|---|---|\n")
+    after = table.partition("\n\n")[2]
+    told = f"{before}{line}" + "\n".join([*map(row, FAMILIES), "", after])
     if os.environ.get("UPDATE_DOCS"):
-        PAGE.write_text(page())
-    assert PAGE.read_text() == page()
+        page.write_text(told)
+    assert page.read_text() == told
 
 
 def test_channels_are_read_where_there_are_no_tools() -> None:

@@ -87,22 +87,6 @@ def test_vllm_the_plain_model_and_the_learner_have_the_same_numbers(
     sampler.unload("a@1")
 
 
-def test_two_images_after_the_same_text_are_told_apart(seeing: tuple[VllmSamples, Path]) -> None:
-    sampler, model = seeing
-
-    def first(*bodies: bytes) -> list[tuple[int, float, str]]:
-        request = asked(message("see ", *bodies), images=bodies, temperature=0.0, top_logprobs=20)
-        (vllm,) = sampler.chat(request)
-        (own,) = LocalSampler(model).chat(request)
-        assert len(vllm.top_logprobs[0]) == 20
-        assert [i for i, *_ in vllm.top_logprobs[0]] == [i for i, *_ in own.top_logprobs[0]]
-        return vllm.top_logprobs[0]
-
-    red, blue, again = first(RED), first(BLUE), first(RED)
-    assert abs(red[0][1] - again[0][1]) < 1e-5
-    assert max(abs(one[1] - other[1]) for one, other in zip(red, blue, strict=True)) > 1e-3
-
-
 def test_a_later_turn_repeats_the_image_and_what_was_sampled(
     seeing: tuple[VllmSamples, Path],
 ) -> None:

@@ -19,7 +19,6 @@ from langchain_art.errors import EngineUnavailable
 from tests.support.engines import engines, part_of
 from tests.support.hot_swap import train_once
 from tests.support.live_server import (
-    BASE_MODEL,
     ForkedServer,
     HastyServer,
     LiveServer,
@@ -27,7 +26,6 @@ from tests.support.live_server import (
 )
 from tests.support.soak import share
 from tests.support.steps_of_a_fit import rewarded, trained
-from tests.support.vllm_engine import vllm_toml, wide_model
 
 ASK = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "?"}]}
 
@@ -220,18 +218,10 @@ def keep_asking(server: LiveServer, stop: Event, answers: list[Answer]) -> None:
                 stop.wait(0.05)
 
 
-@pytest.mark.parametrize("sampler", ["embedded", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(
-    tmp_path: Path, sampler: str
-) -> None:
-    settings, model = tmp_path / "settings.toml", BASE_MODEL
-    settings.write_text("take_turns = true\nmax_waiting_calls = 2\n")
-    if sampler == "vllm":
-        vllm_toml(settings, take_turns=True, max_waiting_calls=2)
-        model = wide_model(tmp_path / "model")
-    server = ForkedServer(tmp_path / "data", "--config", str(settings), model=model).start(
-        timeout=600
-    )
+def test_calls_wait_for_a_step_and_are_answered_by_what_it_made(tmp_path: Path) -> None:
+    """With vLLM, steps and calls take turns in `test_backend_pairs`."""
+    settings = "take_turns = true\nmax_waiting_calls = 2\n"
+    server = ForkedServer(tmp_path / "data", settings=settings).start()
     stop, answers = Event(), [list[Answer]() for _ in range(6)]
     with ExitStack() as ending:
         ending.callback(server.stop)

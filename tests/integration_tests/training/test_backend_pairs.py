@@ -68,7 +68,10 @@ def learner_table(learner: str) -> dict[str, Any]:
 
 
 class Pair(ForkedServer):
-    """The server with one sampler and one learner; `changes` go over its settings."""
+    """The server with one sampler and one learner; `changes` go over its settings.
+
+    vLLM takes turns with the learner: it sleeps while a step is trained.
+    """
 
     def __init__(
         self, folder: Path, model: Path, names: tuple[str, str], changes: dict[str, Any]
@@ -76,7 +79,7 @@ class Pair(ForkedServer):
         self.sampler, self.learner = names
         tables = {"learner": learner_table(self.learner)}
         tables["sampler"] = vllm_table() if self.sampler == "vllm" else {"threads": 1}
-        lines = ['device = "cpu"']
+        lines = ['device = "cpu"', f"take_turns = {json.dumps(self.sampler == 'vllm')}"]
         for name in tables | changes:
             lines.append(f"[{name}]")
             table = tables.get(name, {}) | changes.get(name, {})

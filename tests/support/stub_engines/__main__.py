@@ -1,6 +1,5 @@
 """``python -m tests.support.stub_engines MODEL``: the server over these engines."""
 
-import asyncio
 import contextlib
 import dataclasses
 import hashlib
@@ -140,7 +139,6 @@ class StubLearner:
         self, request: LearnerStep, on_progress: Callable[[float, str], Awaitable[None]]
     ) -> dict[str, float]:
         await on_progress(0.5, "half of it")
-        await asyncio.sleep(float(os.environ.get("STUB_STEP_SECONDS", 0)))
         given = hashlib.sha256((request.parent / WEIGHTS_FILE).read_bytes())
         for row in request.rows:
             given.update(repr((list(row.token_ids), list(row.advantages))).encode())

@@ -1,45 +1,17 @@
 """The next one is of the client that has least; clients that have as much take turns."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 
 import pytest
 
 from langchain_art_server.backends.chat.fair_queue import FairQueue, FairSlots
 
 
-def queue_of(**counts: int) -> FairQueue[str]:
-    queue: FairQueue[str] = FairQueue()
-    for client, count in counts.items():
-        for number in range(count):
-            queue.put(client, f"{client}{number}")
-    return queue
-
-
-def taken(queue: FairQueue[str], held: Counter[str], count: int) -> list[str]:
-    found: list[str] = []
-    for _ in range(count):
-        one = queue.take(held)
-        assert one is not None
-        held[one[0]] += 1
-        found.append(one)
-    return found
-
-
-def test_a_client_with_hundreds_delays_another_by_one() -> None:
-    assert taken(queue_of(a=300, b=2), Counter(a=50), 4) == ["b0", "b1", "a0", "a1"]
-    assert taken(queue_of(a=300, b=2), Counter(), 4) == ["a0", "b0", "a1", "b1"]
-
-
-def test_clients_that_hold_nothing_take_turns() -> None:
-    queue = queue_of(a=3, b=2, c=1)
-    assert [queue.take({}) for _ in range(6)] == ["a0", "b0", "c0", "a1", "b1", "a2"]
-    assert not queue
-    assert queue.take({}) is None
-
-
 def test_what_is_put_back_is_next_and_what_is_unwanted_is_dropped() -> None:
-    queue = queue_of(a=3, b=2, c=2)
+    queue: FairQueue[str] = FairQueue()
+    for one in ("a0", "a1", "a2", "b0", "b1", "c0", "c1"):
+        queue.put(one[0], one)
     assert queue.take({}) == "a0"
     queue.put_back("a", "a0")
     assert [queue.take({}) for _ in range(2)] == ["a0", "b0"]
@@ -47,65 +19,49 @@ def test_what_is_put_back_is_next_and_what_is_unwanted_is_dropped() -> None:
     assert queue.take({}, {"b", "d"}) is None, "only some clients are asked for"
     dropped = queue.drop(lambda one: one in {"a1", "c0", "c1"})
     assert sorted(dropped) == ["a1", "c0", "c1"]
-    assert queue.clients == {"a"} and queue.take({}) == "a2"
+    assert queue.clients == {"a"} and queue.take({}) == "a2" and queue.take({}) is None
 
 
-class Calls:
-    """Calls that hold a slot until they are let go."""
+async def holders(slots: FairSlots, steps: list[str]) -> list[str]:
+    """Who holds a slot after each step, in which calls begin (+), end (-) or are cancelled (x)."""
+    running: list[str] = []
+    tasks: dict[str, asyncio.Task[None]] = {}
+    go = defaultdict[str, asyncio.Event](asyncio.Event)
 
-    def __init__(self, slots: FairSlots) -> None:
-        self._slots = slots
-        self.running: list[str] = []
-        self._go: dict[str, asyncio.Event] = {}
-        self.tasks: dict[str, asyncio.Task[None]] = {}
+    async def run(name: str) -> None:
+        async with slots.one(name[0]):
+            running.append(name)
+            try:
+                await go[name].wait()
+            finally:
+                running.remove(name)
 
-    async def begin(self, *names: str) -> None:
-        for name in names:
-            self._go[name] = asyncio.Event()
-            self.tasks[name] = asyncio.create_task(self._run(name))
-            await asyncio.sleep(0)
-        await self.settle()
-
-    async def end(self, name: str) -> None:
-        self._go[name].set()
-        await self.settle()
-
-    async def settle(self) -> None:
-        for _ in range(5):
-            await asyncio.sleep(0)
-
-    async def _run(self, name: str) -> None:
-        async with self._slots.one(name[0]):
-            self.running.append(name)
-            await self._go[name].wait()
-            self.running.remove(name)
+    seen: list[str] = []
+    for step in steps:
+        for name in step[1:].split():
+            if step[0] == "+":
+                tasks[name] = asyncio.create_task(run(name))
+            elif step[0] == "-":
+                go[name].set()
+            else:
+                tasks[name].cancel()
+            for _ in range(6):
+                await asyncio.sleep(0)
+        seen.append(" ".join(running))
+    return seen
 
 
-async def test_a_free_slot_goes_to_the_client_that_has_fewest() -> None:
-    calls = Calls(FairSlots(2))
-    await calls.begin("a1", "a2", "a3", "a4", "b1")
-    assert calls.running == ["a1", "a2"]
-    await calls.end("a1")
-    assert calls.running == ["a2", "b1"]
-    await calls.end("b1")
-    assert calls.running == ["a2", "a3"]
-
-
-async def test_slots_are_kept_for_other_clients_than_one_that_has_all() -> None:
-    calls = Calls(FairSlots(2, kept=1))
-    await calls.begin("a1", "a2", "a3", "b1", "b2")
-    assert calls.running == ["a1", "a2", "b1"]
-    await calls.end("b1")
-    assert calls.running == ["a1", "a2", "b2"]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-async def test_a_call_that_is_cancelled_leaves_its_place(waits: bool) -> None:
-    calls = Calls(FairSlots(1))
-    await calls.begin("a1", "b1", "c1")
-    calls.tasks["b1" if waits else "a1"].cancel()
-    await calls.settle()
-    if waits:
-        assert calls.running == ["a1"]
-        await calls.end("a1")
-    assert calls.running[-1] == ("c1" if waits else "b1")
+@pytest.mark.parametrize(
+    ("slots", "kept", "steps", "held"),
+    [
+        (2, 0, ["+a1 a2 a3 a4 b1", "-a1", "-b1"], ["a1 a2", "a2 b1", "a2 a3"]),
+        (2, 1, ["+a1 a2 a3 b1 b2", "-b1"], ["a1 a2 b1", "a1 a2 b2"]),
+        (1, 0, ["+a1 b1 c1", "xb1", "-a1"], ["a1", "a1", "c1"]),
+        (1, 0, ["+a1 b1 c1", "xa1"], ["a1", "b1"]),
+    ],
+    ids=["fewest first", "kept for others", "a cancelled one that waits", "one that holds"],
+)
+async def test_a_free_slot_goes_to_the_client_that_has_fewest(
+    slots: int, kept: int, steps: list[str], held: list[str]
+) -> None:
+    assert await holders(FairSlots(slots, kept=kept), steps) == held

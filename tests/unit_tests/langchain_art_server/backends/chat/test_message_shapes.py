@@ -1,7 +1,11 @@
 """Nothing that a message says is lost in the prompt: it comes out, or is refused by name."""
 
 import copy
+import itertools
 import random
+import re
+import tracemalloc
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +13,8 @@ import pytest
 import torch
 
 from langchain_art.errors import ConfigError, InvalidRequest
-from langchain_art_server.backends.chat.chat_template import ChatTemplate
-from langchain_art_server.backends.chat.message_shapes import RENDER_ERRORS
+from langchain_art_server.backends.chat import chat_template
+from langchain_art_server.backends.chat.chat_template import ChatTemplate, KeptText, KeptTokens
 from langchain_art_server.backends.models.loading import eos_ids
 from tests.support.soak import count
 from tests.support.tiny_models import CHATML, WEATHER, tokenizer
@@ -77,18 +81,14 @@ def silently_lost(template: ChatTemplate) -> list[tuple[tuple[str, ...], bool, b
     return lost
 
 
-@pytest.mark.parametrize("parts", [False, True])
-@pytest.mark.parametrize("tools", [[], [WEATHER]])
 @pytest.mark.parametrize("roles", CONVERSATIONS)
-def test_a_template_of_parts_shows_texts(
-    roles: tuple[str, ...], tools: list[Any], parts: bool
-) -> None:
-    template = of(CHATML.replace(SAYS, PARTS))
-    text = template.prompt(conversation(roles, parts=parts), tools).text
-    assert all(told(at) in text for at, role in enumerate(roles) if role != "call")
-    assert "'type'" not in text
-    whole = of(CHATML).prompt(conversation(roles, parts=parts), tools)
-    assert text == whole.text
+def test_a_template_of_parts_shows_texts(roles: tuple[str, ...]) -> None:
+    of_parts, of_texts = of(CHATML.replace(SAYS, PARTS)), of(CHATML)
+    for parts, tools in itertools.product((False, True), ([], [WEATHER])):
+        said = conversation(roles, parts=parts)
+        text = of_parts.prompt(said, tools).text
+        assert text == of_texts.prompt(said, tools).text and "'type'" not in text
+        assert all(told(at) in text for at, role in enumerate(roles) if role != "call")
 
 
 def test_a_turn_of_parts_ends_with_its_token_alone() -> None:
@@ -178,62 +178,44 @@ def test_each_message_comes_out_or_is_refused(seed: int) -> None:
             assert template.prompt(conversation(roles, parts=True), []).text
 
 
-@pytest.mark.parametrize("role", ["user", "assistant"])
-@pytest.mark.parametrize("say", LOST[:-1])
+@pytest.mark.parametrize(("role", "say"), [("user", ""), ("assistant", LOST[1])])
 def test_a_template_without_the_user_or_the_replies_is_refused(role: str, say: str) -> None:
-    source = CHATML.replace(
-        SAYS, f"{{% if message.role == '{role}' %}}{say}{{% else %}}{SAYS}{{% endif %}}"
-    )
-    if "not tools" in say:  # a conversation without tools can be shown
-        said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-        with pytest.raises(InvalidRequest, match=f"role '{role}'.*tools"):
-            of(source).prompt(said, [WEATHER])
-    else:
-        with pytest.raises(ConfigError, match=f"chat template.*'{role}'"):
-            of(source)
+    shown = f"{{% if message.role == '{role}' %}}{say}{{% else %}}{SAYS}{{% endif %}}"
+    with pytest.raises(ConfigError, match=f"chat template.*'{role}'"):
+        of(CHATML.replace(SAYS, shown))
 
 
 @pytest.mark.parametrize(
-    ("role", "conversation_"), [("system", ("system", "user")), ("tool", ("user", "call", "tool"))]
+    ("left_out", "roles", "words"),
+    [
+        ("message.role == 'system'", ("system", "user"), "role 'system'"),
+        ("message.role == 'tool'", ("user", "call", "tool"), "role 'tool'"),
+        (
+            "message.role == 'system' and message != messages[0]",
+            ("user", "assistant", "system", "user"),
+            "first message",
+        ),
+    ],
 )
 def test_a_role_that_the_template_leaves_out_is_refused_by_name(
-    role: str, conversation_: tuple[str, ...]
+    left_out: str, roles: tuple[str, ...], words: str
 ) -> None:
     """Other conversations are served."""
-    template = of(
-        CHATML.replace(
-            "for message in messages", f"for message in messages if message.role != '{role}'"
-        )
-    )
-    with pytest.raises(InvalidRequest, match=f"role '{role}'") as refused:
-        template.prompt(conversation(conversation_, parts=False), [])
-    at = conversation_.index(role)
+    shown = f"for message in messages if not ({left_out})"
+    template = of(CHATML.replace("for message in messages", shown))
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        template.prompt(conversation(roles, parts=False), [])
+    at = next(at for at, role in enumerate(roles) if role in ("system", "tool"))
     assert refused.value.param == f"messages[{at}]"
-    assert (
-        told(0)
-        in template.prompt(conversation(("user", "assistant", "user"), parts=False), []).text
-    )
-
-
-def test_a_later_system_message_is_refused_where_only_the_first_is_shown() -> None:
-    template = of(
-        CHATML.replace(
-            "for message in messages",
-            "for message in messages if message.role != 'system' or message == messages[0]",
-        )
-    )
-    assert told(0) in template.prompt(conversation(("system", "user"), parts=False), []).text
-    with pytest.raises(InvalidRequest, match="first message"):
-        template.prompt(conversation(("user", "assistant", "system", "user"), parts=False), [])
+    said = conversation(("user", "assistant", "user"), parts=False)
+    assert told(0) in template.prompt(said, []).text
 
 
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (CHATML.replace("endfor", "endfo", 1), "endfo"),
         ({"tool_use": CHATML, "rag": CHATML}, "no default"),
         ("{{ raise_exception('not for chats') }}", "not for chats"),
-        ("{{ messages.x.y }}", "no attribute 'x'"),
     ],
 )
 def test_a_template_that_shows_nothing_is_refused_at_the_start(source: Any, why: str) -> None:
@@ -264,4 +246,22 @@ def test_a_refusal_of_the_template_stays_its_own() -> None:
     )
     with pytest.raises(InvalidRequest, match="no system"):
         of(source).prompt(conversation(("system", "user"), parts=False), [])
-    assert TypeError in RENDER_ERRORS
+
+
+@pytest.mark.parametrize(("length", "texts"), [(4, 15_000), (40_000, 62)])
+def test_what_is_kept_is_bounded_in_bytes_however_short_the_texts_are(
+    length: int, texts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chat_template._MAX_KEPT == 32 << 20
+    monkeypatch.setattr(chat_template, "_MAX_KEPT", 4 << 20)
+    kept = KeptTokens(re.compile("<end>"))
+    tracemalloc.start()
+    try:
+        for number in range(texts):
+            kept.keep(f"{number}", KeptText(array("i", bytes(4 * length)), ()))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 3 << 20 < held < 5 << 20
+    last = f"{texts - 1}"
+    assert kept.beginnings(f"{last}<end>", ()) and not kept.beginnings("0<end>", ())

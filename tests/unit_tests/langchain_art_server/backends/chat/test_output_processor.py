@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from langchain_art_server.backends.chat.chat_template import ChatTemplate
 from langchain_art_server.backends.chat.output_processor import (
+    Detokenizer,
     OutputProcessor,
     token_texts,
 )
@@ -88,6 +91,34 @@ def test_a_stream_has_the_text_of_the_whole(make: Callable[[], Any]) -> None:
         assert template.text(ids) == whole.parser.content
         replaced += "\ufffd" in text
     assert replaced > len(SEEDS) // 4
+
+
+@given(
+    text=st.text(alphabet="abcé😀 <", max_size=30),
+    stop=st.lists(st.text(alphabet="abc <", min_size=1, max_size=4), max_size=2),
+    seed=st.integers(0, 99),
+)
+@example(text="cab", stop=["b", "ab"], seed=0)  # both end at once: the longer one began first
+def test_growing_text_is_cut_where_the_whole_text_is(text: str, stop: list[str], seed: int) -> None:
+    raw = text.encode()
+
+    def decode(ids: Any) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    growing, got = Detokenizer(decode, tuple(stop)), ""
+    rng, at = random.Random(seed), 0
+    while at < len(raw) and not growing.stopped:
+        size = rng.randint(1, 3) if not stop else 1
+        got += growing.push(list(raw[at : at + size]))
+        at += size
+    got += growing.push([], last=True)
+    ends = sorted((text.index(s) + len(s), text.index(s)) for s in stop if s in text)
+    if not ends:
+        assert got == text
+        assert not growing.stopped
+    else:
+        first = [start for end, start in ends if end == ends[0][0]]
+        assert got == text[: min(first)]
 
 
 def test_valid_letters_beside_invalid_bytes_are_kept() -> None:

@@ -2,14 +2,12 @@
 
 import itertools
 import json
-import random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_art_server.backends.chat.output_processor import Detokenizer
 from langchain_art_server.backends.chat.tool_calls.call_format import ToolCallParser, ToolFormat
 from langchain_art_server.backends.chat.tool_calls.formats import (
     FORMATS,
@@ -37,7 +35,6 @@ TYPES: dict[str, Any] = {
     "list": {"type": "array", "items": {"type": "string"}},
     "more": {"$ref": "#/$defs/More"},
     "item": {"$ref": "#/properties/list/items"},
-    "first": {"$ref": "#/properties/maybe/anyOf/0"},
     "named": {"$ref": "#/$defs/a~1b~0%20c"},
     "again": {"$ref": "#"},
     "beyond": {"$ref": "#/properties/maybe/anyOf/2"},
@@ -64,33 +61,25 @@ TOOLS = [
 #: Argument, its text in a tag, its value.
 VALUES: list[tuple[str, str, Any]] = [
     ("word", "5", "5"),
-    ("word", "true", "true"),
     ("word", '{"a": 1}', '{"a": 1}'),
     ("word", "two\n\nlines\n", "two\n\nlines\n"),
-    ("word", '5" of "it', '5" of "it'),
     ("word", "<p></parameter>\n</parameter> it", "<p></parameter>\n</parameter> it"),
     ("item", "5", "5"),
-    ("first", "5", "5"),
     ("named", "5", "5"),
     ("again", '{"word": "5"}', {"word": "5"}),
     ("beyond", "5", 5),
     ("count", "5", 5),
-    ("count", "2.0", 2.0),
     ("count", "five", "five"),
-    ("share", "1", 1),
     ("share", "1e3", 1000.0),
     ("yes", "true", True),
     ("yes", "False", False),
     ("maybe", "None", None),
-    ("maybe", "null", None),
     ("maybe", "5", "5"),
     ("either", "5", 5),
-    ("either", "five", "five"),
     ("list", '["a", "b"]', ["a", "b"]),
     ("more", '{"a": {"b": null}}', {"a": {"b": None}}),
     ("kind", "1", "1"),
     ("free", "5", 5),
-    ("free", '"5"', '"5"'),
     ("free", "NaN", "NaN"),
     ("unknown", "[1]", [1]),
     ("odd", "5", 5),
@@ -153,14 +142,13 @@ F, G = ("f", {"a": 1}), ("g", {})
 HF = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 HG = '<tool_call>{"arguments":{},"name":"g"}</tool_call>'
 #: Values that a client's parser takes, and that no JSON can hold afterwards.
-UNSENDABLE = ["1e400}", "-1e400}", "[1, 2e999]}", '"\\ud800"}', '{"\\uDFFF": 1}}']
+UNSENDABLE = ["-1e400}", "[1, 2e999]}", '{"\\uDFFF": 1}}']
 Q = '<|"|>'
 
 
 @pytest.mark.parametrize(
     ("form", "text", "content", "calls"),
     [
-        (HERMES, HF, "", [F]),
         (HERMES, f"{HF}\n{HG}", "", [F, G]),
         (HERMES, f"  Let me see.\n\n{HF}\n", "  Let me see.", [F]),
         (HERMES, f"one {HF} two {HG} ", "one\ntwo", [F, G]),
@@ -168,7 +156,6 @@ Q = '<|"|>'
         (HERMES, HF.replace("1}", "1e308}"), "", [("f", {"a": 1e308})]),
         (HERMES, HF.replace("1}", '"\\ud83d\\ude00"}'), "", [("f", {"a": "\U0001f600"})]),
         (HERMES, HF.replace("1}", '"</tool_call>\\""}'), "", [("f", {"a": '</tool_call>"'})]),
-        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]', "", [F]),
         (
             MISTRAL,
             'hi [TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name":"g","arguments":{}}]',
@@ -176,7 +163,6 @@ Q = '<|"|>'
             [F, G],
         ),
         (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "", [F, G]),
-        (LLAMA, '{"name": "f", "parameters": {"a": 1}}', "", [F]),
         (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [F]),
         (
             LLAMA,
@@ -192,11 +178,9 @@ Q = '<|"|>'
             [("f", {"count": 1}), ("f", {"count": 2})],
         ),
         (GLM, "<tool_call>f</tool_call>", "", [("f", {})]),
-        (GLM, "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "", [F]),
         (MISTRAL, '[TOOL_CALLS]f{"a": 1}', "", [F]),
         (MISTRAL, '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}', "", [F]),
         (LLAMA, 'functools[{"name": "f", "arguments": {"a": 1}}]', "", [F]),
-        (PYTHONIC, "[f(a=1)]", "", [F]),
         (PYTHONIC, "<|python_start|>[f(a=1), g()]<|python_end|>", "", [F, ("g", {})]),
         (
             PYTHONIC,
@@ -234,19 +218,12 @@ Q = '<|"|>'
         ),
         (
             HARMONY,
-            '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}',
-            "",
-            [F],
-        ),
-        (
-            HARMONY,
             "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f"
             '<|channel|>commentary json<|message|>{"a": 1}',
             "I look.",
             [F],
         ),
         (HARMONY, "<|channel|>analysis<|message|>cut sh", "<think>cut sh", []),
-        (HARMONY, "no channel at all", "no channel at all", []),
     ],
 )
 def test_a_call_is_read(form: Any, text: str, content: str, calls: list[Any]) -> None:
@@ -258,7 +235,6 @@ def test_a_call_is_read(form: Any, text: str, content: str, calls: list[Any]) ->
     ("form", "text"),
     [
         (HERMES, " no call < here \n"),
-        (HERMES, "<tool_call>{"),
         (HERMES, "<tool_call>[1]</tool_call> "),
         (HERMES, HF.replace('"f"', "3")),
         (HERMES, HF.replace('"f"', '"\\ud800"')),
@@ -268,28 +244,20 @@ def test_a_call_is_read(form: Any, text: str, content: str, calls: list[Any]) ->
         (HERMES, HF.replace("}}", "}} x")),
         (HERMES, "<tool_call>" + "[" * 3000 + "</tool_call>"),
         (MISTRAL, "[TOOL_CALLS][]x"),
-        (MISTRAL, "[TOOL_CALLS][{}"),
         (LLAMA, 'see {"name": "f", "parameters": {}}'),
-        (LLAMA, '{"name": "f"} '),
         (LLAMA, " plain "),
         (None, f" {HF} "),
         (XML, "<tool_call>\n<function=f>\nstray\n</function>\n</tool_call>"),
         (XML, "<tool_call>\n<parameter=a>\n1\n</parameter>\n</tool_call>"),
         (GLM, "<tool_call>f<arg_key>a</arg_key></tool_call>"),
         (PYTHONIC, "[1] see there"),
-        (PYTHONIC, "[f(1)]"),
-        (PYTHONIC, "[f(a=b)]"),
         (PYTHONIC, "[f(a=open('x'))]"),
         (PYTHONIC, "[f(a=1e999)]"),
-        (PYTHONIC, "[f(a={1})]"),
-        (PYTHONIC, "[f(a={[1]})]"),
         (PYTHONIC, r"[f(a='\ud800')]"),
         (HERMES, r'<tool_call>{"name": "f", "arguments": {}, "id": "\ud800"}</tool_call>'),
         (PYTHONIC, "[" * 5000),
         (LFM2, "<|tool_call_start|>[f(]<|tool_call_end|>"),
         (GEMMA, "<|tool_call>call:f{a:}<tool_call|>"),
-        (GEMMA, "<|tool_call>call:f{a:x}<tool_call|>"),
-        (GEMMA, "<|tool_call>call:f{a:1}}<tool_call|>"),
         (GEMMA, "<|tool_call>call:f{" + "a:{" * 1500 + "<tool_call|>"),
         (KIMI, "<|tool_calls_section_begin|>x<|tool_calls_section_end|>"),
         (MISTRAL, "[TOOL_CALLS]f[ARGS]"),
@@ -312,21 +280,7 @@ def test_the_models_own_ids_are_kept_and_never_twice() -> None:
 def test_mistrals_templates_take_ids_of_nine_letters_alone() -> None:
     parser = ToolCallParser(MISTRAL)
     parser.feed("[TOOL_CALLS]f[ARGS]{}", last=True)
-    assert len(parser.calls[0]["id"]) == 9
-    assert parser.calls[0]["id"].isalnum()
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_what_a_forced_call_looks_like_is_read_back(name: str) -> None:
-    form = FORMATS[name]
-    head, tail = form.guide.argument or ("", "")
-    arguments = head.replace("{key}", "a") + "1" + tail if head else '{"a": 1}'
-    call = form.guide.call("f", '"f"') + arguments + form.guide.tail
-    text = form.guide.before + call + form.guide.after
-    assert read(form, text) == ("", [F])
-    if form.guide.between is not None:
-        two = form.guide.before + call + form.guide.between + call + form.guide.after
-        assert read(form, two) == ("", [F, F])
+    assert len(parser.calls[0]["id"]) == 9 and parser.calls[0]["id"].isalnum()
 
 
 _json = st.recursive(
@@ -390,41 +344,14 @@ def test_arguments_that_are_no_object_are_refused(text: str) -> None:
         arguments_object(text)
 
 
-@given(
-    text=st.text(alphabet="abcé😀 <", max_size=30),
-    stop=st.lists(st.text(alphabet="abc <", min_size=1, max_size=4), max_size=2),
-    seed=st.integers(0, 99),
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, HG * 2),
+        (MISTRAL, '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]'),
+    ],
 )
-def test_growing_text_is_cut_where_the_whole_text_is(text: str, stop: list[str], seed: int) -> None:
-    raw = text.encode()
-
-    def decode(ids: Any) -> str:
-        return bytes(ids).decode(errors="replace")
-
-    growing, got = Detokenizer(decode, tuple(stop)), ""
-    rng, at = random.Random(seed), 0
-    while at < len(raw) and not growing.stopped:
-        size = rng.randint(1, 3) if not stop else 1
-        got += growing.push(list(raw[at : at + size]))
-        at += size
-    got += growing.push([], last=True)
-    ends = sorted((text.index(s) + len(s), text.index(s)) for s in stop if s in text)
-    if not ends:
-        assert got == text
-        assert not growing.stopped
-    else:
-        first = [start for end, start in ends if end == ends[0][0]]
-        assert got == text[: min(first)]
-
-
-@pytest.mark.parametrize("form", [HERMES, MISTRAL])
-def test_one_call_at_most_where_that_was_asked_for(form: ToolFormat) -> None:
-    text = {
-        HERMES.opener: '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>' * 2,
-        MISTRAL.opener: "[TOOL_CALLS]" + json.dumps([{"name": "a", "arguments": {}}] * 2),
-    }[form.opener]
-    for one_call, expected in ((True, 1), (False, 2)):
-        parser = ToolCallParser(form, one_call=one_call)
-        parser.feed(text, last=True)
-        assert len(parser.calls) == expected
-        assert parser.content == ""
+def test_one_call_at_most_where_that_was_asked_for(form: ToolFormat, text: str) -> None:
+    parser = ToolCallParser(form, one_call=True)
+    parser.feed(text, last=True)
+    assert (len(parser.calls), parser.content) == (1, "")
