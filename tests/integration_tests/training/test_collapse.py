@@ -1,6 +1,7 @@
 """A fit whose policy collapses goes back, stops, or only says so; and rates that steps set.
 
-The reward, not the policy, makes the collapse: versions that `Falling` calls bad get -1.
+The reward, not the policy, makes the collapse in all tests but that of the demo: versions that
+`Falling` calls bad get -1.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from examples.email_search.train import MAX_TOKENS, make_rollout
 from langchain_art.client.async_client import AsyncArtClient
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ConfigError
@@ -23,10 +25,11 @@ from langchain_art.tracing.scope import capture
 from langchain_art.training import learning_rates
 from langchain_art.training.records import FitResult
 from langchain_art.training.recovery import MOST_ROLLBACKS, SLOWER
-from langchain_art.wire import LoraConfig, TrainConfig, default_learning_rate
+from langchain_art.wire import LoraConfig, LRSchedule, TrainConfig, default_learning_rate
 from tests.support.chat_models import model_of
-from tests.support.live_server import ForkedServer, LiveServer
-from tests.support.soak import in_soak_alone
+from tests.support.live_server import BASE_MODEL, ForkedServer, LiveServer
+from tests.support.mails import mails_of
+from tests.support.soak import in_soak, in_soak_alone
 from tests.support.steps_of_a_fit import new_id
 from tests.support.tiny_models import save_model
 from tests.support.trainers import asking, said, trainer_of
@@ -282,6 +285,27 @@ async def test_held_out_rewards_without_a_further_gain_end_a_fit(
         )
     with pytest.raises(ConfigError, match=r"got on_collapse='roll', expected one of \('rollback'"):
         Falling(art_server, tmp_path, names(), options={"on_collapse": "roll"})
+
+
+@in_soak  # what a fit does then is shown by all tests above
+@pytest.mark.slow
+def test_a_real_collapse_of_the_demo_is_undone(tmp_path: Path) -> None:
+    """At thirty times the demo's learning rate, rewards are 0 after two to five steps."""
+    mails, policy = mails_of(tmp_path, 160, 1), new_id("p")
+    config = TrainConfig(
+        learning_rate=1e-1, schedule=LRSchedule(warmup_steps=5), momentum=0.9, max_kl=None
+    )
+    options: dict[str, Any] = {"groups_per_step": 16, "lora": None, "config": config}
+    with ForkedServer(tmp_path / "data", model=BASE_MODEL) as server:
+        rollout = make_rollout(model_of(server, policy, max_tokens=MAX_TOKENS), mails)
+        trainer = trainer_of(server, tmp_path / "fit", policy, **options)
+        found = trainer.fit_sync(rollout, mails.scenarios("train"), steps=9)
+    shown = [(one.step, one.reward_mean) for one in found.history], found.rollbacks
+    assert found.rollbacks, shown
+    after = [one.reward_mean or 0 for one in found.history if one.step > found.rollbacks[0].step]
+    assert after and after[0] > 0.1, shown
+    # A fall in the last steps may not be certain yet.
+    assert found.versions == found.rollbacks[-1].versions or max(after[-3:]) > 0.1, shown
 
 
 # --- rates that the config does not name ----------------------------------------------------------

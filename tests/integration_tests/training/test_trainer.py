@@ -24,7 +24,7 @@ from langchain_art.tracing.scope import capture
 from langchain_art.training.fit_settings import Schedule
 from langchain_art.training.fit_state import History
 from langchain_art.training.fits import read_fits
-from langchain_art.training.records import StepRecord, summarize
+from langchain_art.training.records import StepRecord, best_of_evals, summarize
 from langchain_art.training.report import summary_table
 from langchain_art.training.trainer import Trainer
 from langchain_art.wire import (
@@ -35,7 +35,7 @@ from langchain_art.wire import (
     TrajectoryGroup,
 )
 from tests.support.chat_models import model_of
-from tests.support.fits import identity, record
+from tests.support.fits import evaluation, identity, record
 from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id
 from tests.support.trainers import Heard, asking, said, trainer_of
@@ -515,3 +515,19 @@ def test_in_a_loop_of_the_program_only_the_interrupt_of_the_fit_has_no_traceback
     assert capsys.readouterr().err == ""
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert capsys.readouterr().err == "KeyboardInterrupt\n"
+
+
+def test_samples_of_one_scenario_do_not_narrow_the_interval() -> None:
+    once = [run("a", 0.0, "x"), run("b", 1.0, "y")]
+    often = [run(f"{one.id}{i}", one.reward, str(one.scenario)) for one in once for i in range(9)]
+    wide, narrow = (summarize(runs, step=None, versions=[], seconds=0) for runs in (once, often))
+    assert wide.ci95 == narrow.ci95
+    assert summarize([], step=None, versions=[], seconds=0).mean is None
+
+
+def test_the_best_is_the_earliest_of_equals() -> None:
+    assert best_of_evals([evaluation(None, 0)]) is None
+    means = (0.1, 0.7, 0.7, None)
+    found = best_of_evals([evaluation(mean, step) for step, mean in enumerate(means)])
+    assert found is not None
+    assert found.step == 1
