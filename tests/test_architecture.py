@@ -67,7 +67,7 @@ def test_importing_the_package_loads_no_framework_and_the_client_nothing_heavy()
         "import langchain_art, langchain_art.wire",
         "from langchain_art import wire, errors, ChatART, capture, Trainer, ArtClient",
     )
-    assert package.isdisjoint({"langchain_core", "langgraph", "openai", "httpx"})
+    assert package.isdisjoint({"langchain_core", "langgraph", "openai", "httpx", "rich"})
     assert client.isdisjoint(HEAVY)
 
 

@@ -134,6 +134,7 @@ def test_what_the_settings_say_stays_and_several_cards_and_none_are_filled_in() 
     # One of several vLLMs, or of a vLLM's cards, has the learner beside it.
     two, spread = {"kind": "vllm", "replicas": 2}, VllmSettings(args=("-tp", "2")).model_dump()
     assert share(sampler=two, device="cuda:2") == 0.9
+    assert filled_in(model, cards, sampler=spread)[1] == 32768
     assert share(sampler=two, device="cuda:1") == share(sampler=spread) == share()
 
 

@@ -84,6 +84,19 @@ def test_quoted_figures_are_the_published_ones() -> None:
     assert not [(page, one, wrong) for page, one in quoted if (wrong := unsupported(one))]
 
 
+def test_a_quote_is_its_figure_or_the_figure_rounded() -> None:
+    for sentence, wrong in (
+        ("The [race](benchmarks.md#race): 1.52 times.", []),
+        ("The [race](benchmarks.md#race): 1.5 times.", []),
+        ("The [race](benchmarks.md#race): 1.6 times.", [Decimal("1.6")]),
+        ("The [race](docs/benchmarks.md#race): 5.1 times.", [Decimal("5.1")]),
+        ("1.1 to 6.5 times ([one](gpu.md#on-one-h200)).", []),
+        ("1.1 to 6.9 times ([one](gpu.md#on-one-h200)).", [Decimal("6.9")]),
+        ("A page that measures itself: 9.9 times.", []),
+    ):
+        assert unsupported(sentence) == wrong
+
+
 def test_the_gpu_page_has_the_stored_measurement() -> None:
     page = section("gpu.md", "on-one-h200")
     for name, one in json.loads(H200.read_text())["workloads"].items():

@@ -4,10 +4,13 @@ import ast
 import importlib
 import io
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from langchain_art import __version__
 from langchain_art.training.progress import Display
 from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.wire import NodeReport, TrainResult
@@ -71,6 +74,35 @@ def test_messages_and_reasons_that_troubleshooting_explains_exist() -> None:
     assert len(reasons) > 15
     unknown = {f"{unit}.{word}" for unit, word in reasons if word.rstrip("_") not in said}
     assert not unknown
+
+
+def test_a_word_of_the_field_leads_to_its_module() -> None:
+    """By the name of the file, or by the docstring at its top."""
+    page = (REPO / "docs" / "architecture.md").read_text()
+    table = page.partition("## Where to find what")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\w -]+) \| `([\w/]+\.py)`", table, re.MULTILINE)
+    assert len(rows) >= 18
+    for word, name in rows:
+        docstring = ast.get_docstring(ast.parse((REPO / name).read_text())) or ""
+        found = f"{Path(name).stem.replace('_', ' ')} {' '.join(docstring.split())}".lower()
+        assert word.lower() in found, f"{name} does not name {word}"
+
+
+def test_the_version_stands_once() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=REPO, capture_output=True, text=True, check=True
+    )
+    suffixes = {".py", ".md", ".toml", ".yml", ".cfg", ".json"}
+    pattern = re.compile(rf"(?<![\d.]){re.escape(__version__)}(?![\d.])")
+    places = [
+        name
+        for name in listed.stdout.splitlines()
+        if Path(name).suffix in suffixes
+        and (REPO / name).exists()
+        and pattern.search((REPO / name).read_text())
+    ]
+    places.remove("requirements/langchain-art.cdx.json")  # written from it, which `test_sbom` holds
+    assert places == ["langchain_art/_version.py"]
 
 
 PAGE = REPO / "docs" / "first-run.md"

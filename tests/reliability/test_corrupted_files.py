@@ -348,6 +348,18 @@ def test_a_value_of_another_type_is_damage_and_said_in_words(whole: Path, tmp_pa
     assert "got schema version 'x', expected" in StubServer(place).refusal()
 
 
+def test_a_schema_that_is_no_text_any_more_is_said_in_words(whole: Path, tmp_path: Path) -> None:
+    """SQLite's own message has the byte in it, and Python's module cannot read that."""
+    shutil.copytree(whole, place := tmp_path / "data")
+    written = (place / DATABASE).read_bytes()
+    begins = written.index(b"CREATE TABLE job_events")
+    name = written.rindex(b"job_eventsjob_events", 0, begins)
+    (place / DATABASE).write_bytes(written[:name] + b"\xf3" + written[name + 1 :])
+    [problem] = found(place)
+    assert "malformed" in problem and "restore it from a backup" in problem
+    assert "malformed" in StubServer(place).refusal()
+
+
 @pytest.mark.soak("F4", STARTS, "starts with the serving version damaged")
 @pytest.mark.slow
 def test_a_start_goes_on_from_the_last_version_that_is_whole(whole: Path, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from tests.support.model_folders import (
     change_json,
     copied,
     encoder,
+    end_ids,
     fields,
     gpt2,
     long_rope,
@@ -127,6 +128,9 @@ CASES = {
     "a tensor left out": Case(
         tensors(lambda t: t.pop(UP)), rf"{WEIGHTS} lacks '{UP}', which config.json asks for"
     ),
+    "no head": Case(
+        fields("config.json", tie_word_embeddings=False), "lacks 'lm_head.weight'", base="tied"
+    ),
     "a head beside the tied one": Case(
         fields("config.json", tie_word_embeddings=True),
         "config.json has tie_word_embeddings.*and model.safetensors holds another 'lm_head.weight'",
@@ -140,6 +144,10 @@ CASES = {
         fields("config.json", **TWO_LAYERS),
         r"holds 'model\.layers\.2\.\S+' and 10 others, which config.json has no place for",
     ),
+    "a tensor more": Case(
+        tensors(lambda t: t.update({"model.extra.weight": torch.zeros(2)})),
+        "holds 'model.extra.weight', which config.json has no place for",
+    ),
     "another shape": Case(
         shaped(3, 4), rf"holds '{UP}' as \[3, 4\], and config.json has \[64, 32\]"
     ),
@@ -152,6 +160,13 @@ CASES = {
         r"does not give 'model\.layers\.1\.mlp\.experts\.gate_up_proj'",
         base="mixture",
     ),
+    "a whole expert": Case(
+        tensors(
+            lambda t: {key: one for key, one in t.items() if "layers.1.mlp.experts.3." not in key}
+        ),
+        r"model\.layers\.1\.mlp\.experts\.\S+' as \[3, ",
+        base="mixture",
+    ),
     "a shard less": Case(
         lambda folder: (folder / "model-00002-of-00004.safetensors").unlink(),
         f"{INDEX} names model-00002-of-00004.safetensors, which is not there",
@@ -160,7 +175,14 @@ CASES = {
     "both forms of weights": Case(
         write(INDEX, '{"weight_map": {}}'), f"holds {WEIGHTS} and {INDEX}"
     ),
+    "a shard beside the whole": Case(
+        lambda folder: shutil.copy(folder / WEIGHTS, folder / "model-00001-of-00002.safetensors"),
+        f"holds {WEIGHTS} and model-00001-of-00002.safetensors",
+    ),
     "a tensor of 4 bits left out": Case(tensors(lambda t: t.pop(UP)), f"lacks '{UP}'", base="nf4"),
+    "a tensor beside 4 bits left out": Case(
+        tensors(lambda t: t.pop("model.norm.weight")), "lacks 'model.norm.weight'", base="nf4"
+    ),
     "a scale that is not finite": Case(
         tensors(lambda t: t[f"{UP}.absmax"].fill_(NAN)),
         f"'{UP}.absmax' holds numbers that are not finite",
@@ -177,6 +199,9 @@ CASES = {
     ),
     "weights that are cut": Case(cut(WEIGHTS, 10_000), f"{WEIGHTS} cannot be read"),
     "a pointer": Case(write(WEIGHTS, LFS), f"{WEIGHTS} is a pointer of Git LFS"),
+    "a tokenizer's pointer": Case(
+        write("tokenizer.json", LFS), "tokenizer.json is a pointer of Git LFS"
+    ),
     "a tokenizer that is cut": Case(cut("tokenizer.json", 40), "tokenizer.json cannot be read"),
     "a list for a config": Case(
         write("config.json", "[]"), "config.json cannot be read: .* object"
@@ -187,6 +212,9 @@ CASES = {
     ),
     # Sizes of which no model can be made.
     "no heads": Case(fields("config.json", num_attention_heads=0), r"[^_]config\.json: .*zero"),
+    "padding beyond": Case(
+        fields("config.json", pad_token_id=9999), r"[^_]config\.json: .*num_embeddings"
+    ),
     "a strange kind": Case(
         fields("config.json", model_type="strange"), r"[^_]config\.json: .*strange"
     ),
@@ -194,6 +222,7 @@ CASES = {
     "an end beyond": Case(
         fields("config.json", eos_token_id=344), r"config\.json.*eos_token_id.*344", starts=SAMPLERS
     ),
+    "an end that is a text": Case(end_ids("0"), r"config\.json.*eos_token_id.*0", starts=SAMPLERS),
     "an end of the other config": Case(
         fields("generation_config.json", eos_token_id=[0, 344]),
         r"generation_config\.json has eos_token_id=\[0, 344\], expected ids of 0 to 343",
@@ -285,7 +314,16 @@ def test_a_server_says_it_in_one_line(bases: dict[str, Path], tmp_path: Path) ->
 
 #: Files that a start names.
 FILES = re.compile(r"config\.json|model[-\w]*\.safetensors|tokenizer|chat template|adapter_")
-KINDS = ("a tensor", "a shape", "a number", "a file", "an end", "a bit", "a size")
+OTHERS = ("more", "renamed", "ends", "tokens", "a template")
+KINDS = ("a tensor", "a shape", "a number", "a file", "an end", "a bit", "a size", *OTHERS)
+#: What is put beside, as a tensor or a file.
+MORE = ("x", "model.layers.3.mlp.up_proj.weight", "model.layers.0.q.lora_A.weight")
+FILES_MORE = (
+    *("adapter_config.json", "adapter_model.safetensors", "pytorch_model.bin"),
+    *("model-00009-of-00009.safetensors", "README.md", "trainer_state.json"),
+)
+PREFIXES = ("module.", "_orig_mod.", "base_model.model.", "x")
+ENDS = (-1, 344, 10**6, [0, 344], [-3], "0", 1.5, [[0]], True, None, [])
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
@@ -329,6 +367,8 @@ def damaged(folder: Path, seed: int) -> str:
             after = bytearray(before)
             after[draw.randrange(end)] ^= 1 << draw.randrange(8)
         file.write_bytes(after)
+    elif kind in OTHERS:
+        what = damaged_otherwise(folder, kind, weights, draw)
     else:
         known = json.loads((folder / "config.json").read_text())[what := draw.choice(SIZES)]
         values = [0, -known, known - 1, known + 1, 2 * known, 0.5, None, str(known), [known]]
@@ -336,6 +376,37 @@ def damaged(folder: Path, seed: int) -> str:
         change_json(folder, "config.json", **{what: value})
         what += f"={value!r}"
     return f"{kind}: {what or file.name}"
+
+
+def damaged_otherwise(folder: Path, kind: str, weights: Path, draw: random.Random) -> str:
+    what, held = "", load_file(weights)
+    if kind == "more" and draw.random() < 0.4:
+        held[what := draw.choice(MORE)] = torch.zeros(4, 4)
+    elif kind == "more":
+        what = draw.choice(FILES_MORE)
+        (folder / what).write_bytes(b"{}" if what.endswith("json") else b"?")
+        return what
+    elif kind == "renamed":
+        prefix = draw.choice(PREFIXES)
+        names = sorted(held) if draw.random() < 0.5 else [draw.choice(sorted(held))]
+        held |= {f"{prefix}{name}": held.pop(name) for name in names}
+        what = f"{prefix} before {len(names)} of {weights.name}"
+    elif kind == "ends":
+        ids, names = draw.choice(ENDS), ["config.json", "generation_config.json"]
+        for name in draw.choice([names, names[:1], names[1:]]):
+            change_json(folder, name, eos_token_id=ids)
+        return repr(ids)
+    elif kind == "tokens":
+        token_beyond(folder, id_ := 344 + draw.choice([0, 1, 1000]))
+        return str(id_)
+    else:
+        (template := folder / "chat_template.jinja").unlink()
+        if draw.random() < 0.5:
+            template.write_text("")
+            what = "empty"
+        return what or "none"
+    save_file(held, weights, metadata={"format": "pt"})
+    return what
 
 
 def value_of(written: bytes | bytearray) -> Any:
@@ -373,7 +444,8 @@ def test_damage_is_named_at_the_start_or_changes_nothing(
     expected = tokenizer().apply_chat_template(DIALOG, add_generation_prompt=True)["input_ids"]
     harmless: list[str] = []
     for seed in range(count(12, 500)):
-        folder = copied(bases[name := names[seed % 3]], tmp_path / "model")
+        name = names[(seed + seed // len(KINDS)) % 3]  # each kind comes to all of them
+        folder = copied(bases[name], tmp_path / "model")
         about = f"seed {seed}, {name}: {(what := damaged(folder, seed))}"
         try:
             said = outcome(folder, plain[name], expected)

@@ -9,10 +9,12 @@ import contextlib
 import random
 import shutil
 import socket
+import statistics
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +30,9 @@ GROUPS, KILLS = count(20, 500), count(2, 50)
 #: Groups of a step, runs of a group, and clients that send at once.
 STEP, RUNS, SENDERS = 10, 4, 16
 SETTINGS = "keep_checkpoints = 1000\n"
+#: Of each second run: 40 changed bodies, 1,000 in the soak.
+CHANGES = ({"reward": 1000.0}, {"turns": []}, {"scenario": "s"})
+LATEST = count(3, 20)
 FAR = {"max_staleness": None, "learning_rate": 1e-4}
 
 
@@ -140,9 +145,9 @@ def ledger(server: StubServer) -> dict[str, list[int]]:
     return found
 
 
-def order(groups: list[Any]) -> dict[str, Any]:
+def order(groups: list[Any], config: dict[str, Any] = FAR) -> dict[str, Any]:
     ids = [[run["id"] for run in group["trajectories"]] for group in groups]
-    return {"policy": "tiny", "groups": ids, "config": FAR}
+    return {"policy": "tiny", "groups": ids, "config": config}
 
 
 @pytest.mark.soak("T1", GROUPS, f"groups, each sent 1-10 times; {KILLS} kills")
@@ -166,13 +171,21 @@ def test_what_is_sent_many_times_through_a_bad_network_is_trained_once(tmp_path:
         for number, step in enumerate(steps):
             for group in step:
                 client.ok("POST", "/v1/groups", group)
-            for change in ({"reward": 1000.0}, {"turns": []}, {"scenario": "s"}):
-                other = step[0]["trajectories"][0] | change
+            sent = [run for group in step for run in group["trajectories"]]
+            for run, change in zip(sent[::2], cycle(CHANGES), strict=False):
+                other = run | change
                 beside = {"id": "new", "trajectories": [{"id": "new"}, other]}
                 assert client.ask("POST", "/v1/trajectories", other).status_code == 409
                 assert client.ask("POST", "/v1/groups", beside).status_code == 409
                 assert client.ask("GET", "/v1/trajectories/new").status_code == 404
-            client.train(f"step-{number}", order(step))
+            job = client.train(f"step-{number}", order(step))
+            mean = statistics.fmean(run["reward"] for run in sent)
+            assert job["result"]["metrics"]["reward_mean"] == pytest.approx(mean)
+            key = {"Idempotency-Key": f"step-{number}"}
+            assert client.ask("POST", "/v1/train", order(step[1:]), **key).status_code == 409
+            for run in sent:
+                kept = client.ok("GET", f"/v1/trajectories/{run['id']}")
+                assert (kept["reward"], len(kept["turns"])) == (run["reward"], 1)
 
         stormy = StubServer(tmp_path / "stormy", settings=SETTINGS).start()
         seconds = iter(range(10**9))
@@ -211,3 +224,37 @@ def test_what_is_sent_many_times_through_a_bad_network_is_trained_once(tmp_path:
                     assert mine.read_bytes() == theirs.read_bytes(), version
         finally:
             stormy.stop()
+
+
+@pytest.mark.soak("T3", LATEST, "versions, each sampled from, 0 to as many late")
+@pytest.mark.slow
+def test_what_is_too_old_is_never_trained_and_counted(tmp_path: Path) -> None:
+    with StubServer(tmp_path / "data", settings=SETTINGS) as server:
+        _late(server)
+
+
+def _late(server: StubServer) -> None:
+    client = Patient(server)
+    late: list[Any] = []
+    for version in range(LATEST + 1):
+        pairs: list[Any] = []
+        for part in ("late", "now"):
+            runs = [sampled(client, f"{part}-{version}-{i}") | {"reward": i} for i in range(2)]
+            pairs.append({"id": f"{part}-{version}", "trajectories": runs})
+            client.ok("POST", "/v1/groups", pairs[-1])
+        late.append(pairs[0])
+        if version < LATEST:
+            client.train(f"to-{version + 1}", order(pairs[1:]))
+    for lateness in range(1, LATEST + 1):
+        for most in {0, lateness // 2, lateness - 1}:
+            group = late[LATEST - lateness]
+            body = order([group], FAR | {"max_staleness": most})
+            result = client.train(f"late-{lateness}-{most}", body)["result"]
+            assert (result["version"], result["excluded"]) == (LATEST, {"groups.stale": 1})
+    most = LATEST // 2
+    result = client.train("all", order(late, FAR | {"max_staleness": most}))["result"]
+    assert result["version"] == LATEST + 1
+    assert Counter(result["excluded"]) == Counter({"groups.stale": LATEST - most})
+    assert result["metrics"]["staleness_max"] == most
+    taken = {run for run, by in ledger(server).items() if by == [LATEST + 1]}
+    assert taken == {f"late-{LATEST - n}-{i}" for n in range(most + 1) for i in range(2)}

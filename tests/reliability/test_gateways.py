@@ -8,24 +8,27 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pytest
 import sqlalchemy as sa
+from pydantic_core import from_json
 
 from langchain_art.client.sync_client import ArtClient
+from langchain_art.wire import FinishedRollout, QueuedRollout
 from langchain_art.wire.api_keys import new_api_key
 from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.backups import DUMP, back_up
 from langchain_art_server.storage.schema import connect
-from tests.support import steps_of_a_fit
+from tests.support import leased_agent, steps_of_a_fit
 from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres, programs
 from tests.support.seeds import drawn_seed
-from tests.support.soak import count
+from tests.support.soak import count, in_soak
 from tests.support.storms import Patient
 
 QUESTION = [{"role": "user", "content": "When is the audit?"}]
@@ -61,7 +64,9 @@ class Gateways:
         self.folder, self.url = folder, postgres.database()
         self.stop_file = folder / "stop"
         env = {"STOP_FILE": str(self.stop_file), "ART_API_KEY": new_api_key()}
-        (folder / "fleet.toml").write_text("fleet = true\nkeep_checkpoints = 1000\n")
+        (folder / "fleet.toml").write_text(
+            "fleet = true\nkeep_checkpoints = 1000\nmax_policies = 1000\n"
+        )
         args = ("--config", str(folder / "fleet.toml"), "--database-url", self.url)
         self.all = [Gateway(folder, number, folder / "data", *args, env=env) for number in range(2)]
 
@@ -245,6 +250,48 @@ def trained(gateway: AnyGateway) -> list[str]:
     return [one["policy"] for one in series if one["steps"]]
 
 
+MOMENTS = ("in the transaction", "after the rename", "after the step")
+
+
+@in_soak  # `test_a_holder_that_wakes_while_the_other_works_publishes_nothing`
+@pytest.mark.soak("G2", len(MOMENTS), "moments at which the holder of a job sleeps")
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_holder_that_slept_publishes_nothing(fleet: Gateways, moment: str) -> None:
+    """It stops at a moment of its job, the other server does the job, and it wakes."""
+    policy = make_policy(fleet, moment.replace(" ", "-"))
+    runs = make_runs(fleet.all, policy, "1")
+    fleet.stop_file.write_text(moment)
+    job = order(fleet.all[0], policy, runs, policy)
+    holder, other = stopped(fleet)
+    job = ended(other, job)
+    assert job["state"] == "succeeded", job["error"]
+    version, folder = job["result"]["version"], fleet.folder / "data" / "adapters" / policy
+    published = (folder / str(version) / "manifest.json").read_bytes()
+    holder.thaw()
+    routes_to(holder, policy, f"{policy}@{version}")
+    newest = version
+    for gateway in fleet.all:  # what it would still write it has tried by now
+        routes_to(gateway, policy, f"{policy}@{newest}")  # what it samples is not to be stale
+        again = make_runs([gateway], policy, gateway.log.stem)
+        done = ended(other, order(gateway, policy, again, f"{policy}-{gateway.log.stem}"))
+        assert done["state"] == "succeeded", done["error"]
+        newest = done["result"]["version"]
+    assert (folder / str(version) / "manifest.json").read_bytes() == published
+    versions = {int(one.name) for one in folder.iterdir()}
+    rows = fleet.rows("SELECT version FROM checkpoints WHERE policy = :p", p=policy)
+    assert versions == {row.version for row in rows} and len(versions) == 4
+    for one in versions:
+        check_files(folder / str(one))
+    made = [from_json((folder / str(n) / "manifest.json").read_bytes())["job"] for n in versions]
+    assert len(set(made)) == 4, "each job made one version"
+    trained = fleet.rows("SELECT trajectory_id FROM trained WHERE policy = :p", p=policy)
+    assert len(trained) == len({row.trajectory_id for row in trained}) == 12
+    with other.http() as http:
+        events = http.get(f"/v1/jobs/{job['id']}/events").json()["data"]
+    assert [one["message"] for one in events].count(f"{policy}@{version} serves") == 1
+
+
 def test_a_holder_that_wakes_while_the_other_works_publishes_nothing(fleet: Gateways) -> None:
     """It wakes just before it renames and commits; the other one has the lease, and is not done."""
     policy = make_policy(fleet, "both")
@@ -348,6 +395,56 @@ class Answered(NamedTuple):
     version: int
     by: int
     sent: float
+
+
+@in_soak  # kills of a server and its leases: `test_a_server_is_killed_under_load`, `test_leases`
+@pytest.mark.slow
+def test_two_servers_lease_rollouts_out_and_one_is_killed(
+    fleet: Gateways, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is run to its end once, by a worker of the server that is left, or of both."""
+    rollouts = [
+        QueuedRollout(id=f"lent-{n}", scenario={"id": f"q-{n}", "q": n, "pause": 0.2})
+        for n in range(24)
+    ]
+    one, other = fleet.all
+    monkeypatch.setenv("ART_API_KEY", one.api_key)
+    with ExitStack() as stack:
+        working = [
+            leased_agent.start(gateway.base_url, tmp_path / f"worker-{number}.log", 1.0, 2)
+            for number, gateway in enumerate(fleet.all)
+        ]
+        for worker in working:
+            stack.callback(worker.wait)
+            stack.callback(worker.kill)
+        with ArtClient(one.base_url) as client:
+            names = {f":{worker.pid}" for worker in working}
+
+            def wait(leased: bool) -> None:
+                while names > {
+                    f":{w.name.split(':')[1]}"
+                    for w in client.status().workers
+                    if w.leased or not leased
+                }:
+                    time.sleep(0.01)
+
+            wait(leased=False)  # else one could do all before the other has started
+            client.put_rollouts("lent", leased_agent.NAME, rollouts)
+            wait(leased=True)
+            other.kill()
+            stack.callback(other.start)  # for the other tests of this fleet
+            taken: dict[str, FinishedRollout] = {}
+            while len(taken) < len(rollouts):
+                found = client.take_rollouts("lent", list(taken), wait=5)
+                assert not taken.keys() & {finished.id for finished in found.finished}
+                taken |= {finished.id: finished for finished in found.finished}
+            expired = client.rollouts("lent").expired
+        kept = {row.id for row in fleet.rows("SELECT id FROM calls")}
+    runs = [finished.trajectory for finished in taken.values() if finished.trajectory]
+    assert len({run.id for run in runs}) == len(rollouts)
+    assert {turn.call_id for run in runs for turn in run.turns} <= kept
+    assert {run.metadata["pid"] for run in runs} <= {worker.pid for worker in working}
+    assert expired >= 1, "what the killed server's worker had went to the other one"
 
 
 #: Steps so small that what another version has sampled, or two of them, can be trained.

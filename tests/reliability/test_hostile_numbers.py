@@ -130,6 +130,7 @@ def test_a_traces_score_is_a_reward_or_the_trace_is_left_out(value: Any, tmp_pat
     ("said", "words"),
     [
         ("logprob nan", "got the logprob nan, expected a finite number of at most 0"),
+        ("logprob -inf", "got the logprob -inf"),
         ("logprob 1e-3", "got the logprob 0.001"),
         ("logprob -1e308", "nats apart per token"),
         ("token 70000", "got token id 70000, expected 0 to"),

@@ -57,14 +57,23 @@ def of_rank(folder: Path, rank: int) -> None:
     save_file(wide, folder / WEIGHTS_FILE)
 
 
-def pickled(folder: Path, canary: Path) -> None:
+def of_nan(folder: Path, _: Path) -> None:
+    held = load_file(folder / WEIGHTS_FILE)
+    save_file({k: v * np.float32(np.nan) for k, v in held.items()}, folder / WEIGHTS_FILE)
+
+
+def pickled(folder: Path, canary: Path, name: str) -> None:
     (folder / WEIGHTS_FILE).unlink()
-    torch.save({"weights": Canary(canary)}, folder / "adapter_model.bin")
+    torch.save({"weights": Canary(canary)}, folder / name)
 
 
 def in_place(folder: Path, canary: Path) -> None:
     """A pickle under the name of the safetensors."""
     (folder / WEIGHTS_FILE).write_bytes(pickle.dumps(Canary(canary)))
+
+
+def header(folder: Path, size: int) -> None:
+    (folder / WEIGHTS_FILE).write_bytes(struct.pack("<Q", size) + b'{"a": 1}')
 
 
 def offsets(folder: Path, _: Path) -> None:
@@ -91,14 +100,18 @@ def modules(canary: Path) -> str:
 Spoil = Callable[[Path, Path], object]
 #: How an adapter's folder is spoilt, and what is said of it.
 HOSTILE: dict[str, tuple[Spoil, str]] = {
-    "a .bin": (pickled, "adapter_model.safetensors"),
+    "a .bin": (lambda f, c: pickled(f, c, "adapter_model.bin"), "adapter_model.safetensors"),
+    "a .pt": (lambda f, c: pickled(f, c, "adapter_model.pt"), "adapter_model.safetensors"),
     "a pickle named safetensors": (in_place, "read"),
-    "a header of 2^63 bytes": (
-        lambda f, _: (f / WEIGHTS_FILE).write_bytes(struct.pack("<Q", 2**63) + b'{"a": 1}'),
-        "read",
-    ),
+    "a header of 2^63 bytes": (lambda f, _: header(f, 2**63), "read"),
+    "a header of 2^64 - 1 bytes": (lambda f, _: header(f, 2**64 - 1), "read"),
     "a tensor of petabytes": (offsets, "read"),
+    "NaN": (of_nan, "not finite"),
     "rank 4096": (lambda f, _: of_rank(f, 4096), "r=4096"),
+    "auto_map": (
+        lambda f, c: change_json(f, CONFIG_FILE, auto_map={"AutoModel": f"{modules(c)}.Model"}),
+        "auto_map",
+    ),
     "auto_mapping": (
         lambda f, c: change_json(
             f, CONFIG_FILE, auto_mapping={"parent_library": modules(c), "base_model_class": "x"}
@@ -112,6 +125,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
         "megatron_co",
     ),
     "weights that are a link": (lambda f, _: linked(f, WEIGHTS_FILE), "link"),
+    "a config that is a link": (lambda f, _: linked(f, CONFIG_FILE), "link"),
     "a manifest that is a link": (lambda f, _: linked(f, MANIFEST), "link"),
 }
 LINKS = [name for name in HOSTILE if "link" in name]

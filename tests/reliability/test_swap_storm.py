@@ -6,26 +6,35 @@ Each call is whole and of the version that it began with, or refused in words.
 import json
 import os
 import random
+import shutil
 import signal
+import statistics
 import threading
 import time
 from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from langchain_art import ArtClient
-from tests.support.engines import engines
+from langchain_art import ArtClient, TrainConfig
+from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
+from tests.support.engines import engines, resident
 from tests.support.hot_swap import check_versions, train_once
 from tests.support.live_server import LiveServer, small_model
 from tests.support.seeds import drawn_seed
 from tests.support.soak import count
+from tests.support.steps_of_a_fit import rewarded
 from tests.support.stub_engines import StubServer, marked
 
 STEPS, CALLERS = count(1, 3), 8
 KILLS, HANGS, MANY = count(3, 100), count(0, 20), count(16, 32)
+SWAPS, STORMED = count(8, 3000), count(32, 64)
+#: Versions that may have a directory: those that are kept, the first, the one that serves, and
+#: those that answer calls just now.
+KEPT = 4 + 2 + 8
 POLICY = "swapped"
 
 
@@ -107,6 +116,66 @@ def test_calls_keep_the_version_that_they_began_with(art_server: LiveServer) -> 
     # Those at the swaps are the last and the first.
     sample = [call for calls in by_version.values() for call in calls[:6] + calls[-6:]]
     check_versions(art_server, sample, small_model(), POLICY)
+
+
+@pytest.mark.soak("F8", SWAPS, f"swaps under {STORMED} callers")
+@pytest.mark.slow
+@pytest.mark.timeout(count(300, 7200))
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_storm_of_versions_fails_no_call_and_mixes_none(tmp_path: Path) -> None:
+    """A new version each 200 ms, over engines that say which weights they have."""
+    server, stop = StubServer(tmp_path / "data", seconds=(0.05, 0.5)), threading.Event()
+    server.start()
+    server.policy = POLICY
+    asked = {"model": POLICY, "max_tokens": 200, "temperature": 1.5}
+    callers = [Caller(server, number, stop, **asked) for number in range(STORMED)]
+    folders = server.data_dir / "adapters" / POLICY
+    weights: dict[int, Path] = {}
+    try:
+        with ArtClient(server.base_url) as client, server.http() as http:
+            client.create_policy(POLICY)
+            with ThreadPoolExecutor(64) as pool:
+                groups = list(pool.map(lambda step: sampled(http, step), range(SWAPS)))
+            for caller in callers:
+                caller.start()
+            memory: list[int] = []
+            begun = time.monotonic()
+            for step, group in enumerate(groups):
+                job = client.train([group], POLICY, TrainConfig(max_staleness=None))
+                assert client.wait(job).version == step + 1
+                time.sleep(max(0.0, begun + 0.2 * step - time.monotonic()))
+                weights[step + 1] = tmp_path / f"weights-{step + 1}"
+                shutil.copy(folders / str(step + 1) / WEIGHTS_FILE, weights[step + 1])
+                assert len(list(folders.iterdir())) <= KEPT
+                memory.append(resident([server.process.pid, *engines(server)]))
+            stop.set()
+            for caller in callers:
+                caller.join()
+            assert {how for caller in callers for how in caller.met} == {"whole", "streamed whole"}
+            calls = [call for caller in callers for call in caller.whole]
+            versions = set[int]()
+            for call in random.Random(0).sample(calls, min(len(calls), count(300, 5000))):
+                record = http.get(f"/v1/calls/{call}").json()
+                versions.add(record["version"])
+                if record["version"]:
+                    assert marked(record, weights[record["version"]]), call
+            assert len(versions) > SWAPS / 4
+    finally:
+        stop.set()
+        server.stop()
+    tenth = len(memory) // 10 or 1
+    second, last = (statistics.fmean(part) for part in (memory[tenth : 2 * tenth], memory[-tenth:]))
+    print(f"{len(calls)} calls; memory: last tenth / second tenth = {last / second:.3f}")  # noqa: T201
+    assert last <= second * (1.05 if SWAPS >= 1000 else 1.5)
+
+
+def sampled(http: httpx.Client, step: int) -> list[str]:
+    """Two runs to learn from."""
+    runs = [f"{POLICY}-{step}-{one}" for one in range(2)]
+    for reward, run in enumerate(runs):
+        said = [{"role": "user", "content": run}]
+        rewarded(http, run, reward, model=POLICY, messages=said)
+    return runs
 
 
 @pytest.mark.soak("F5", KILLS + HANGS, f"engines' deaths, {HANGS} hangs, under {MANY} callers")

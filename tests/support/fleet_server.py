@@ -6,13 +6,14 @@ to it removes the file and stops (SIGSTOP), until somebody continues it.
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from langchain_art_server import __main__ as door
 from langchain_art_server.backends.peft.learner import PeftLearner
 from langchain_art_server.policies.adapter_store import AdapterStore
-from langchain_art_server.storage import fleet
+from langchain_art_server.storage import fleet, job_store
 
 LEASE_SECONDS, RENEW_SECONDS = 3.0, 0.4
 
@@ -28,19 +29,28 @@ def come_to(moment: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def _around(work: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
+    def watched(*args: Any, **options: Any) -> Any:
+        come_to(before)
+        done = work(*args, **options)
+        come_to(after)
+        return done
+
+    return watched
+
+
 def main() -> None:
     fleet.LEASE_SECONDS, fleet.RENEW_SECONDS = LEASE_SECONDS, RENEW_SECONDS
-    publish, step = AdapterStore.publish, PeftLearner.step
-
-    def published(*args: Any) -> Any:
-        come_to("before the rename")
-        return publish(*args)
+    AdapterStore.publish = _around(AdapterStore.publish, "before the rename", "after the rename")
+    job_store.require_running = _around(job_store.require_running, "", "in the transaction")
+    step = PeftLearner.step
 
     async def watched(*args: Any) -> Any:
         come_to("before the step")
-        return await step(*args)
+        done = await step(*args)
+        come_to("after the step")
+        return done
 
-    AdapterStore.publish = published  # type: ignore[reportAttributeAccessIssue]
     PeftLearner.step = watched  # type: ignore[reportAttributeAccessIssue]
     door.cli()
 

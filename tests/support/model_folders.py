@@ -40,12 +40,22 @@ def fields(name: str, **values: Any) -> Damage:
     return lambda folder: change_json(folder, name, **values)
 
 
-def token_beyond(folder: Path) -> None:
+def end_ids(ids: Any) -> Damage:
+    """Other ids of tokens that end a reply, in both configs."""
+
+    def both(folder: Path) -> None:
+        for name in ("config.json", "generation_config.json"):
+            change_json(folder, name, eos_token_id=ids)
+
+    return both
+
+
+def token_beyond(folder: Path, id_: int = 400) -> None:
     """One more token in the tokenizer, for which the embedding has no row."""
     file = folder / "tokenizer.json"
     known = json.loads(file.read_text())
-    known["model"]["vocab"]["<|beyond|>"] = 400
-    beyond = {"id": 400, "content": "<|beyond|>"}
+    known["model"]["vocab"]["<|beyond|>"] = id_
+    beyond = {"id": id_, "content": "<|beyond|>"}
     known["added_tokens"].append(known["added_tokens"][0] | beyond)
     file.write_text(json.dumps(known))
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.errors import ConfigError
 from langchain_art_server.algorithms.sequences.training_rows import Row
+from langchain_art_server.backends.embedded.batch_invariance import batch_invariance
 from langchain_art_server.backends.models.adapter_files import WEIGHTS_FILE
 from langchain_art_server.backends.models.loading import load_model, load_outline
 from langchain_art_server.backends.peft.learner_core import LearnerCore
@@ -154,6 +155,16 @@ def test_an_adapter_of_what_sees_is_refused_by_name(tmp_path: Path) -> None:
     adapter = save_adapter(tmp_path / "a", model, 1, target_modules=["q_proj"])
     with pytest.raises(ConfigError, match=r"vision_tower.*of the language model's linear layers"):
         LocalSampler(model).load("a@1", adapter)
+
+
+@pytest.mark.slow
+def test_what_sees_does_not_keep_a_text_s_rows_from_being_independent(tmp_path: Path) -> None:
+    found: list[object] = []
+    for number, family in enumerate(("Gemma 3", "Gemma 3, with images")):
+        model = save_family(family, tmp_path / str(number))
+        loaded = load_model(Settings.model_validate({"model": str(model), "device": "cpu"}))
+        found.append(batch_invariance(loaded.model, [(2, 8)], []))
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

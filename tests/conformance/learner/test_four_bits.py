@@ -20,6 +20,7 @@ from langchain_art_server.backends.models import base_weights
 from langchain_art_server.backends.models.loading import load_outline
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from langchain_art_server.backends.vllm.process import VllmProcess
+from langchain_art_server.base_copies import DTYPES
 from langchain_art_server.config import Settings, VllmSettings
 from langchain_art_server.quantize_base import quantized
 from langchain_art_server.start_checks import with_base_folder
@@ -35,7 +36,7 @@ from tests.support.learner_cases import (
     take,
 )
 from tests.support.ranks import distance
-from tests.support.soak import share
+from tests.support.soak import in_soak_alone, share
 from tests.support.tiny_models import SMALL, LocalSampler, ask, save_model
 
 pytest.importorskip("bitsandbytes")
@@ -61,7 +62,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bases(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The model in 4 bits, by the dtype that it computes in."""
     where = tmp_path_factory.mktemp("bases")
-    return {dtype: quantized(str(plain), where, "cpu", dtype) for dtype in ("float32", "bfloat16")}
+    return {
+        dtype: quantized(str(plain), where, "cpu", dtype)
+        for dtype in [*DTYPES][: 3 if share() else 2]
+    }
 
 
 def by_hand(file: Path, name: str) -> torch.Tensor:
@@ -97,7 +101,7 @@ def dequantized(base: Path, dtype: torch.dtype) -> Any:
     return naive.eval()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", in_soak_alone("float16")])
 def test_outputs_are_those_of_plain_layers_with_these_weights(
     dtype: str, bases: dict[str, Path]
 ) -> None:
@@ -122,7 +126,7 @@ def test_a_step_is_that_of_lora_on_the_same_weights_in_float32(
     core, reference = LearnerCore(str(bases["float32"])), LearnerCore(str(naive))
     assert type(core._scorer.base) is type(reference._scorer.base)
     own = other = start = shake(fresh(core, tmp_path, RANK8))
-    for step in (1, 2):
+    for step in range(1, 4):
         rows, one, two = make_rows(8, seed=step), *(folder(tmp_path, f"{n}{step}") for n in "ab")
         found = take(core, own, one, rows, step)
         expected = take(reference, other, two, rows, step)
@@ -132,7 +136,10 @@ def test_a_step_is_that_of_lora_on_the_same_weights_in_float32(
     assert distance(own, other, FILES[1]) <= 1e-6 < 1e-2 < distance(own, start, FILES[1])
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("float32", 1e-5), ("bfloat16", 0.012)])
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [("float32", 1e-5), ("bfloat16", 0.012), in_soak_alone("float16", 0.0015)],
+)
 def test_sampler_and_learner_agree_as_on_an_unquantised_base(
     dtype: str, most: float, bases: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -145,8 +152,9 @@ def test_sampler_and_learner_agree_as_on_an_unquantised_base(
     assert gaps(core, adapter, replies).mean() <= most
 
 
-def test_a_vision_model_beside_the_text_stays_as_it_is(tmp_path: Path) -> None:
-    model = save_family("Gemma 3, with images", tmp_path / "model", wide=True)
+@pytest.mark.parametrize("family", ["Gemma 3, with images", in_soak_alone("Mistral Small 3")])
+def test_a_vision_model_beside_the_text_stays_as_it_is(family: str, tmp_path: Path) -> None:
+    model = save_family(family, tmp_path / "model", wide=True)
     base = quantized(str(model), tmp_path, "cpu", "float32")
     core, sampler = LearnerCore(str(base)), LocalSampler(base)
     layers = base_weights.linears_in_four_bits(core.base)
@@ -235,6 +243,7 @@ def test_vllm_gets_the_same_file_or_refuses(bases: dict[str, Path], tmp_path: Pa
         (replace(info, weights=""), ("--quantization=fp8",), "not be the learner's"),
         (replace(info, weights=""), ("--quantization_config={}",), "not be the learner's"),
         (info, ("--logprobs_mode=raw_logprobs",), "this server sets itself"),
+        (info, ("--trust_remote_code",), "this server sets itself"),
         (info, ("--config=options.yaml",), "this server sets itself"),
     ):
         with pytest.raises(ConfigError, match=words):

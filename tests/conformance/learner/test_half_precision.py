@@ -157,15 +157,19 @@ def test_an_update_that_overflows_is_skipped_and_made_again_with_half_the_scale(
     told = take(core, shake(fresh(core, tmp_path)), first, rows)
     assert scale_of(first) == (told["loss_scale"], 1)
     out, next_out = folder(tmp_path, "out"), folder(tmp_path, "next")
+    heard: list[str] = []
     huge = with_scale(first, tmp_path / "huge", 2.0**30, 7)
     config = TrainConfig(learning_rate=1e-2, **(LENIENT | {"max_kl": 100.0}))
     with caplog.at_level(logging.WARNING):
-        told = core.step(LearnerStep(huge, out, 2, rows, config), quiet)
+        told = core.step(
+            LearnerStep(huge, out, 2, rows, config), lambda _, words: heard.append(words)
+        )
     overflows, scale = int(told["overflows"]), told["loss_scale"]
     assert overflows >= 10 and scale == 2.0 ** (30 - overflows)
     assert scale_of(out) == (scale, 1)  # the one update that it held for
     assert told["updates"] == 1 and math.isfinite(told["grad_norm"]) and told["step_kept"] == 1
     assert len([r for r in caplog.records if "overflowed float16" in r.message]) == overflows
+    assert len([words for words in heard if "overflowed float16" in words]) == overflows
     state = load_file(out / FILES[2])
     assert {int(t) for name, t in state.items() if name.endswith(".step")} == {2}
     # Nothing is left of the updates that were skipped: neither in Adam nor in the adapter.

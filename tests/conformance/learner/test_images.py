@@ -248,7 +248,11 @@ def no_slots(_model: Any) -> None:
 
 @pytest.mark.parametrize(
     "family, slots",
-    [("Qwen3-VL", False), ("Qwen3.5", True), in_soak_alone(GEMMA, True)],
+    [
+        *(("Qwen3-VL", False), ("Qwen3.5", True)),
+        *(in_soak_alone(*one) for one in (("Qwen3-VL", True), ("Qwen3.5", False), (GEMMA, True))),
+        *(in_soak_alone("Qwen2.5-VL", slots) for slots in (True, False)),
+    ],
 )
 def test_rows_keep_their_positions_whoever_joins_and_leaves(
     family: str, slots: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,9 +296,15 @@ def test_rows_keep_their_positions_whoever_joins_and_leaves(
         assert (found - of_learner).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("family", [*QWENS, GEMMA])
+@pytest.mark.parametrize(
+    ("family", "budget"),
+    [
+        *((one, 8) for one in (*QWENS, GEMMA)),
+        *(in_soak_alone(one, 10_000) for one in (*QWENS, GEMMA)),
+    ],
+)
 def test_a_forest_with_images_is_the_rows_one_by_one(
-    family: str, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
+    family: str, budget: int, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logprobs, and the gradient by all embeddings, in float64."""
     one = Scorer(
@@ -331,7 +341,7 @@ def test_a_forest_with_images_is_the_rows_one_by_one(
     install(layers)
     one.base.set_attn_implementation(FOREST_ATTENTION)
     counted = CountedTokens.of(rows)
-    forest = ForestRows(rows, counted, 8, float("inf"), one.base, PartCosts(), images)
+    forest = ForestRows(rows, counted, budget, float("inf"), one.base, PartCosts(), images)
     assert forest.tokens < sum(map(len, sequences)) - 3 * len(begun)
     found, of_forest = packer._both_passes(forest, one, counted)
     assert (found - torch.cat(expected)).abs().max() < 1e-12

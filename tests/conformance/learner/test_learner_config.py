@@ -183,7 +183,7 @@ def test_the_config_alone_decides(outcome: Callable[[JobConfig], Any]) -> None:
 
 
 def test_no_field_is_left_out_of_the_test_above() -> None:
-    # The server hands the learner the files of that version (below).
+    # The server hands the learner the files of that version: `test_learner_core` scores one.
     assert set(CHANGES) | {"kl.reference", "distillation.teacher"} == fields_of(TrainConfig)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -59,7 +59,9 @@ def test_a_fresh_adapter_equals_the_base_and_its_seed_decides_it(tiny: str, tmp_
         assert own[0] == 0.0
     assert contents(zero) == contents(again)
     assert contents(zero)[FILES[1]] != contents(other)[FILES[1]]
+    assert sorted(contents(zero)) == sorted(FILES[:2])
     config = json.loads((zero / FILES[0]).read_text())
+    assert config["base_model_name_or_path"] == tiny and config["bias"] == "none"
     assert "lm_head" not in config["target_modules"] and len(config["target_modules"]) == 7
     first = load_file(zero / FILES[1])
     a = [tensor for name, tensor in first.items() if "lora_A" in name]
@@ -196,6 +198,22 @@ def test_unknown_targets_are_refused_with_the_names_that_exist(tiny: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_broken_adapters_are_refused(tiny: str, tmp_path: Path) -> None:
+    core, rows = LearnerCore(tiny), make_rows(2)
+    good, out = fresh(core, tmp_path), folder(tmp_path, "out")
+    take(core, good, out, rows)
+    for name, file, body in (
+        ("cut", FILES[1], b"12"),
+        ("other-keys", FILES[1], save({"x": torch.zeros(2)})),
+        ("other-state", FILES[2], save({"x.step": torch.zeros(())})),
+    ):
+        broken = shutil.copytree(out, tmp_path / name)
+        (broken / file).write_bytes(body)
+        with pytest.raises(ConfigError):
+            core.logprobs(broken, rows)
+    assert core.logprobs(out, rows)[0][1] < 0
+
+
 def test_metrics_and_progress_count_right(tiny: str, tmp_path: Path) -> None:
     core = LearnerCore(tiny)
     start, rows = fresh(core, tmp_path), make_rows(12)
@@ -206,6 +224,15 @@ def test_metrics_and_progress_count_right(tiny: str, tmp_path: Path) -> None:
     config = TrainConfig(learning_rate=1e-3, **own)
     step = LearnerStep(start, folder(tmp_path, "out"), 1, [*rows, silent], config)
     metrics = core.step(step, lambda fraction, message: seen.append((fraction, message)))
+    assert set(metrics) == {
+        *("loss", "grad_norm", "learning_rate", "ratio_mean", "ratio_max_dev"),
+        *("clip_low_fraction", "clip_high_fraction", "logprob_gap_mean", "logprob_gap_max", "kl"),
+        *("importance_mean", "importance_ess", "importance_limited_fraction"),
+        *("guarded_fraction", "kl_reference", "entropy"),
+        *("tokens_trained", "tokens_processed", "forest", "checkpointed", "rows"),
+        *("updates", "seconds", "save_seconds", "kl_seconds", "cpu_seconds"),
+        *("step_kl", "step_kl_error", "step_kept"),
+    }
     assert all(math.isfinite(v) for v in metrics.values())
     assert metrics["rows"] == 12
     assert metrics["tokens_trained"] == 2 * sum(sum(row.mask) for row in rows)

@@ -76,6 +76,28 @@ def test_computing_layers_twice_keeps_less_and_changes_no_bit(
     assert results[0] == results[1] and kept[1] < 0.5 * kept[0]
 
 
+def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:
+    """CountedTokens in what autograd keeps, which is what the learner measures."""
+    core = LearnerCore(tiny)
+    core._hold(shake(fresh(core, tmp_path)))
+    plain = core.packer._measured()
+    # Of each layer at least: its input, four projections' inputs and three of the block behind.
+    assert plain > 2 * 4 * (4 * 32 + 3 * 48)
+    batch = core.batch(make_rows(3), TrainConfig())
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[-1] += tensor.numel()
+        return tensor
+
+    for on in (False, True):
+        core.packer._keep(packer.Way.CHECKPOINT if on else packer.Way.PLAIN)
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            core.accumulate(batch, quiet)
+    assert kept[1] < 0.3 * kept[0]
+
+
 def test_terms_are_numbered_row_by_row_and_so_are_their_calls() -> None:
     rows = [
         Row([5, 6, 7, 8], [0, 1, 0, 1], [0, -1, 0, -2], [0.0] * 4, calls=[-1, 0, -1, 1]),
@@ -191,6 +213,16 @@ def test_rows_beyond_a_change_of_the_rotary_positions_are_refused(
         take(core, adapter, folder(tmp_path, "out"), rows)
 
 
+def test_a_cpu_takes_fewer_tokens_at_once_than_it_may(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = LearnerCore(tiny)
+    core._hold(fresh(core, tmp_path))
+    monkeypatch.setattr(packer, "CPU_TOKENS", 64)
+    packing = core.batch(make_rows(30), TrainConfig()).packing
+    assert packing.alive <= 64 < packing.tokens
+
+
 def long_rows(seed: int) -> list[list[int]]:
     rng = random.Random(seed)
     rows: list[list[int]] = []
@@ -271,7 +303,7 @@ def test_tiles_and_flex_attention_equal_all_pairs_written_out(
         torch.testing.assert_close(flex.double(), found[1][0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [4, 5])
+@pytest.mark.parametrize("seed", range(6))
 def test_flex_blocks_hold_all_pairs_and_whole_ones_no_others(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +378,9 @@ def recurrent_rule(
 
 
 # `test_images` has Qwen3.5's; all are compared in float32 by the test below.
-@pytest.mark.parametrize("name", ["Qwen3NextConfig", in_soak_alone("OlmoHybridConfig")])
+@pytest.mark.parametrize(
+    "name", [name if name == "Qwen3NextConfig" else in_soak_alone(name) for name in CONFIGS]
+)
 def test_a_forest_is_the_rows_one_by_one(
     name: str, tmp_path: Path, exact: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

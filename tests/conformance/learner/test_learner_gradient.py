@@ -92,18 +92,21 @@ def second_update(core: LearnerCore, rows: list[Row], config: JobConfig) -> Trai
 
 
 @pytest.mark.usefixtures("exact")
-def test_parts_with_copies_have_the_naive_gradient(tiny: str, tmp_path: Path) -> None:
-    """As a GPU's costs make them, below a trunk; norms and MLPs compute again."""
+@pytest.mark.parametrize(("beside", "parents"), [(40.0, {-1, 0}), in_soak_alone(500.0, {-1})])
+def test_parts_with_copies_have_the_naive_gradient(
+    beside: float, parents: set[int], tiny: str, tmp_path: Path
+) -> None:
+    """As a GPU's costs make them, with a trunk and without one; norms and MLPs compute again."""
     core = LearnerCore(tiny, dtype="float64")
     adapter = shake(fresh(core, tmp_path))
-    core.packer.token_cost, core.packer.costs = math.inf, PartCosts(0.0, 40.0, 1.0)
+    core.packer.token_cost, core.packer.costs = math.inf, PartCosts(0.0, beside, 1.0)
     rows = restricted(jittered(on_policy(core, adapter, long_runs(6, 4, 60)), 0.4))
     core._hold(adapter)
     batch = second_update(core, rows, PLAIN.model_copy(update={"tokens_per_microbatch": 300}))
     core.packer.recompute.on = True
     loss, _ = core.accumulate(batch, quiet)
     parts: Any = batch.packing
-    assert {part.parent for part in parts._batches} == {-1, 0} and parts.alive <= 300
+    assert {part.parent for part in parts._batches} == parents and parts.alive <= 300
     core.packer.costs = PartCosts()
     assert parts.tokens > core.packer.pack(rows, CountedTokens.of(rows), 300).tokens
     expected_loss, expected = naive_gradient(tiny, adapter, rows, PLAIN)
@@ -117,6 +120,7 @@ def test_parts_with_copies_have_the_naive_gradient(tiny: str, tmp_path: Path) ->
     [
         *((kind, "float64", 1e-9) for kind in ("forest", "apart", "restricted")),
         ("restricted", "float32", 1e-5),
+        *(in_soak_alone(kind, "float32", 1e-5) for kind in ("forest", "apart")),
     ],
 )
 def test_the_gradient_equals_a_naive_float64_computation(

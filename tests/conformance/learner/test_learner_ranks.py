@@ -63,6 +63,7 @@ from tests.support.ranks import (
     ranked,
     started,
 )
+from tests.support.soak import in_soak_alone, share
 
 in_its_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -123,11 +124,14 @@ async def test_the_pairs_of_a_preference_step_may_be_on_different_ranks(
 
 
 @pytest.mark.slow
-async def test_ranks_that_are_closed_in_a_step_end_and_leave_no_folder(
-    tiny: str, tmp_path: Path
+@pytest.mark.parametrize("number", [2, in_soak_alone(3)])
+async def test_ranks_without_rows_wait_and_ranks_that_are_closed_in_a_step_leave_no_folder(
+    number: int, tiny: str, tmp_path: Path
 ) -> None:
     temporary, start = folder(tmp_path, "temporary"), folder(tmp_path, "start")
-    learner, begun = with_folders_in(temporary, ranked(tiny)), asyncio.Event()
+    learner, begun = with_folders_in(temporary, ranked(tiny, number)), asyncio.Event()
+    out, expected, rows = folder(tmp_path, "out"), folder(tmp_path, "expected"), make_rows(1)
+    config = TrainConfig(learning_rate=1e-2, **LENIENT)
 
     async def say(_fraction: float, _message: str) -> None:
         begun.set()
@@ -135,6 +139,7 @@ async def test_ranks_that_are_closed_in_a_step_end_and_leave_no_folder(
     await learner.start()
     try:
         await learner.init_adapter(start, LORA)
+        metrics = await learner.step(LearnerStep(start, out, 1, rows, config), ignore)
         ranks = others(learner.pid)
         cut = LearnerStep(start, folder(tmp_path, "cut"), 1, make_rows(40), LONG)
         task = asyncio.create_task(learner.step(cut, say))
@@ -144,9 +149,12 @@ async def test_ranks_that_are_closed_in_a_step_end_and_leave_no_folder(
         await learner.close()
     with pytest.raises(EngineUnavailable, match="shut down"):
         await task
-    assert len(ranks) == 1
+    assert len(ranks) == number - 1
     await gone(ranks)
     assert [*temporary.glob("art-ranks-*")] == []
+    alone = LearnerCore(tiny).step(LearnerStep(start, expected, 1, rows, config), quiet)
+    assert distance(out, expected, FILES[1]) <= 1e-6 and metrics["rows"] == 1
+    assert metrics["loss"] == pytest.approx(alone["loss"], rel=1e-5)  # Adam does not see its scale
 
 
 @pytest.mark.slow
@@ -201,9 +209,10 @@ async def test_ranks_are_in_step_after_one_that_was_cancelled_at_its_end(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, in_soak_alone(0)])  # `test_worker` kills engines alone
 @in_its_loop
 async def test_a_rank_that_is_killed_takes_the_step_with_it_which_is_begun_again_and_leaves_no_rows(
-    two: PeftLearner, temporary: Path, tmp_path: Path
+    rank: int, two: PeftLearner, temporary: Path, tmp_path: Path
 ) -> None:
     start, rows, restarts = folder(tmp_path, "start"), make_rows(40), two.restarts
     await two.init_adapter(start, LORA)
@@ -215,7 +224,7 @@ async def test_a_rank_that_is_killed_takes_the_step_with_it_which_is_begun_again
             seen.append(len([*temporary.glob("art-ranks-*/**/rows.npz")]))
             (out / FILES[1]).write_bytes(b"half a file")
             [other] = others(two.pid)
-            os.kill(other, signal.SIGKILL)
+            os.kill(other if rank else two.pid or 0, signal.SIGKILL)
 
     await two.step(LearnerStep(start, out, 1, rows, LONG), kill_once)
     assert two.restarts == restarts + 1 and seen == [1]
@@ -273,6 +282,13 @@ def test_a_rank_that_is_stopped_is_killed_and_rank_0_ends(monkeypatch: pytest.Mo
         ours.close()
 
 
+async def test_a_model_that_cannot_be_loaded_stops_the_start(tmp_path: Path) -> None:
+    learner = ranked(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        await learner.start()
+    await learner.close()
+
+
 def test_each_rank_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert rank_devices(torch.device("cpu"), 2) == ["cpu", "cpu"]
@@ -320,10 +336,11 @@ async def two_steps(learner: PeftLearner, where: Path, reference: Path) -> list[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("seats_here")
+@pytest.mark.parametrize("shard", [in_soak_alone(False), True])
 async def test_files_of_their_own_make_the_same_versions_to_the_bit(
-    tiny: str, tmp_path: Path
+    shard: bool, tiny: str, tmp_path: Path
 ) -> None:
-    near, (there, placed) = ranked(tiny, shard=True), far(tiny, shard=True)
+    near, (there, placed) = ranked(tiny, shard=shard), far(tiny, shard=shard)
     reference = folder(tmp_path, "reference")
     found: list[list[object]] = []
     for learner in (near, there):
@@ -493,8 +510,15 @@ async def test_shards_refuse_together_and_go_on(
     request = LearnerStep(start, out, 1, rows, config)
     core.step(LearnerStep(start, expected, 1, rows, config), quiet)
 
+    killed: list[int] = []
+
     async def leave(_fraction: float, _message: str) -> None:
         raise asyncio.CancelledError
+
+    async def kill_once(_fraction: float, _message: str) -> None:
+        if not killed:
+            killed.extend(others(learner.pid))
+            os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(ArtError, match="nats apart"):  # rank 0 looks into it, rank 1 assists
         await learner.step(
@@ -507,6 +531,13 @@ async def test_shards_refuse_together_and_go_on(
     await learner.step(request, ignore)
     assert distance(out, expected, FILES[1]) <= 1e-6
     assert learner.restarts == restarts
+    if not share():  # ranks with the whole base are killed above
+        return
+    await learner.step(request, kill_once)
+    if learner.restarts == restarts:  # on a busy machine, the step had ended before it was told
+        await learner.step(request, ignore)
+    assert killed and learner.restarts == restarts + 1
+    assert distance(out, expected, FILES[1]) <= 1e-6
 
 
 @pytest.mark.slow

@@ -130,6 +130,24 @@ def test_a_prompt_is_computed_once_for_eight_and_the_next_turn_where_the_reply_e
     check_logprobs(load_plain(model), [*replies, second], worst=RARE)
 
 
+@torch.inference_mode()
+def test_a_row_that_is_sent_back_goes_on_from_its_states(model: Path) -> None:
+    requests = [ask("mail " * 9 * n, seed=n, max_tokens=60) for n in range(6)]
+    roomy = LocalSampler(model).chat(*requests)
+    sampler = LocalSampler(model)
+    scheduler, calls = sampler.host.scheduler, [sampler.send(one) for one in requests]
+    for turn in range(30):
+        sampler.turn()
+        if turn % 4 == 3 and scheduler._rows:
+            scheduler._preempt(scheduler._rows[turn % len(scheduler._rows)])
+    sampler.run()
+    replies = [sampler.reply(call) for call in calls]
+    assert scheduler.preempted > 5
+    assert [r.token_ids for r in replies] == [r.token_ids for r in roomy]
+    assert scheduler.prefilled <= sum(len(r.prompt_token_ids) for r in replies), "none again"
+    check_logprobs(load_plain(model), replies)
+
+
 @pytest.mark.parametrize("prompts", [True, False], ids=["in a prompt", "in decoding"])
 def test_a_pass_that_fails_within_harms_no_other_rows_states(
     model: Path, prompts: bool, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,9 @@ def _inside(schema: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": whole}}}
 
 
+PATTERNS = [{"type": "string", "pattern": f"^(.*[a-m]){{{n}}}.*$"} for n in range(4, 24)]
+
+
 @pytest.mark.wall_clock  # seconds of this process's CPU: 0.2; the compiler's own would be minutes
 @pytest.mark.parametrize(
     ("schema", "problem"),
@@ -122,6 +125,7 @@ def _inside(schema: dict[str, Any]) -> dict[str, Any]:
             {"type": "object", "properties": {"a": {"enum": [1 - 2**63]}}, "required": ["a"]},
             "ended|takes",
         ),
+        ({"allOf": PATTERNS}, "takes more than|too|limit|Unable to determine"),
         ({"enum": list(range(200_000))}, "schemas of .* characters, expected at most 262144"),
         ({"$ref": "#"}, "No grammar can be made"),
         (
@@ -129,7 +133,7 @@ def _inside(schema: dict[str, Any]) -> dict[str, Any]:
             "nested deeper than 64 levels",
         ),
     ],
-    ids=["const", "enum of one", "long enum", "own reference", "deep"],
+    ids=["const", "enum of one", "allOf", "long enum", "own reference", "deep"],
 )
 def test_a_schema_that_harms_the_compiler_is_refused_and_harms_nobody(
     sampler: LocalSampler, schema: dict[str, Any], problem: str

@@ -129,6 +129,21 @@ def test_a_run_told_on_by_another_handler(kit: Kit, seen: Seen) -> None:
     )
 
 
+def test_a_fork_in_another_scope(kit: Kit, client: ArtClient, seen: Seen) -> None:
+    agent = line(MessagesState, plan=kit.node(), act=kit.node()).compile(InMemorySaver())
+    with capture() as first:
+        agent.invoke(kit.ask("p", "a"), kit.config)
+    history = agent.get_state_history(kit.config)
+    before = next(state for state in history if state.next == ("act",)).config
+    said = {"messages": [HumanMessage(kit.says("other"))]}
+    with capture() as second:
+        agent.invoke(None, agent.update_state(before, said))
+    one = seen(first.trajectory(), Expect("plan", "p", step=1), Expect("act", "a", step=2))
+    other = seen(second.trajectory(), Expect("act", "other", step=3))
+    assert other.trajectory.metadata["sampled_elsewhere"] == [first.turns[0].call_id]
+    trains(client, kit, one, other)
+
+
 def test_raw_threads_that_no_scope_hears(kit: Kit, seen: Seen) -> None:
     def node(state: Any) -> Any:
         with ThreadPoolExecutor(2) as pool:

@@ -75,6 +75,7 @@ class Played:
     draw: random.Random
     model: Numbered = field(default_factory=lambda: Numbered(said=[]))
     kept: set[str] = field(default_factory=set[str])
+    first: set[str] = field(default_factory=set[str])
     serial: int = 0
 
     def asked(self) -> list[Any]:
@@ -154,11 +155,44 @@ class Played:
 
         return body
 
+    def sub_agents(self) -> Any:
+        """A node with a sub-agent, a question to a person, and another sub-agent.
+
+        With memory each runs once; without it the first runs again, and what it said is lost.
+        """
+        memory: Any = self.draw.choice([None, False])
+        number = self.draw.randint(1, 2)
+
+        def agent() -> Any:
+            def asks(state: Any) -> Any:
+                return {"messages": [self.step()]}
+
+            graph = StateGraph(MessagesState).add_node("model", asks).add_edge(START, "model")
+            return graph.compile(checkpointer=memory)
+
+        first, second = [agent() for _ in range(number)], agent()
+        asked: list[bool] = []
+
+        def body(state: Any) -> Any:
+            before = self.kept.copy()
+            if asked and memory is False:
+                self.kept = before = before - self.first
+            for one in first:
+                one.invoke({"messages": []})
+            if not asked:
+                asked.append(True)
+                self.first = self.kept - before
+            interrupt("Shall I?")
+            return {"messages": second.invoke({"messages": []})["messages"][-1:]}
+
+        return body
+
     def run(self) -> Any:
         """The captured run of the program's graph, which answers whatever it asks."""
         graph, last = StateGraph(MessagesState), START
         for name in "abc"[: self.draw.randint(1, 3)]:
-            graph.add_node(name, self.node(), retry_policy=RETRY).add_edge(last, name)
+            body = self.sub_agents() if self.draw.random() < 0.3 else self.node()
+            graph.add_node(name, body, retry_policy=RETRY).add_edge(last, name)
             last = name
         agent, config = graph.compile(InMemorySaver()), {"configurable": {"thread_id": "1"}}
         given: Any = {"messages": []}

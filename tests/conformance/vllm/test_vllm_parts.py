@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from langchain_art_server.backends.vllm import adapter_copies, process_guard
 from langchain_art_server.backends.vllm.adapter_copies import AdapterCopies
 from langchain_art_server.backends.vllm.client import Completion, completion_body, events
 from langchain_art_server.backends.vllm.client import _completion as completion_of
+from langchain_art_server.backends.vllm.host import VllmHost
 from langchain_art_server.backends.vllm.images import SentImage, SentImages, route_lacks
 from langchain_art_server.backends.vllm.process import root_causes
 from langchain_art_server.backends.vllm.sampler import VllmSampler
@@ -56,7 +58,26 @@ print(guard.pid, flush=True)
 time.sleep(600)
 """
 
-#: What pydantic says has several lines; a start fails in `test_vllm_starts`.
+#: What vLLM 0.32 writes when a worker can not be started, without most of the frames.
+OUTPUT = """\
+(APIServer pid=1) INFO 11-21 12:58:58 [model.py:2152] Using max model len 1024
+Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+    from annotated_doc import Doc
+ImportError: cannot import name 'Doc' from 'annotated_doc' (unknown location)
+(EngineCore pid=2) INFO 11-21 12:59:15 [multiproc_executor.py:486] all workers exited
+(EngineCore pid=2) ERROR 11-21 12:59:15 [core.py:1510] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-21 12:59:15 [core.py:1510]   File "core.py", line 1482, in run
+(EngineCore pid=2) ERROR 11-21 12:59:15 [core.py:1510] Exception: WorkerProc failed.
+(EngineCore pid=2) Process EngineCore:
+(EngineCore pid=2) Traceback (most recent call last):
+(EngineCore pid=2)   File "core.py", line 1482, in run
+(EngineCore pid=2) Exception: WorkerProc failed.
+(APIServer pid=1) Traceback (most recent call last):
+(APIServer pid=1)   File "utils.py", line 1431, in wait_for_engine_startup
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+#: What pydantic says has several lines.
 INVALID = """\
 (APIServer pid=1) Traceback (most recent call last):
 (APIServer pid=1)   File "arg_utils.py", line 1, in create_model_config
@@ -67,7 +88,12 @@ INVALID = """\
 """
 
 
-def test_an_exception_of_several_lines_is_told_whole() -> None:
+def test_the_first_cause_of_an_end_is_told_first_and_whole() -> None:
+    assert root_causes(OUTPUT) == [
+        "ImportError: cannot import name 'Doc' from 'annotated_doc' (unknown location)",
+        "Exception: WorkerProc failed.",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
     (one,) = root_causes(INVALID)
     assert one.splitlines() == [
         "pydantic_core._pydantic_core.ValidationError: 1 validation error",
@@ -90,18 +116,30 @@ def started(folder: Path) -> tuple[list[int], Path]:
     return [int(pid) for pid in pids], Path("/dev/shm", name.strip("/"))
 
 
-def test_the_guard_ends_the_family_when_its_holder_is_killed(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, *family(tmp_path, 600)],
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert holder.stdout is not None
-    guard_pid, program = int(holder.stdout.readline()), int(holder.stdout.readline())
-    pids, memory = started(tmp_path)
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
-    holder.stdout.close()
+@pytest.mark.parametrize("end", ["the pipe closes", "kill -9 of the holder", "SIGTERM"])
+def test_the_guard_ends_the_family_with_its_holder(tmp_path: Path, end: str) -> None:
+    argv = family(tmp_path, 600)
+    if end == "kill -9 of the holder":
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, *argv], stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert holder.stdout is not None
+        guard_pid, program = int(holder.stdout.readline()), int(holder.stdout.readline())
+        pids, memory = started(tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    else:
+        guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert guard.stdin is not None and guard.stdout is not None
+        guard_pid, program = guard.pid, int(guard.stdout.readline())
+        pids, memory = started(tmp_path)
+        if end == "SIGTERM":
+            guard.terminate()
+        else:
+            guard.stdin.close()
+        assert guard.wait(timeout=60) == 128 + signal.SIGKILL
+        guard.stdout.close()
     assert gone([guard_pid, program, *pids])
     assert not (tmp_path / "inner").exists()
     assert not memory.exists()
@@ -131,7 +169,7 @@ def outline_of(model: Path) -> LoadedModel:
 def copies(model: Path) -> Any:
     made = AdapterCopies(outline_of(model).model, 4, "bfloat16")
     yield made
-    shutil.rmtree(made.folder)
+    shutil.rmtree(made.folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -144,7 +182,10 @@ def test_a_copy_holds_what_the_learner_computes_with(
     core._hold(path)
     told = {name.replace(".default", ""): p for name, p in core._scorer.model.named_parameters()}
     copies = AdapterCopies(outline_of(model).model, 4, dtype)
-    copy = copies.add("a@1", path)
+    copy, twin = copies.add("a@1", path), copies.add("a@1", path)
+    assert copy.vllm_name != twin.vllm_name and copy.folder != twin.folder
+    copies.remove(twin)
+    assert copy.folder.exists() and not twin.folder.exists()
     copied = load_file(copy.folder / "adapter_model.safetensors")
     assert copy.has_effect and oct(copies.folder.stat().st_mode)[-3:] == "700"
     shutil.rmtree(copies.folder)
@@ -192,6 +233,17 @@ def test_a_copy_that_fails_leaves_nothing(
     with pytest.raises(ConfigError, match="No space left"):
         copies.add("p@1", save_adapter(tmp_path / "a", model, 1))
     assert not [*copies.folder.iterdir()]
+
+
+async def test_a_start_that_is_refused_leaves_no_folder(copies: AdapterCopies) -> None:
+    async def refuse() -> None:
+        raise ConfigError("an option that this server sets itself")
+
+    host: Any = object.__new__(VllmHost)
+    host._copies, host.process = copies, SimpleNamespace(start=refuse)
+    with pytest.raises(ConfigError, match="sets itself"):
+        await host.start()
+    assert not copies.folder.exists()
 
 
 def test_copies_go_to_disk_where_shared_memory_has_no_room(

@@ -264,3 +264,15 @@ async def test_a_prompt_that_is_too_long_is_langchains_error(rule_server: RuleSe
         await both_models(rule_server)[0].ainvoke(PROMPTS[0])
     with pytest.raises(ContextOverflowError):
         [chunk async for chunk in both_models(rule_server)[0].astream(PROMPTS[0])]
+
+
+def test_a_deep_agent_summarises(rule_server: RuleServer) -> None:
+    from deepagents import create_deep_agent
+
+    agent = create_deep_agent(both_models(rule_server)[0], [])
+    old = [("user", "word " * 750), ("assistant", "ok")] * 6  # 18,000 tokens
+    recent = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    said: Any = agent.invoke({"messages": [*old, *recent, ("user", script("a door"))]})  # type: ignore[arg-type]
+    assert said["messages"][-1].text == "a door"
+    asked = [one["messages"] for one in rule_server.witnessed()][-1]
+    assert "summary" in str(asked).lower() and len(str(asked)) < 30_000

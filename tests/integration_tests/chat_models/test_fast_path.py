@@ -286,26 +286,48 @@ def test_compressed_answers(server: RawServer, ask: Ask) -> None:
     assert caught.value.code == "c"
 
 
-@pytest.mark.parametrize("how", ["stream", "astream"])
-def test_a_stream_that_was_refused_first_and_then_says_an_error(
-    server: RawServer, how: str
-) -> None:
-    delta = {"index": 0, "delta": {"role": "assistant", "content": "é😀"}}
-    chunk: Any = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m@1"}
-    chunk |= {"created": 1, "choices": [delta]}
-    error = EngineUnavailable("the engine is gone").body()
-    said = [b"data: %b\n\n" % json.dumps(one).encode() for one in (chunk, error)]
-    server.answers = [refusal(503, retry_after_ms="1")]
-    server.answers += [answer(b"".join(said), content_type="text/event-stream")]
-    seen: list[Any] = []
+DELTA = {"index": 0, "delta": {"role": "assistant", "content": "é😀"}}
+CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m@1", "created": 1}
+EVENT = b"data: %b\n\n" % json.dumps(CHUNK | {"choices": [DELTA]}).encode()
+
+
+def stream(model: ChatART, how: str, seen: list[Any]) -> None:
+    """Keeps each chunk of a streamed reply."""
 
     async def chunks() -> None:
         async for one in model.astream("hi"):
             seen.append(one)
 
+    seen.extend(model.stream("hi")) if how == "stream" else asyncio.run(chunks())
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_a_stream_that_is_cut_off_says_so(server: RawServer, how: str) -> None:
+    def cut(send: Callable[[bytes], None]) -> bool:
+        send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+        send(b"transfer-encoding: chunked\r\n\r\n")
+        send(b"%x\r\n%b\r\n" % (len(EVENT), EVENT))
+        return False
+
+    server.answers = [cut]
+    with pytest.raises((openai.APIConnectionError, httpx.TransportError)) as caught:
+        stream(model_of(server), how, [])
+    assert is_server_away(caught.value, "http://another/v1")
+    assert len(server.seen) == 1  # half of a sample is no reason to draw another
+
+
+@pytest.mark.parametrize("how", ["stream", "astream"])
+def test_a_stream_that_was_refused_first_and_then_says_an_error(
+    server: RawServer, how: str
+) -> None:
+    error = json.dumps(EngineUnavailable("the engine is gone").body()).encode()
+    said = EVENT + b"data: %b\n\n" % error
+    server.answers = [refusal(503, retry_after_ms="1")]
+    server.answers += [answer(said, content_type="text/event-stream")]
+    seen: list[Any] = []
     model = model_of(server, include_response_headers=True)
     with pytest.raises(openai.APIError, match="the engine is gone") as caught:
-        seen.extend(model.stream("hi")) if how == "stream" else asyncio.run(chunks())
+        stream(model, how, seen)
     assert caught.value.code == "engine_unavailable"
     assert is_server_away(caught.value, "http://another/v1")
     assert retries(server) == ["0", "1"]

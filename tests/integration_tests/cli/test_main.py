@@ -16,6 +16,7 @@ from langchain_art.cli.load_rollout import load, load_rollout, load_scenarios, r
 from langchain_art.cli.tables import checkpoints_table, run_view, runs_table
 from langchain_art.client.sync_client import ArtClient
 from langchain_art.errors import ArtError, ConfigError, NotFound
+from langchain_art.tracing.run import Run
 from langchain_art.wire import Checkpoint, Trajectory, Turn, Usage
 from langchain_art.wire.api_keys import key_problem
 from langchain_art.wire.trajectories import EVALUATION
@@ -259,6 +260,15 @@ def test_the_beginning_of_an_id_is_enough(here: LiveServer, client: ArtClient) -
         none = CliRunner().invoke(main.app, ["runs", unknown]).exception
         assert isinstance(none, NotFound) and "`langchain-art runs` lists them" in str(none)
     assert "begun-0a18 is deleted" in text(["runs", "begun-0a18", "--delete"])
+
+
+def test_a_run_stands_for_its_id(client: ArtClient) -> None:
+    run = Run(id="stands-for-itself", scenario="cli")
+    run.reward = 1.0
+    client.post_trajectory(run.trajectory())
+    assert client.audit(run).trajectory == client.trajectory(run).id == run.id
+    assert client.audit(run.trajectory()).reward == 1.0
+    assert client.delete_trajectory(run) == run.id
 
 
 def test_checkpoints_are_managed(here: LiveServer, client: ArtClient) -> None:

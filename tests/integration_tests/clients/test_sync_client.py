@@ -123,8 +123,11 @@ async def test_the_async_twin_sends_retries_and_raises_alike(server: RawServer) 
 
 def test_paths_are_quoted(server: RawServer) -> None:
     server.answers = [refuse("not_found", 404)]
-    with ArtClient(server.base_url) as client, pytest.raises(NotFound):
-        client.trajectory("a/../b?c")
+    with ArtClient(server.base_url) as client:
+        with pytest.raises(NotFound):
+            client.trajectory("a/../b?c")
+        with pytest.raises(ConfigError, match="got the run 7, expected a run of"):
+            client.audit(7)  # type: ignore[arg-type]
     assert server.seen[0].target == "/v1/trajectories/a%2F..%2Fb%3Fc"
 
 

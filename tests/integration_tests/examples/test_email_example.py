@@ -35,7 +35,7 @@ from langchain_art.training.records import StepRecord
 from tests.support.chat_models import model_of
 from tests.support.examples import refusal
 from tests.support.live_server import LiveServer
-from tests.support.mails import mails_of
+from tests.support.mails import check_exact_runs, mails_of
 from tests.support.soak import count, in_soak, share
 from tests.support.steps_of_a_fit import new_id
 from tests.support.trainers import trainer_of
@@ -60,6 +60,12 @@ def test_any_query_gets_an_answer(tmp_path: Path) -> None:
     for query in ("", '"', "NEAR(", "a AND", "x*", "m:1", "; DROP TABLE mails", "é"):
         assert isinstance(inbox.search(query), str)
     assert inbox.read(-1) == inbox.read(10**9) == "No such mail."
+
+
+async def test_runs_are_captured_recorded_and_trained_exactly(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    await check_exact_runs(art_server, tmp_path)
 
 
 def gain(server: LiveServer, folder: Path, policy: str, steps: int, evaluator: Any) -> float:

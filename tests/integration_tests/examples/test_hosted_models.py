@@ -1,22 +1,31 @@
 """Agents of examples as they are, on a hosted model that plays well; and their questions.
 
-The other agents are trained in `make test`: see `test_short_fits.py` and the real models.
+Small models of other examples are trained in `make test`: see `test_short_fits.py`.
 """
 
+import json
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import examples.deep_research.agent as deep_research
+import examples.documentation.agent as documentation
 import examples.email_assistant.train as email_assistant
+import examples.frozen_lake.agent as frozen_lake
+import examples.function_calling.train as function_calling
 import examples.temporal_clue.train as temporal_clue
 import examples.tic_tac_toe.agent as tic_tac_toe
 import examples.twenty_forty_eight.agent as twenty_forty_eight
 from examples.deep_research.environment import make_world
 from examples.deep_research.environment import reward as worth_of_report
+from examples.documentation.pages import Question
+from examples.documentation.train import solved as solved_page
 from examples.email_assistant.mailbox import scenarios
-from examples.function_calling.leaderboard import grade, questions
+from examples.frozen_lake.environment import MAX_MOVES, Walk
+from examples.function_calling.agent import CALLER_PROMPT
+from examples.function_calling.leaderboard import called, grade, questions
 from examples.function_calling.leaderboard import solved as right_call
 from examples.temporal_clue.environment import QUESTIONS, puzzles
 from examples.tic_tac_toe.environment import EMPTY, best_moves
@@ -45,6 +54,34 @@ async def test_deep_research() -> None:
     assert len(hosted.requests) == len(facts) + 2
 
 
+async def test_documentation() -> None:
+    """Each call is shown the ones before it, and may only choose among what is there."""
+    does = "Wrap a single paragraph of text, returning a list of wrapped lines"
+    shots = solved_page(Question("other", does, "width", "textwrap.wrap", "70"))
+    wanted = {"search": "paragraph", "open": "textwrap.wrap", "answer": "70"}
+    told: list[list[dict[str, Any]]] = []
+
+    def replies(body: dict[str, Any]) -> dict[str, Any]:
+        schema = body["response_format"]["json_schema"]["schema"]
+        [name] = schema["required"]
+        assert wanted[name] in schema["properties"][name]["enum"]
+        told.append(body["messages"])
+        return {"content": json.dumps({name: wanted[name]})}
+
+    with HostedModel(replies) as hosted:
+        agent = documentation.build_agent(hosted.chat, shots)
+        found = await agent.ainvoke({"does": does, "parameter": "width"})
+    assert (found["opened"], found["answer"]) == ("textwrap.wrap", "70")
+    assert [len(messages) for messages in told] == [8, 10, 12]
+    # The example of itself: the same choices among the same options.
+    assert [one["content"] for one in told[-1][1:7:2]] == [
+        one["content"] for one in told[-1][7:12:2]
+    ]
+    for before, after in pairwise(told):
+        assert after[: len(before)] == before
+    assert "width=70" in told[-1][-1]["content"]
+
+
 async def test_email_assistant() -> None:
     def reader(body: dict[str, Any]) -> dict[str, Any]:
         """Does what the question calls for."""
@@ -67,6 +104,46 @@ async def test_email_assistant() -> None:
         for scenario in scenarios("test", 6, 0):
             run = await rollout(scenario)
             assert (run.reward, run.scores[f"success, {scenario.kind}"]) == (1.0, 1.0)
+
+
+async def test_frozen_lake() -> None:
+    shown: list[str] = []
+
+    def first_of_the_open_moves(body: dict[str, Any]) -> dict[str, Any]:
+        system, user = body["messages"]
+        assert system["content"] == frozen_lake.SYSTEM_PROMPT
+        shown.append(user["content"])
+        schema = body["response_format"]["json_schema"]["schema"]
+        return {"content": json.dumps({"move": schema["properties"]["move"]["enum"][0]})}
+
+    with HostedModel(first_of_the_open_moves) as hosted:
+        walk = Walk(5)
+        first = walk.view
+        await frozen_lake.build_agent(hosted.chat).ainvoke({"walk": walk})
+    assert shown[0] == first and walk.over
+    assert 1 < len(shown) <= MAX_MOVES and len(set(shown)) > 1
+
+
+async def test_function_calling() -> None:
+    leaderboard()
+    asked = {one.request: one for one in questions("held out")[::20]}
+
+    def caller(body: dict[str, Any]) -> dict[str, Any]:
+        system, *shots, user = body["messages"]
+        assert system["content"] == CALLER_PROMPT and len(shots) == 3
+        assert body["tool_choice"] == "required" and body["parallel_tool_calls"] is False
+        one = asked[user["content"]]
+        told = {tool["function"]["name"]: tool["function"]["parameters"] for tool in body["tools"]}
+        assert set(told) == {called(each) for each in one.functions}
+        assert all(each["type"] == "object" for each in told.values())
+        [call] = getattr(right_call(one)[1], "tool_calls")  # noqa: B009
+        return calling(call["name"], **call["args"])
+
+    with HostedModel(caller) as hosted:
+        rollout = function_calling.make_rollout(hosted.chat, right_call(questions("train")[0]))
+        runs = [await rollout(one) for one in asked.values()]
+    assert {run.reward for run in runs} == {1.0}
+    assert {run.scores["correct"] for run in runs} == {1.0}
 
 
 async def test_temporal_clue() -> None:

@@ -11,8 +11,8 @@ from tests.support.examples import require_same_base
 from tests.support.live_server import REPO, ForkedServer
 from tests.support.soak import in_soak_alone, share
 
-#: Base models whose recipes differ from the other's in conversations and template alone.
-IN_SOAK = ("codenames", "deep_agent", "temporal_clue")
+#: Base models whose recipes differ from the other two's in conversations and template alone.
+IN_SOAK = ("deep_agent", "temporal_clue")
 FILES = sorted((REPO / "examples").glob("*/server.toml"))
 
 
@@ -26,6 +26,7 @@ def test_they_are_accepted_and_of_the_demos_policies(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "codenames",
         pytest.param("email_search", marks=pytest.mark.soak),  # which serves what it has made
         *map(in_soak_alone, IN_SOAK),
     ],

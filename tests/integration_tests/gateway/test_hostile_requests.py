@@ -106,8 +106,11 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": "5"}, "max_tokens", ""),
     ({"n": True}, "n", ""),
     ({"temperature": True}, "temperature", ""),
+    ({"temperature": "1"}, "temperature", ""),
+    ({"logprobs": 1}, "logprobs", ""),
     ({"stream": "no"}, "stream", ""),
     ({"seed": 1.0}, "seed", ""),
+    ({"seed": "7"}, "seed", ""),
     ({"tools": [{"type": "function"}]}, "tools", ""),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     (chooses("sometimes"), "tool_choice", "'sometimes'"),
@@ -120,6 +123,7 @@ CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"art": {"trajectory_id": "a b"}}, "art", ""),
     ({"art": {"colour": 1}}, "art", "colour"),
     ({"art": {"step": "2"}}, "art", "step"),
+    ({"art": {"attempt": True}}, "art", "attempt"),
     ({"art": ["t-1"]}, "art", ""),
 ]
 
@@ -133,6 +137,7 @@ def test_a_bad_chat_request_is_refused_by_name(http: httpx.Client) -> None:
         assert words in said and named.startswith(param), (body, said)
     for status, code, body, words in (
         (404, "model_not_found", {"model": "nobody"}, "'tiny'"),
+        (404, "model_not_found", {"model": "tiny@999"}, "kept"),
         (404, "model_not_found", {"model": "tiny@" + "9" * 5000}, "kept"),
         (400, "context_length_exceeded", prompt(5000), "tokens"),
         (400, "context_length_exceeded", prompt(100_000), "characters of messages and tools"),
@@ -174,12 +179,19 @@ def test_a_bad_step_policy_or_run_is_refused_by_name(http: httpx.Client) -> None
         assert words in refused(train(http, groups=groups, policy=policy), status)
     missing = http.post("/v1/train", json={"policy": "tiny", "groups": [["a"]]})
     assert "Idempotency-Key" in refused(missing)
-    for name, value in (("seed", 2**64), ("alpha", 1e308), ("alpha", "8"), ("rank", True)):
+    for name, value in (
+        ("seed", 2**64),
+        ("alpha", 1e308),
+        ("alpha", "8"),
+        ("rank", True),
+        ("rank", 10**30),
+    ):
         answer = http.post("/v1/policies", json={"name": "odd", "lora": {name: value}})
         assert name in refused(answer)
     for field, value in (
         ("reward", "true"),
         ("reward", '"1_0"'),
+        ("reward", "1e308"),
         ("reward", "-1e10"),
         ("scores", '{"a": true}'),
         ("scores", '{"a": 1e300}'),
@@ -187,6 +199,7 @@ def test_a_bad_step_policy_or_run_is_refused_by_name(http: httpx.Client) -> None
         ("output", "-1e999"),
         ("turns", '[{"reward": true}]'),
         ("turns", '[{"latency": "1"}]'),
+        ("turns", '[{"step": "1"}]'),
         ("turns", '[{"ours": "yes"}]'),
     ):
         run = new_id("t")

@@ -359,6 +359,22 @@ async def test_a_run_is_deleted_with_the_calls_that_no_other_run_has(store: Stor
     await store.add_trajectories([run("a", "own")])  # the id is free again
 
 
+async def test_a_run_is_kept_while_a_job_uses_it(store: Store) -> None:
+    await store.add_trajectories([run("a")])
+    request = TrainRequest(policy="p", groups=(("a",),))
+    await store.jobs.add("job-1", "key-1", request, [], 99)
+    with pytest.raises(Conflict, match="job-1"):
+        await store.delete_trajectory("a")
+    await store.jobs.cancel("job-1")
+    await store.delete_trajectory("a")
+
+
+async def test_an_id_with_a_nul_names_nothing(store: Store) -> None:
+    for read in (store.trajectory, store.call, store.jobs.get):
+        with pytest.raises((NotFound, InvalidRequest)):
+            await read("a\0b")
+
+
 async def test_an_assembled_run_has_the_calls_it_was_assembled_from(store: Store) -> None:
     await add_calls(store, first="a", second="a", foreign=None)
     await store.set_reward("a", Reward(reward=1.0), run("a", "first"))

@@ -9,7 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,24 @@ def running_calls(http: httpx.Client) -> float:
     return float(found[1])
 
 
-def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
-    """A job of two runs, which waits in its step, or before it, until the fault is taken back."""
-    runs = [rewarded(http, new_id("run"), float(n), max_tokens=4, seed=n) for n in range(2)]
-    server.fault("learner waits")
+def two_runs(http: httpx.Client) -> list[str]:
+    return [rewarded(http, new_id("run"), float(n), max_tokens=4, seed=n) for n in range(2)]
+
+
+def training(http: httpx.Client, runs: list[str]) -> dict[str, Any]:
+    """The job of these runs, which has begun."""
     train = {"policy": "tiny", "groups": [runs]}
     job = ok(http.post("/v1/train", json=train, headers={"Idempotency-Key": runs[0]}))
     while http.get(f"/v1/jobs/{job['id']}").json()["state"] != "running":
         time.sleep(0.02)
     return job
+
+
+def waiting_job(server: FaultyServer, http: httpx.Client) -> dict[str, Any]:
+    """A job of two runs, which waits in its step, or before it, until the fault is taken back."""
+    runs = two_runs(http)
+    server.fault("learner waits")
+    return training(http, runs)
 
 
 @pytest.mark.wall_clock  # a poll ends at once, or after 30 s
@@ -141,6 +150,9 @@ def test_a_drain_waits_for_a_step_and_cuts_what_takes_too_long(tmp_path: Path) -
         assert http.get("/v1/policies/tiny").json()["version"] == 1
     job = cut_and_counted(server, process)
     server.fault("")
+    process = started(server, 0.5)
+    goes_on(server, job)
+    job = asks_a_sampler_that_is_cut(server, process)
     process = started(server, 3600)
     goes_on(server, job)
     ends_at_a_second_interrupt(server, process)
@@ -238,13 +250,35 @@ def cut_and_counted(server: FaultyServer, process: Any) -> dict[str, Any]:
     return job
 
 
+def asks_a_sampler_that_is_cut(server: LiveServer, process: Any) -> dict[str, Any]:
+    """Before its step, and after it, a job asks the sampler for probes; it goes on."""
+    with server.http() as http, ThreadPoolExecutor(1) as pool:
+        runs = two_runs(http)
+        pause_sampler(server)
+        job = training(http, runs)  # on a sampler that does not answer
+        call = begun_call(server, http, pool)
+        process.terminate()
+        assert process.wait(60) == 0
+        assert call.result().status_code == 503
+    assert summary(server)[2] == 1
+    assert f"The job {job['id']} goes on at the next start." in said_by(server)
+    return job
+
+
+def begun_call(
+    server: LiveServer, http: httpx.Client, pool: ThreadPoolExecutor
+) -> Future[httpx.Response]:
+    call = pool.submit(httpx.post, f"{server.root}{CHAT}", json=SAY, timeout=60)
+    while running_calls(http) == 0:
+        time.sleep(0.02)
+    return call
+
+
 def ends_at_a_second_interrupt(server: LiveServer, process: Any) -> None:
     """Whatever the deadline is, and a call that runs is refused."""
     pause_sampler(server)
     with server.http() as http, ThreadPoolExecutor(1) as pool:
-        call = pool.submit(httpx.post, f"{server.root}{CHAT}", json=SAY, timeout=60)
-        while running_calls(http) == 0:
-            time.sleep(0.02)
+        call = begun_call(server, http, pool)
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None

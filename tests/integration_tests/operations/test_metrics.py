@@ -192,6 +192,12 @@ def test_each_query_and_legend_of_the_dashboard_names_what_the_server_has(scrape
         name: set.union(*(set(labels) for labels, _ in samples)) for name, samples in seen.items()
     }
     assert {query: bad for query in queries() if (bad := wrong(query, labels_of))} == {}
+    # The check itself finds what is wrong.
+    of_nothing = wrong("sum by (x) (rate(nothing_total[5m]))", labels_of)
+    assert of_nothing == ["nothing_total", "nothing_total by x"]
+    assert wrong('langchain_art_ready{x="y"}', labels_of) == ["langchain_art_ready.x"]
+    with pytest.raises(ValueError, match="parenthesis"):
+        wrong("rate(langchain_art_ready[5m]", labels_of)
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel.get("targets", ()):
             query = parsed(target["expr"])

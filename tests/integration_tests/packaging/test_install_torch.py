@@ -94,6 +94,16 @@ def test_else_what_is_fetched_is_said_with_its_size(pypi: Path) -> None:
     assert resolved(arguments) == {"torch": RELEASE, "nvidia-cublas": "13.1"}
 
 
+def test_a_local_wheel_is_as_good(
+    pypi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path / "links", "torch", f"{RELEASE}+cpu")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links" / "torch"))
+    arguments, words = no_gpu("http://127.0.0.1:9")
+    assert f"torch {RELEASE}+cpu" in words and "CUDA" not in words
+    assert resolved(arguments) == {"torch": f"{RELEASE}+cpu"}
+
+
 def test_a_gpu_or_another_system_takes_what_pip_has(pypi: Path, pytorch: str) -> None:
     for options in ({"linux": True, "gpu": lambda: True}, {"linux": False, "gpu": lambda: False}):
         arguments, _ = install_torch.plan(pytorch, **options)

@@ -128,8 +128,9 @@ def hostile_run(name: str, texts: list[str]) -> dict[str, Any]:
         "id": name,
         "scenario": texts[0][:256],
         "turns": [turn(at, text) for at, text in enumerate(texts)],
-        "scores": dict.fromkeys(texts, 0.5),
-        "metadata": {"judged": {text: text for text in texts}},
+        # No reason is given for the last score, and no score for the last reason.
+        "scores": dict.fromkeys([*texts, "hasOwnProperty"], 0.5),
+        "metadata": {"judged": {text: text for text in texts} | {"isPrototypeOf": "why"}},
         "error": texts[0],
         "status": "failed",
     }
@@ -146,6 +147,8 @@ def test_what_models_tools_and_judges_say_is_text(watched: Watched, http: httpx.
     expect(page.locator("tbody tr")).to_have_count(len(runs))
     page.locator("tbody tr").last.get_by_role("link").nth(1).click()
     expect(page.locator(".sibling")).to_have_count(len(runs))
+    for line in ("hasOwnProperty 0.5", "isPrototypeOf: why"):
+        expect(page.get_by_text(line, exact=True)).to_have_count(len(runs))
     for run, texts in zip(runs, parts, strict=True):
         watched.go(f"runs/{run['id']}")
         expect(page.get_by_role("heading", name=run["id"])).to_be_visible()

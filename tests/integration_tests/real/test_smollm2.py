@@ -4,17 +4,23 @@ learn; sampler and learner agree; tools are shown that the model's own template 
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from examples.documentation.train import DEMO as DOCUMENTATION
+from examples.frozen_lake.environment import MAX_MOVES
+from examples.frozen_lake.train import DEMO as FROZEN_LAKE
+from examples.function_calling.train import DEMO as FUNCTION_CALLING
 from langchain_art import ArtClient
 from langchain_art.diagnostics.canary import run_canary
 from langchain_art.wire import TrainResult
+from tests.support.examples import evaluation, short_fit
 from tests.support.live_server import ForkedServer, LiveServer
-from tests.support.real_models import gemma3, smollm2
+from tests.support.real_models import gemma3, leaderboard, smollm2
 from tests.support.soak import count, in_soak
 from tests.support.tiny_models import CLOCK, WEATHER
 
@@ -98,6 +104,49 @@ def test_steps_are_trained_on_what_was_sampled(server: LiveServer) -> None:
     learns(server, "said", "called")
     log = server.log.read_text()
     assert "deprecated" not in log and "Failed to load" not in log, log
+
+
+# The pretrained model's step above, and the short fits of `tests/integration_tests/examples` on
+# small models, show the kind of this one and of the next two.
+@in_soak
+def test_a_step_on_an_environment_of_others(server: LiveServer, tmp_path: Path) -> None:
+    small = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
+    found = short_fit(FROZEN_LAKE, server.base_url, tmp_path, steps=1, **small)
+    [policy] = FROZEN_LAKE.policies
+    assert found["adapter"].startswith(f"{policy}@") and "reached" in found["measures"]
+    with ArtClient(server.base_url) as client:
+        runs = [run for part in ("train", "test") for run in client.trajectories(50, f"{part}-0-0")]
+    assert {1} != {len(run.turns) for run in runs} <= set(range(1, MAX_MOVES + 1))
+    for run in runs:
+        assert 0 <= run.reward <= 1 and run.scores["reached"] == (run.reward == 1)
+
+
+@in_soak
+@pytest.mark.timeout(900)
+def test_a_step_on_calls_of_a_public_benchmark(server: LiveServer, tmp_path: Path) -> None:
+    leaderboard()
+    sizes = {"groups_per_step": 2, "group_size": 4, "held_out": 2}
+    found = short_fit(
+        replace(FUNCTION_CALLING, max_tokens=48), server.base_url, tmp_path, steps=1, **sizes
+    )
+    assert set(found["measures"]) == {"correct"}
+    assert "**caller**:" in (tmp_path / "transcripts.md").read_text()
+    asked = ["caller", "--base-url", server.base_url, "--n", "1", "--few-shot", "1"]
+    assert "correct: " in evaluation(FUNCTION_CALLING, *asked)
+
+
+@in_soak
+def test_the_documentation_agent_makes_a_step(server: LiveServer, tmp_path: Path) -> None:
+    """One question in four runs, and two held-out ones before and after."""
+    small = replace(DOCUMENTATION, policies=(server.policy,))
+    sizes = {"groups_per_step": 1, "group_size": 4, "held_out": 2}
+    found = short_fit(small, server.base_url, tmp_path, 1, **sizes)
+    # Where a wrong page was opened there may be one value to choose.
+    assert found["excluded"].keys() <= {"groups.zero_variance", "calls.no_choice"}, found
+    for when in ("before", "after"):
+        shares = [found["measures"][name][when]["mean"] for name in ("found", "opened", "answered")]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) / 3 == pytest.approx(found[when]["mean"])
 
 
 @in_soak

@@ -8,7 +8,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -182,10 +182,7 @@ async def test_runs_that_are_ahead_of_a_rollback_are_not_trained(
 def test_a_client_that_is_killed_within_a_rollback(
     art_server: LiveServer, tmp_path: Path, killed_at: int
 ) -> None:
-    """Killed before the rollback of the first policy, of the second, and after both.
-
-    The one at a fit's end for its held-out rewards is made by the same code.
-    """
+    """Killed before the rollback of the first policy, of the second, and after both."""
     both = names(2)
     if (child := os.fork()) == 0:
         calls, rollback = 0, AsyncArtClient.rollback
@@ -238,11 +235,8 @@ async def test_a_fit_killed_before_it_looked_at_its_last_step_looks_when_it_resu
 HELD_OUT = [{"id": f"held-out-{i}", "question": f"Say {i}"} for i in range(16)]
 
 
-async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
+def drifting(falling: Falling) -> Callable[[dict[str, str]], Awaitable[Run]]:
     """Training rewards vary by chance; held out, the base solves all, and what comes after half."""
-    falling = Falling(art_server, tmp_path, names())
 
     async def rollout(scenario: dict[str, str]) -> Run:
         run = await falling.rollout(scenario)
@@ -252,13 +246,53 @@ async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
             run.reward = float(not version or int(scenario["id"].split("-")[-1]) % 2 == 0)
         return run
 
-    found = await falling.trainer.fit(rollout, SCENARIOS, steps=2, eval_scenarios=HELD_OUT)
+    return rollout
+
+
+async def test_a_fit_that_ends_clearly_below_its_best_version_goes_back_to_it(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    falling = Falling(art_server, tmp_path, names())
+    how: dict[str, Any] = {"steps": 2, "eval_scenarios": HELD_OUT}
+    found = await falling.trainer.fit(drifting(falling), SCENARIOS, **how)
     assert "step 2: held-out reward fell from 1.000" in falling.said
     assert "8 scenarios fell and 0 rose" in falling.said
     assert len(found.rollbacks) == 1 and found.after is not None
     assert falling.serving() == [0] and found.versions == {found.policy: 0}
     assert (found.after.step, found.after.mean) == (2, 1.0)
     assert "rolled back" in falling.said.partition("held out after")[2], "in the summary too"
+
+
+def test_a_client_that_is_killed_while_it_goes_back_rolls_back_once(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    policy = names()
+
+    def fit() -> tuple[Falling, FitResult]:
+        falling = Falling(art_server, tmp_path, policy)
+        how: dict[str, Any] = {"steps": 1, "eval_scenarios": HELD_OUT}
+        return falling, falling.trainer.fit_sync(drifting(falling), SCENARIOS, **how)
+
+    if (child := os.fork()) == 0:
+        rollback = AsyncArtClient.rollback
+
+        async def last_words(client: AsyncArtClient, *to: Any) -> Any:
+            await rollback(client, *to)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        AsyncArtClient.rollback = last_words  # type: ignore[method-assign]
+        try:
+            fit()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    falling, found = fit()
+    assert len(found.rollbacks) == len(falling.lines("rollback")) == 1
+    assert falling.serving() == [0] and found.versions == {policy[0]: 0}
+    with art_server.http() as http:
+        log = http.get("/v1/log", params={"limit": 1000}).json()["data"]
+    undone = [one for one in log if one["subject"].startswith(f"{policy[0]}@0: step 1: held-out")]
+    assert [one["action"] for one in undone] == ["rolled_back"]
 
 
 async def test_held_out_rewards_without_a_further_gain_end_a_fit(

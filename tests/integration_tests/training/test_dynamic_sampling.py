@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from langchain_art import ChatART, Trainer, capture
+from langchain_art import AsyncArtClient, ChatART, Trainer, capture
+from langchain_art.training.records import FitResult
 from langchain_art.training.report import summary_table
 from tests.support import trainers
 from tests.support.chat_models import model_of
 from tests.support.live_server import LiveServer
+from tests.support.soak import in_soak_alone
 from tests.support.steps_of_a_fit import new_id
 from tests.support.trainers import Heard, said
 
@@ -43,11 +45,17 @@ def trainer_of(
     return trainer, Rollouts(model_of(server, policy, max_tokens=4))
 
 
-def test_zero_variance_groups_are_replaced_and_counted(
-    art_server: LiveServer, tmp_path: Path
-) -> None:
-    trainer, rollouts = trainer_of(art_server, tmp_path)
-    result = trainer.fit_sync(rollouts, SCENARIOS, steps=2)
+@pytest.fixture(scope="module")
+def whole(
+    art_server: LiveServer, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[FitResult, list[str]]:
+    """A fit that nothing stops, and the scenarios of its runs."""
+    trainer, rollouts = trainer_of(art_server, tmp_path_factory.mktemp("calm"))
+    return trainer.fit_sync(rollouts, SCENARIOS, steps=2), rollouts.seen
+
+
+def test_zero_variance_groups_are_replaced_and_counted(whole: tuple[FitResult, list[str]]) -> None:
+    result, seen = whole
     useful = {s["id"] for s in SCENARIOS if s["useful"]}
     for record in result.history:
         assert record.groups == 4 + record.resampled
@@ -55,7 +63,7 @@ def test_zero_variance_groups_are_replaced_and_counted(
         assert record.groups - flat == 4
         assert record.metrics["runs_trained"] == 8
         assert record.resampled > 0
-    times = Counter(rollouts.seen)
+    times = Counter(seen)
     assert set(times.values()) == {2}  # one epoch, without replacement, over both steps
     assert sum(r.groups for r in result.history) == len(times)
     assert len(useful & set(times)) == 8
@@ -65,13 +73,17 @@ def test_zero_variance_groups_are_replaced_and_counted(
     assert f"{resampled} of {8 + resampled} groups" in shown.said
 
 
-def test_dynamic_sampling_ends_at_its_bound(art_server: LiveServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [in_soak_alone(0), 2])
+def test_dynamic_sampling_ends_at_its_bound(
+    art_server: LiveServer, tmp_path: Path, rounds: int
+) -> None:
     flat = [s for s in SCENARIOS if not s["useful"]]
-    trainer, rollouts = trainer_of(art_server, tmp_path, 2)
+    trainer, rollouts = trainer_of(art_server, tmp_path, rounds)
     result = trainer.fit_sync(rollouts, flat, steps=1)
     (record,) = result.history
-    assert (record.groups, record.resampled, len(rollouts.seen)) == (12, 8, 24)
-    assert record.excluded == {"groups.zero_variance": 12}
+    groups = 4 * (1 + rounds)
+    assert (record.groups, record.resampled, len(rollouts.seen)) == (groups, groups - 4, 2 * groups)
+    assert record.excluded == {"groups.zero_variance": groups}
     assert result.version == 0
 
 
@@ -81,7 +93,9 @@ def test_dynamic_sampling_ends_at_its_bound(art_server: LiveServer, tmp_path: Pa
         ("UUSS", 4),  # half of them teach
         ("DDDUDDDD", 4),  # what is done is not replaced
         ("SSSS", 4),  # no run was better
+        in_soak_alone("SSSUSSUS", 5),
         ("SSSUSSSS", 7),  # three times
+        in_soak_alone("SSSDSSSU", 7),
     ],
 )
 def test_unasked_a_step_replaces_what_fell_short_until_half_of_it_teaches(
@@ -104,7 +118,9 @@ def test_unasked_a_step_replaces_what_fell_short_until_half_of_it_teaches(
     assert len(rollouts.seen) == 2 * groups
 
 
-@pytest.mark.parametrize("way", [{"top_k": 1}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "way", [{"top_k": 1}, in_soak_alone({"top_p": 1e-6}), {"temperature": 0.0}]
+)
 def test_replies_in_which_nothing_was_drawn_make_no_version(
     art_server: LiveServer, tmp_path: Path, way: dict[str, Any]
 ) -> None:
@@ -116,6 +132,33 @@ def test_replies_in_which_nothing_was_drawn_make_no_version(
     reason = "greedy_decoding" if "temperature" in way else "no_choice"
     assert record.excluded == {f"calls.{reason}": 8, "runs.without_trainable_calls": 8}
     assert result.version == 0
+
+
+async def test_a_fit_that_was_stopped_while_it_trained_goes_on_exactly(
+    whole: tuple[FitResult, list[str]],
+    art_server: LiveServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, seen = whole
+    stormy, others = trainer_of(art_server, tmp_path)
+    train, orders = AsyncArtClient.train, 0
+
+    async def dying(self: AsyncArtClient, *args: Any, **more: Any) -> Any:
+        nonlocal orders
+        orders += 1
+        if orders == 2:
+            raise KeyboardInterrupt
+        return await train(self, *args, **more)
+
+    monkeypatch.setattr(AsyncArtClient, "train", dying)
+    with pytest.raises(KeyboardInterrupt):
+        await stormy.fit(others, SCENARIOS, steps=2)
+    resumed = await stormy.fit(others, SCENARIOS, steps=2)
+    assert others.seen == seen  # nothing twice, nothing else, in the same order
+    for one, other in zip(result.history, resumed.history, strict=True):
+        for field in ("groups", "resampled", "drawn", "excluded"):
+            assert getattr(one, field) == getattr(other, field), field
 
 
 def test_groups_of_which_no_call_was_heard_are_not_replaced(

@@ -145,7 +145,9 @@ def test_the_learner_saves_weights_that_no_step_makes(policy: Policy) -> None:
     groups = policy.rollouts()
     for saved, words in (
         ("nan", "holds numbers that are not finite"),
+        ("-inf", "holds numbers that are not finite"),
         ("times 10", "expected at most"),  # its answers are finite
+        ("times 1e30", "expected at most"),
     ):
         policy.server.fault(f"learner saves weights {saved}")
         said = policy.refusal(groups)
@@ -226,6 +228,8 @@ def test_a_policy_is_deleted_and_made_again_without_using_a_name_twice(policy: P
     job = policy.client.train(groups, policy.name, BOLD)
     with pytest.raises(Conflict, match=job.id):
         policy.client.delete_policy(policy.name)
+    with pytest.raises(Conflict, match=job.id):
+        policy.client.delete_trajectory(groups[0][0])
     policy.server.fault("")
     policy.client.wait(job)
     assert policy.client.delete_policy(policy.name) == policy.name

@@ -88,6 +88,19 @@ async def test_both_forms_are_one_image_stored_once_and_gone_with_its_last_run(
     assert http.get(f"/page/images/{name}").status_code == 404
 
 
+def test_a_response_continues_a_call_that_was_shown_an_image(http: httpx.Client) -> None:
+    before = post(http, openai_part(url(RED))).raise_for_status().json()["id"]
+    asked = {"model": "seer", "input": "So?", "max_output_tokens": 4}
+    for _ in range(2):  # and one that continues that
+        answer = http.post("/v1/responses", json=asked | {"previous_response_id": before})
+        before = answer.raise_for_status().json()["id"]
+        call = http.get(f"/v1/calls/{before}").json()
+        name = hashlib.sha256(RED).hexdigest()
+        assert call["request"]["images"] == [name]
+        assert call["request"]["messages"][0]["content"][1] == {"type": "image", "sha256": name}
+        assert len([one for one in call["prompt_token_ids"] if one >= IMAGE_IDS]) == 4
+
+
 def test_what_cannot_be_read_is_refused_by_name(http: httpx.Client) -> None:
     huge = picture((0, 0, 0), (4097, 4096))
     for part, words in (

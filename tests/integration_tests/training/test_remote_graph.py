@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langgraph.graph import MessagesState
 from langgraph.pregel.remote import RemoteGraph
 
 from langchain_art import ArtClient, Trainer, TrajectoryGroup
@@ -108,3 +109,23 @@ async def test_an_evaluation_of_a_remote_graph_has_its_turns_and_its_version(
     other = trainer_of(art_server, "other-policy", tmp_path)
     with pytest.raises(ArtError, match="called"):
         await other.evaluate(remote, ["Say one"])
+
+
+async def test_a_remote_run_that_failed_before_its_first_call_may_have_a_number(
+    art_server: LiveServer, policy: str, tmp_path: Path
+) -> None:
+    writes, raises = node(model_of(art_server, policy)), iter([True])
+
+    def write(state: MessagesState) -> dict[str, Any]:
+        if next(raises, False):
+            raise ValueError("the tool is away")
+        return writes(state)
+
+    def numbers(group: TrajectoryGroup) -> list[float]:
+        return [-1.0 if run.status == "failed" else 0.5 for run in group.trajectories]
+
+    own: dict[str, Any] = {"evaluator": None, "config": None, "advantages": numbers}
+    trainer = trainer_of(art_server, policy, tmp_path, groups_per_step=1, **own)
+    with GraphServer(writer=write) as server:
+        found = await trainer.fit(server.graph, ["Say one"], steps=1)
+    assert (found.version, found.history[0].failed) == (1, 1)

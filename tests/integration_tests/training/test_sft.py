@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
 from langchain_art import (
@@ -18,11 +19,13 @@ from langchain_art import (
     SFTConfig,
     TrainConfig,
     Trainer,
+    capture,
 )
 from langchain_art.client.conversations import read_conversations
 from langchain_art.errors import ConfigError, InvalidRequest, JobFailed, ServerUnreachable
-from langchain_art.wire import LoraConfig, LRSchedule
-from tests.support.live_server import LiveServer
+from langchain_art.wire import JobEvent, LoraConfig, LRSchedule, TrajectoryGroup
+from tests.support.live_server import ForkedServer, LiveServer
+from tests.support.soak import in_soak
 from tests.support.steps_of_a_fit import new_id, ok
 from tests.support.trainers import trainer_of
 
@@ -134,7 +137,7 @@ def test_conversations_may_come_in_any_shape(
 def test_runs_that_were_sampled_here_count_with_their_own_tokens(
     art_server: LiveServer, client: ArtClient, policy: str
 ) -> None:
-    """Whoever sampled them, and however; what a foreign model said in between is written."""
+    """Whoever sampled them, and however."""
     run, calls = new_id("t"), list[dict[str, Any]]()
     for text, more in (("As tiny.", {"seed": 3}), ("Greedily.", {"temperature": 0})):
         tags = {"art": {"trajectory_id": run, "node": text}}
@@ -153,6 +156,23 @@ def test_runs_that_were_sampled_here_count_with_their_own_tokens(
     assert client.audit(run).trained_by == {}  # and its reward may still be learned from
 
 
+def test_a_hosted_models_run_can_be_imitated(
+    art_server: LiveServer, client: ArtClient, policy: str
+) -> None:
+    teacher = FakeListChatModel(responses=["Paris.", "Rome."])
+    ours = ChatART(model="tiny", base_url=art_server.base_url, max_tokens=6)
+    with capture(scenario="capitals") as run:
+        asked: list[Any] = [HumanMessage("Of France?")]
+        asked.append(teacher.invoke(asked))
+        asked.append(HumanMessage("Of Italy?"))
+        asked.append(teacher.invoke(asked))
+        ours.invoke([*asked, HumanMessage("Thanks.")])
+    result = client.wait(client.sft([run.trajectory()], policy, FAST))
+    assert (result.metrics["calls_trained"], result.excluded) == (3.0, {})
+    turns = client.audit(run.id, policy, sft=True).turns
+    assert [turn.excluded_because for turn in turns] == [None] * 3
+
+
 def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
     client: ArtClient, policy: str
 ) -> None:
@@ -169,6 +189,43 @@ def test_what_cannot_be_shown_fails_the_job_and_what_is_too_long_is_counted(
     result = client.wait(client.sft([long, [user("Hello?"), said("Hello.")]], policy, FAST))
     assert result.metrics["calls_trained"] == 1
     assert result.excluded == {"calls.too_long": 1, "runs.without_trainable_calls": 1}
+
+
+@in_soak  # `test_kills.py` shows it of steps by rewards and by preferences
+@pytest.mark.slow
+def test_a_supervised_step_that_was_killed_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
+    """Two policies learn from the same runs, one after the other, and one is disturbed."""
+    server = ForkedServer(tmp_path / "data").start()
+    shown = [[user(f"Which is {n}?"), said(f"It is {n * n}.")] for n in range(32)]
+    config = SFTConfig(learning_rate=1e-2, optimizer_steps=8, tokens_per_microbatch=64)
+    groups = [TrajectoryGroup(id="g", trajectories=tuple(read_conversations(shown)))]  # type: ignore[arg-type]
+    ids = [run.id for run in groups[0].trajectories]
+    seen: list[dict[str, bytes]] = []
+    try:
+        with ArtClient(server.base_url) as client:
+            client.post_groups(groups)
+            for name in ("calm", "stormy"):
+                client.create_policy(name)
+                job = client.sft(ids, name, config)
+                if name == "stormy":
+                    while not any("training" in e.message for e in events(server, job.id)):
+                        pass
+                    server.kill()
+                    assert not (server.data_dir / "adapters" / name / "1").exists()
+                    server.start()
+                assert client.wait(job).version == 1
+                folder = server.data_dir / "adapters" / name / "1"
+                files = ("adapter_model.safetensors", "optimizer.safetensors")
+                seen.append({file: (folder / file).read_bytes() for file in files})
+    finally:
+        server.stop()
+    assert seen[0] == seen[1]
+
+
+def events(server: LiveServer, job: str) -> list[JobEvent]:
+    with server.http() as http:
+        found = http.get(f"/v1/jobs/{job}/events", params={"wait": 5}).json()["data"]
+    return [JobEvent.model_validate(event) for event in found]
 
 
 # --- the trainer's warm start ---------------------------------------------------------------------

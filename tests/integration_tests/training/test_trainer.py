@@ -33,12 +33,13 @@ from langchain_art.wire import (
     TrainConfig,
     Trajectory,
     TrajectoryGroup,
+    default_learning_rate,
 )
 from tests.support.chat_models import model_of
 from tests.support.fits import evaluation, identity, record
 from tests.support.live_server import LiveServer
 from tests.support.steps_of_a_fit import new_id
-from tests.support.trainers import Heard, asking, said, trainer_of
+from tests.support.trainers import SMALL, Heard, asking, said, trainer_of
 
 
 def run(name: str, reward: float | None, scenario: str = "s", **more: Any) -> Trajectory:
@@ -156,20 +157,27 @@ def client_of(server: LiveServer) -> ArtClient:
     return ArtClient(server.base_url, server.api_key)
 
 
+@pytest.mark.parametrize(
+    ("reward", "held_out", "words"),
+    [
+        (0.0, True, "No run of 8 was rewarded: warm-start"),
+        (1.0, False, "Every run of 8 has the full reward: take harder"),
+    ],
+)
 def test_a_base_that_fares_alike_everywhere_is_told_of_before_the_first_step(
-    art_server: LiveServer, tmp_path: Path
+    art_server: LiveServer, tmp_path: Path, reward: float, held_out: bool, words: str
 ) -> None:
-    trainer, words = trainer_of(art_server, tmp_path), "No run of 8 was rewarded: warm-start"
-    rollout = asking(lambda *_: 0.0, model_of(art_server, trainer.policy, max_tokens=2))
+    trainer = trainer_of(art_server, tmp_path)
+    rollout = asking(lambda *_: reward, model_of(art_server, trainer.policy, max_tokens=2))
     scenarios = [{"id": f"{number}", "question": f"{number}"} for number in range(8)]
-    trainer.fit_sync(rollout, scenarios, steps=2, eval_scenarios=scenarios)
+    trainer.fit_sync(rollout, scenarios, steps=2, eval_scenarios=scenarios if held_out else ())
     shown = said(trainer)
     assert shown.count(words) == 1, shown
     assert shown.index(words) < shown.index("step 1/2"), shown
-    assert "learning rate" in shown and "M parameters" in shown, "one is chosen"
-    for worth in (0.0, 0.5):
-        trainer.evaluate_sync(lambda _, worth=worth: worth, scenarios[:4], samples=2)
-    assert said(trainer).count(words) == 2
+    if held_out:
+        for worth in (0.0, 0.5):
+            trainer.evaluate_sync(lambda _, worth=worth: worth, scenarios[:4], samples=2)
+        assert said(trainer).count(words) == 2
 
 
 async def test_fit_trains_and_tells_and_a_longer_one_goes_on(
@@ -254,6 +262,32 @@ async def test_what_a_fit_ended_on_outlives_the_fits_after_it(
         assert CliRunner().invoke(main.app, command, env=environment).exit_code == 0
         await fit("next", 1, fresh=True)
         assert pinned() == [2, 4, 6]
+
+
+async def test_a_learning_rate_that_is_not_named_fits_the_model_and_is_recorded(
+    art_server: LiveServer, tmp_path: Path
+) -> None:
+    trainer = trainer_of(art_server, tmp_path)
+    with client_of(art_server) as client:
+        parameters = client.status().parameters
+        assert 5e4 < parameters < 1e5
+        expected = default_learning_rate(parameters, SMALL)
+        assert expected == pytest.approx(3.3e-3, rel=0.2), "near what the demo learns with"
+        found = await trainer.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+        assert found.history[0].metrics["learning_rate"] == pytest.approx(expected)
+        chosen = f"learning rate {expected:.2g}, chosen for {parameters / 1e6:.1f} M parameters"
+        assert chosen in said(trainer)
+        state = json.loads((tmp_path / "fit.json").read_text())
+        assert state["learning_rate"] == {trainer.policy: pytest.approx(expected)}
+        assert state["identity"]["config"]["learning_rate"] is None
+        runs = [one.id for one in client.trajectories(8)]
+        job = client.train([runs[:4]], trainer.policy, TrainConfig(), retrain=True)
+        assert client.wait(job).metrics["learning_rate"] == pytest.approx(expected)
+        supervised = client.wait(client.sft(runs[:2], trainer.policy))
+        assert supervised.metrics["learning_rate"] == pytest.approx(5 * expected)
+    again = trainer_of(art_server, tmp_path, trainer.policy)
+    await again.fit(rollout_of(art_server, trainer), SCENARIOS, steps=1)
+    assert "chosen for" not in said(again)
 
 
 async def test_another_fit_in_the_same_folder_is_refused_and_may_begin_anew(

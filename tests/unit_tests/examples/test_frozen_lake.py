@@ -3,6 +3,7 @@ from collections import deque
 
 import pytest
 
+from examples.frozen_lake.agent import move_schema
 from examples.frozen_lake.environment import MAX_MOVES, Walk, lakes
 from examples.frozen_lake.train import solved
 
@@ -84,3 +85,12 @@ def test_a_walk_ends_after_its_moves() -> None:
         assert not walk.over
         walk.go(there if number % 2 == 0 else OPPOSITE[there])
     assert walk.over and walk.reward == 0
+
+
+def test_open_moves_are_those_that_do_not_leave_the_lake() -> None:
+    walk = Walk(0)
+    assert len(walk.moves) == 2
+    for move in way(walk, 0, "G")[:-1]:
+        walk.go(move)
+        assert OPPOSITE[move] in walk.moves
+    assert move_schema(walk.moves)["properties"]["move"]["enum"] == list(walk.moves)

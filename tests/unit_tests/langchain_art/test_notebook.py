@@ -3,8 +3,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from langchain_art import Run, Trajectory, TrajectoryGroup, Turn, Usage
+from langchain_art._notebook import Cell
 from langchain_art.analytics import analyze
 from langchain_art.statistics.intervals import compare_rewards
 from langchain_art.training.fit_state import FitState
@@ -90,3 +92,36 @@ def test_a_fit_plots_itself(tmp_path: Any) -> None:
     assert image.startswith(b"\x89PNG") and figure.axes[0].get_title(loc="left") == "Mails"
     assert (tmp_path / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert {line.get_label() for line in figure.axes[0].lines} >= {"training batch, mean"}
+
+
+class Handle:
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def update(self, html: Any) -> None:
+        self.shown.append(html.data)
+
+
+def test_a_cell_shows_its_newest_lines_in_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shell:
+        execution_count = 3
+
+    handle, shell = Handle(), Shell()
+
+    def display(html: Any, *, display_id: bool) -> Handle:
+        assert display_id and not handle.shown
+        handle.update(html)
+        return handle
+
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    monkeypatch.setattr("IPython.display.display", display)
+    cell = Cell()
+    for number in range(45):
+        cell.add(Text(f"line {number}."))
+    cell.draw("below")
+    last = handle.shown[-1]
+    assert "… 5 lines before these" in last and "line 4." not in last
+    assert last.index("line 5.") < last.index("line 44.") < last.index("below")
+    assert not cell.over
+    shell.execution_count = 4
+    assert cell.over

@@ -61,20 +61,31 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+@pytest.mark.parametrize("name", ["bfloat16", in_soak_alone("float16")])
 def test_what_rounding_loses_of_a_small_update_is_said_and_float32_keeps_it(
-    bases: dict[str, Path], tmp_path: Path
+    name: str, bases: dict[str, Path], tmp_path: Path
 ) -> None:
-    base = str(bases["bfloat16"])
-    adapter = scaled(save_adapter(tmp_path / "adapter", bases["bfloat16"], 1), 3e-3)
-    rounded = merge(base, adapter, tmp_path / "rounded")
-    assert rounded.lost > TOLERANCE and "--float32" in str(rounded)
-    assert str(rounded).startswith(f"WARNING: merged in bfloat16: {rounded.lost:.0%} of what was")
-    exact = merge(base, adapter, tmp_path / "exact", float32=True)
-    assert exact.lost < 1e-3 and "WARNING" not in str(exact)
-    large = merge(base, scaled(adapter, 300), tmp_path / "large")
+    base = bases[name]
+    adapter = scaled(
+        save_adapter(tmp_path / "adapter", base, 1), 3e-3 if name == "bfloat16" else 3e-4
+    )
+    rounded = merge(str(base), adapter, tmp_path / "rounded")
+    trained, left = divergences(base, adapter, tmp_path / "rounded")
+    assert rounded.trained == pytest.approx(trained, rel=0.02)
+    assert rounded.left == pytest.approx(left, rel=0.02)
+    assert rounded.lost > TOLERANCE
+    assert str(rounded).startswith(f"WARNING: merged in {name}: {left / trained:.0%} of what was")
+    assert "--float32" in str(rounded)
+    exact = merge(str(base), adapter, tmp_path / "exact", float32=True)
+    trained, left = divergences(base, adapter, tmp_path / "exact")
+    assert max(exact.lost, left / trained) < 1e-3 and "WARNING" not in str(exact)
+    assert load_plain(tmp_path / "exact").dtype == torch.float32
+    large = merge(str(base), scaled(adapter, 300), tmp_path / "large")
     assert large.lost < TOLERANCE and "WARNING" not in str(large)
-    nothing = merge(base, scaled(adapter, 0.0), tmp_path / "nothing")
-    assert nothing == Merged(0.0, 0.0, "bfloat16")
+    nothing = merge(str(base), scaled(adapter, 0.0), tmp_path / "nothing")
+    assert nothing == Merged(0.0, 0.0, name)
+    before, after = load_file(base / WEIGHTS), load_file(tmp_path / "nothing" / WEIGHTS)
+    assert all(torch.equal(before[name], after[name]) for name in before.keys() | after.keys())
 
 
 @pytest.mark.parametrize("kind", ["qwen3", in_soak_alone("gemma2")])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load import dumps, loads
+from langchain_core.messages import HumanMessage
 from langchain_tests.unit_tests import ChatModelUnitTests
 from pydantic import SecretStr
 
@@ -63,3 +64,5 @@ def test_token_ids_are_not_made_up() -> None:
     with pytest.raises(NotImplementedError, match="known to the server alone"):
         ChatART(model="gpt-4o").get_token_ids("hi")
     assert ChatART(model="gpt-4o").get_num_tokens("hi") > 0
+    said = HumanMessage("four words of text")
+    assert ChatART(model="m").get_num_tokens_from_messages([said]) > 3

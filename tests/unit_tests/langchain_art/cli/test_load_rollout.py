@@ -7,6 +7,7 @@ import pytest
 
 from langchain_art import ChatART
 from langchain_art.cli.load_rollout import load_rollout
+from langchain_art.errors import ConfigError
 
 HEAD = """
 from langchain.agents import create_agent
@@ -81,3 +82,14 @@ def test_models_of_other_names_stay_and_are_named(
     assert loaded.model is None
     assert "calls no ChatART of p that could be found, only ['judge']" in loaded.notes[0]
     assert sys.modules["forms_judge_mod"].judge.bound.model_name == "judge"
+
+
+def test_the_command_line_asks_for_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_graph_mod.py").write_text(
+        "from langchain_core.runnables import RunnableLambda\ngraph = RunnableLambda(len)\n"
+    )
+    with pytest.raises(ConfigError, match="brings no reward"):
+        load_rollout("my_graph_mod:graph", "p", None, tmp_path)

@@ -42,6 +42,24 @@ def test_against_the_statistics_module(rewards_G: list[float], kind: str) -> Non
     assert math.fsum(got_G) == pytest.approx(0.0, abs=1e-9 * max(1.0, max(map(abs, got_G))))
 
 
+@given(st.lists(st.lists(st.floats(-9, 9), min_size=1, max_size=5), min_size=2, max_size=5), KINDS)
+def test_every_run_counts_once_in_a_pool_however_many_values_it_has(
+    values_GU: list[list[float]], kind: str
+) -> None:
+    values_GU = [[abs(v) for v in row_U] for row_U in values_GU]
+    got_GU = pool_advantages(values_GU, kind)
+    if got_GU is None:
+        flat = list(chain(*values_GU))
+        assert max(flat) - min(flat) <= 1e-6
+        return
+    assert [len(row_U) for row_U in got_GU] == [len(row_U) for row_U in values_GU]
+    assert math.fsum(statistics.fmean(row_U) for row_U in got_GU) == pytest.approx(0, abs=1e-6)
+    twice_GU = pool_advantages([row_U * 2 for row_U in values_GU], kind)
+    assert twice_GU is not None
+    for once_U, doubled_U in zip(got_GU, twice_GU, strict=True):
+        assert doubled_U == pytest.approx(once_U * 2, rel=1e-9, abs=1e-9)
+
+
 def test_a_pool_with_several_values_for_a_run() -> None:
     # The runs' means are 2 and 0, the pool's is 1; over the four values it would be 1.5.
     assert pool_advantages([[1, 2, 3], [0]]) == [[0, 1, 2], [-1]]

@@ -102,6 +102,13 @@ def test_an_interval_leaves_half_of_the_rest_on_either_side() -> None:
     assert widths[0] / widths[1] == pytest.approx(1.96, rel=0.1)  # as of a normal distribution
 
 
+def test_without_variance_nothing_is_claimed() -> None:
+    found = agreement([[(0.5, 1.0), (0.5, 2.0)], [(0.5, 3.0)]])
+    assert found.kendall.value is None and found.kendall.low is None
+    assert str(found.kendall) == "undefined"
+    assert (found.runs, found.groups, found.excluded) == (2, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("pairs", "options", "words"),
     [

@@ -2,6 +2,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from langchain_art.errors import ConfigError, JudgeError
 from langchain_art.evaluators import (
@@ -162,3 +164,13 @@ async def test_judges_vote_and_need_their_quorum() -> None:
 def test_what_makes_no_sense_is_refused(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=5))
+def test_a_sum_equals_the_naive_one(parts: list[tuple[float, float]]) -> None:
+    one = group(run("a"))
+    made = [(Says(f"j{n}", value), weight) for n, (value, weight) in enumerate(parts)]
+    (score,) = SumEvaluator(made).score(one)
+    assert score is not None and score.value == pytest.approx(
+        sum(v * w for v, w in parts), abs=1e-9
+    )

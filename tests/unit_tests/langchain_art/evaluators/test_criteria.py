@@ -190,6 +190,33 @@ def test_similarities_are_bounded_and_a_value_is_like_itself(left: Any, right: A
         assert measure(left, left) == 1 or (left is None and measure is string_similarity)
 
 
+@given(
+    weights=st.lists(st.integers(0, 100), min_size=4, max_size=4).filter(any),
+    steps=st.integers(0, 50),
+    optimal=st.integers(1, 10),
+    errors=st.floats(0, 1e6),
+    seconds=st.floats(0, 1e9),
+    accuracy=st.floats(-1e9, 1e9),
+)
+def test_every_score_and_criterion_is_within_bounds(
+    weights: list[int], steps: int, optimal: int, errors: float, seconds: float, accuracy: float
+) -> None:
+    criteria = WeightedCriteriaEvaluator(
+        weights={name: w / sum(weights) for name, w in zip(WEIGHTS, weights, strict=True)},
+        accuracy=lambda answer, expected: accuracy,
+        optimal_steps=optimal,
+        required_actions=["a", "b"],
+        errors=lambda run: errors,
+        seconds=lambda run: seconds,
+    )
+    (score,) = criteria.score(group(run("r", *[calls("a")] * steps), answer="x"))
+    assert score is not None
+    assert 0 <= score.value <= 1
+    assert all(0 <= part <= 1 for part in score.parts.values())
+    used = {name for name, weight in zip(WEIGHTS, weights, strict=True) if weight}
+    assert set(score.parts) == used
+
+
 def rewards(evaluator: GroupEvaluator, *seconds: float) -> list[float | None]:
     runs = [
         Trajectory(id=f"r{n}", turns=(Turn(reply=says("x"), started_at=0.0, latency=one),))

@@ -236,6 +236,18 @@ async def test_a_failed_run_keeps_its_id_and_the_reward_that_it_was_given(
     assert (found.status, found.error) == ("failed", "ValueError: tool broke")
 
 
+async def test_a_graph_whose_node_opens_a_scope_and_raises_is_the_graphs_run() -> None:
+    class Graph:
+        async def ainvoke(self, state: Any, config: Any) -> Any:
+            await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            with capture(scenario="inner"):
+                await FakeListChatModel(responses=["hi"]).ainvoke("hello")
+            raise ValueError("tool broke")
+
+    [found] = (await gather(Graph(), ["q"], group_size=1, max_failed=1.0)).trajectories
+    assert (found.scenario, len(found.turns)) == (scenario_id("q"), 2)
+
+
 def test_the_same_trajectory_twice_is_no_group_and_what_ends_a_program_no_failed_rollout() -> None:
     async def rollout(scenario: Scenario) -> Trajectory:
         return Trajectory(id=scenario.id, reward=1.0)

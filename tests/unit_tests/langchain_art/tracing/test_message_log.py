@@ -1,5 +1,6 @@
 """Messages in the log are those that were sent: what ChatART sends is the measure."""
 
+import json
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -185,3 +186,14 @@ def test_a_value_within_itself_is_not_written_again() -> None:
 
 def test_a_set_is_a_sorted_list() -> None:
     assert jsonable([{8, 0}, {0, 8}, frozenset({"b", "a"})]) == [[0, 8], [0, 8], ["a", "b"]]
+
+
+class NoText:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_what_has_no_text_and_no_form_in_json_is_written_all_the_same() -> None:
+    odd, named, *rest = jsonable([NoText(), {NoText(): 1}, b"\xff", 10**2000])
+    assert "NoText object at" in odd and "NoText object at" in next(iter(named))
+    assert json.loads(json.dumps(rest)) == ["b'\\xff'", 10**2000]

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
+from importlib.metadata import version
 from multiprocessing import get_context
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
@@ -24,6 +25,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
+from packaging.version import Version
 
 from langchain_art import CaptureHandler, Trajectory, capture
 from langchain_art.errors import ConfigError
@@ -157,6 +159,31 @@ def chat_bytes(turns: int) -> int:
 
 def test_size_is_linear_in_turns() -> None:
     assert chat_bytes(40) <= 2.1 * chat_bytes(20)
+
+
+MERGES = Version(version("langgraph")) >= Version("1.2.3")
+"""Whether a config with callbacks adds to those around it, or replaces them."""
+
+
+@pytest.mark.parametrize("config", [{}, {"callbacks": [BaseCallbackHandler()]}][: 1 + MERGES])
+def test_a_scope_hears_that_a_graph_stops_where_it_was_told_to(config: Any) -> None:
+    graph = graph_of(plan=says("p"), act=says("a"))
+    agent: Any = graph.compile(checkpointer=InMemorySaver(), interrupt_before=["act"])
+    with capture() as outer, capture() as run:
+        agent.invoke(ASK, THREAD | config)
+        assert outer.status == run.status == "interrupted"
+        agent.invoke(None, THREAD | config)
+    assert run.status == "completed"
+    assert told(run) == [("p", None), ("a", None)]
+
+
+def test_a_chain_waits_with_its_graph() -> None:
+    waits: Runnable[Any, Any] = RunnableLambda(lambda ask: ask) | line(
+        InMemorySaver(), asks=asking("x")
+    )
+    with capture() as run:
+        waits.invoke(ASK, THREAD)
+    assert run.status == "interrupted"
 
 
 class Refusing(FakeListChatModel):

@@ -1,11 +1,13 @@
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from threading import Event
 from typing import Any
 
+import pluggy
 import pytest
+from langchain_core.callbacks import StdOutCallbackHandler
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables.config import ContextThreadPoolExecutor, var_child_runnable_config
 from langgraph.graph import StateGraph
@@ -204,6 +206,25 @@ def test_a_generator_hears_that_its_graph_stops_where_it_was_told_to() -> None:
     assert other.status == "interrupted"
 
 
+@pytest.mark.parametrize(
+    "given", [None, {"tags": ["mine"]}, {"callbacks": [StdOutCallbackHandler()]}]
+)
+def test_scopes_that_end_in_the_order_in_which_they_began_leave_the_config_as_it_was(
+    given: Any,
+) -> None:
+    token = var_child_runnable_config.set(given)
+    try:
+        first, second = capture(), capture()
+        first.__enter__(), second.__enter__()
+        inside = var_child_runnable_config.get() or {}
+        assert inside.get("tags") == (given or {}).get("tags")
+        first.__exit__(None, None, None), second.__exit__(None, None, None)
+        left = {name: v for name, v in (var_child_runnable_config.get() or {}).items() if v}
+        assert left == (given or {})
+    finally:
+        var_child_runnable_config.reset(token)
+
+
 @contextmanager
 def recorded_in_a_stack() -> Iterator[Any]:
     with ExitStack() as stack:
@@ -243,6 +264,33 @@ async def test_an_asynchronous_context_manager_too() -> None:
     async with arecorded() as run:
         await model.ainvoke("around")
     assert heard(run) == ["around"]
+
+
+def test_a_hook_wrapper_opens_its_scope_for_the_hooks_in_it() -> None:
+    runs: list[Any] = []
+
+    class Hooks:
+        @pluggy.HookspecMarker("asking")
+        def ask(self) -> None: ...
+
+    class Recording:
+        @pluggy.HookimplMarker("asking")(wrapper=True)
+        def ask(self) -> Generator[None, Any, Any]:
+            with capture() as run:
+                runs.append(run)
+                return (yield)
+
+    class Asking:
+        @pluggy.HookimplMarker("asking")
+        def ask(self) -> None:
+            model.invoke("hook")
+
+    manager = pluggy.PluginManager("asking")
+    manager.add_hookspecs(Hooks)
+    for plugin in (Recording(), Asking()):
+        manager.register(plugin)
+    manager.hook.ask()
+    assert heard(runs[0]) == ["hook"]
 
 
 @pytest.fixture

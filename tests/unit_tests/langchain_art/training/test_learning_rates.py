@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from langchain_art.training.learning_rates import FACTOR, next_rate
+from langchain_art.training.learning_rates import FACTOR, MOST, next_rate
 from langchain_art.training.records import StepRecord
 from langchain_art.wire import LRSchedule, TrainConfig, TrainResult
 from langchain_art.wire.policies import LARGEST_DEFAULT_RATE
@@ -72,6 +72,7 @@ def test_it_is_what_a_plain_computation_with_fractions_gives(seed: int) -> None:
 
 
 def test_it_stays_within_its_bounds_and_as_it_is_without_one() -> None:
+    assert fit(0.0001, FIRST, 30)[0][-1] == pytest.approx(MOST * FIRST)
     assert fit(0.0001, 2.4e-3, 30)[0][-1] == LARGEST_DEFAULT_RATE
     assert set(fit(1.0, FIRST, 5, max_kl=None)[0]) == {FIRST}
 

@@ -192,6 +192,21 @@ def test_the_bars_words_are_the_mean_and_not_one_runs_reward() -> None:
     assert words(failed) == "mean reward 0.500, 1 failed"
 
 
+def test_the_bar_fits_80_columns_and_does_not_move() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, legacy_windows=False)
+    display = Display(console)
+    places = set[tuple[int, int]]()
+    with display.bar("steps", 3000), display.bar("rollouts", 12800) as advance:
+        for words in ("", "mean reward 0.5", "mean reward -10.125, 1234 failed"):
+            advance(words, by=900)
+            lines = console.render_lines(display._bars.get_renderable(), pad=False)
+            rows = ["".join(part.text for part in line) for line in lines]
+            assert max(map(len, rows)) <= 80, rows
+            assert words[:20] in rows[1]
+            places.add((rows[1].index("/"), len(rows[1])))
+    assert len(places) == 1, places
+
+
 # --- which calls learn ----------------------------------------------------------------------------
 
 RUNS = [

@@ -1,7 +1,7 @@
 import json
 from typing import Any
 
-from langchain_art.training.records import StepRecord
+from langchain_art.training.records import EvalResult, StepRecord
 from langchain_art.training.tracking import (
     MOST_ACTIONS,
     MOST_RUNS,
@@ -38,7 +38,7 @@ def step() -> StepRecord:
     learned = TrainResult(
         policy="p",
         version=3,
-        metrics={"loss": 0.25, "tokens_trained": 64.0, "swap_seconds": 0.1},
+        metrics={"loss": 0.25, "grad_norm": 2.0, "tokens_trained": 64.0, "swap_seconds": 0.1},
         excluded={"groups.zero_variance": 1},
         nodes={"model": node},
     )
@@ -65,6 +65,7 @@ def test_a_step_has_the_conventional_names() -> None:
     found = tracked(step(), 7, [TrajectoryGroup(id="g", trajectories=runs)])
     assert (found.number, found.step) == (7, 3)
     expected = {
+        "train/reward": 0.5,
         "train/frac_groups_zero_std": 0.25,
         "train/score_polite": 0.75,
         "train/exception_rate": 0.25,
@@ -72,18 +73,33 @@ def test_a_step_has_the_conventional_names() -> None:
         "train/turns_mean": 1.5,
         "train/completion_tokens_mean": 6.0,
         "loss/train": 0.25,
+        "loss/grad_norm": 2.0,
         "data/tokens_trained": 64.0,
+        "data/runs": 4.0,
         "time/rollout_s": 2.0,
+        "time/total_s": 6.0,
         "time/swap_s": 0.1,
         "throughput/actor_tok_s": 25.0,
         "throughput/trainer_tok_s": 16.0,
         "excluded/groups.zero_variance": 1.0,
         "nodes/model/reward": 0.75,
+        "nodes/model/tokens_trained": 64.0,
     }
     assert {name: found.metrics.get(name) for name in expected} == expected
     assert "train/reward_std" not in found.metrics, "what is not known is left out"
     assert all(type(value) is float for value in found.metrics.values())
     assert "data/runs" not in tracked(step(), 7).metrics
+
+
+def test_an_evaluation_is_val() -> None:
+    record = EvalResult(
+        step=4, versions=("p@4",), mean=0.75, ci95=0.1, n=8, failed=1, node_rewards={"model": 0.5}
+    )
+    found = tracked(record, 0)
+    assert found.step == 4 and found.tables == {}
+    assert (found.metrics["val/reward"], found.metrics["val/reward_ci95"]) == (0.75, 0.1)
+    assert found.metrics["val/nodes/model/reward"] == 0.5
+    assert "costs/judge_usd" not in found.metrics
 
 
 def test_tables_are_capped_and_every_group_is_in_them() -> None:

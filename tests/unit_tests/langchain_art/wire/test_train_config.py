@@ -34,6 +34,7 @@ from langchain_art.wire import (
     with_learning_rate,
 )
 from langchain_art.wire.field_hints import in_words
+from langchain_art.wire.policies import logprob_tolerance
 from langchain_art_server.gateway.chat.request import ChatBody
 from langchain_art_server.gateway.refusals import refuse
 
@@ -63,7 +64,13 @@ FULL = TrainConfig(
 )
 
 
-PREFERENCE = PreferenceConfig(beta=0.3, learning_rate=1e-3)
+PREFERENCE = PreferenceConfig(
+    beta=0.3,
+    learning_rate=1e-3,
+    schedule=LRSchedule(warmup_steps=2),
+    max_grad_norm=0.5,
+    tokens_per_microbatch=512,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,8 @@ BLIND = {"teacher": "a@1", "rewards": False}
 K2 = {"estimator": "k2", "coefficient": 0.1}
 
 
-WEIGHED = {"kind": "truncated", "low": 0.5}
+def weighed(kind: str, **options: float | None) -> dict[str, Any]:
+    return {"loss": {"kind": "clip", "importance_sampling": {"kind": kind} | options}}
 
 
 @pytest.mark.parametrize(
@@ -97,24 +105,47 @@ WEIGHED = {"kind": "truncated", "low": 0.5}
     [
         ({"schedule": {"decay_steps": 3, "warmup_steps": 3}}, "decay_steps to be the larger"),
         ({"loss": {"kind": "clip", "dual_clip": 1.0}}, "greater than 1"),
+        ({"loss": {"kind": "gspo", "dual_clip": 3.0}}, r"loss\.dual_clip: this option"),
+        ({"loss": {"kind": "dppo_tv", "clip_high": 1.0}}, "less than 1"),
+        ({"loss": {"kind": "dppo_tv", "importance_sampling": None}}, "is not known here"),
         ({"loss": 3}, "valid dictionary or object"),
         ({"loss": {"clip_low": 0.1}}, "discriminator 'kind'"),
         ({"advantage": "rloo"}, ADVANTAGES),
         ({"distillation": {"teacher": "solver"}}, "expected 'policy@version', as in 'solver@7'"),
         ({"distillation": {"teacher": "a@1"}, "kl": K2}, "got kl and distillation"),
         ({"distillation": BLIND, "credit": "node"}, "where no reward is read"),
+        ({"credit": "step"}, "'run', 'node', 'call', 'turn', 'anchor'"),
         ({"kl": {"estimator": "k3"}}, "kl.coefficient: Field required"),
+        ({"kl": {"coefficient": 0.1}}, "kl.estimator: Field required"),
+        ({"kl": {"estimator": "k3", "coefficient": 0.0}}, "greater than 0"),
+        ({"kl": {"estimator": "k4", "coefficient": 0.1}}, "'k1', 'k2' or 'k3'"),
+        ({"loss": {"kind": "clip", "aggregation": "mean"}}, "'token', 'sequence' or 'run'"),
+        ({"loss": {"kind": "clip", "aggregation": "constant"}}, "aggregation"),
+        ({"loss": {"kind": "clip", "aggregation": {"kind": "constant"}}}, "Field required"),
         ({"loss": {"kind": "clip", "aggregation": {"value": 0.0}}}, "equal to 0.000001"),
-        ({"loss": {"kind": "clip", "importance_sampling": WEIGHED}}, r"sampling\.low: this option"),
+        (weighed("truncated", low=0.5), r"importance_sampling\.low: this option is not known"),
+        (weighed("truncated", high=None), "valid number"),
+        (weighed("icepop", low=None), "valid number"),
+        (weighed("truncated", high=1.0), "greater than 1"),
         ({"loss": {"kind": "clip", "importance_sampling": "off"}}, "'truncated', 'icepop'"),
+        ({"guard": 1.0}, "greater than 1"),
+        ({"guard": 0.9}, "greater than 1"),
+        ({"max_logprob_gap": 0.0}, "greater than 0"),
+        ({"credit": {"kind": "run", "discount": 0.9}}, "is not known here"),
+        ({"credit": {"kind": "node", "discount": 0.9}}, "is not known here"),
+        ({"credit": {"kind": "turn", "weight": 1.0}}, "is not known here"),
+        ({"credit": {"kind": "anchor", "weight": 0.0}}, "greater than 0"),
         ({"advantage": {"kind": "mean", "scores": {"a": 1.0}}}, "is not known here"),
         ({"advantage": BY_SCORES, "credit": "node"}, "credit='run'"),
         ({"advantage": {"kind": "standardized", "scores": {"a": float("nan")}}}, "finite"),
+        ({"overlong": {"tokens": 8}}, "overlong.buffer: Field required"),
+        ({"overlong": {"buffer": 8}}, "overlong.tokens: Field required"),
         ({"overlong": {"tokens": 8, "buffer": 9}}, "at most as large"),
         ({"overlong": LONG, "advantage": "maxrl"}, "maxrl"),
         ({"overlong": LONG, "credit": "call"}, "credit='call'"),
         ({"overlong": LONG, "advantage": BY_SCORES}, "no reward that could be lowered"),
         ({"learning_rate": float("nan")}, "finite"),
+        ({"loss": {"kind": "clip", "clip_high": float("inf")}}, "finite"),
         ({"clip_low": 0.2}, "is not known here"),
     ],
     ids=str,
@@ -125,12 +156,20 @@ def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], words: s
 
 
 def test_a_supervised_step_has_neither_settings_of_rewards_nor_a_retrain() -> None:
-    for name in ("advantage", "credit", "loss", "kl", "overlong", "guard", "max_staleness"):
+    names = ("advantage", "credit", "loss", "kl", "overlong", "guard", "max_staleness")
+    for name in (*names, "max_logprob_gap"):
         assert name in TrainConfig.model_fields
         with pytest.raises(ConfigError, match="is not known here"):
             SFTConfig(**{name: None})
     with pytest.raises(ValidationError, match="retrain=true for a step of the kind 'sft'"):
         TrainRequest(policy="p", groups=(("a",),), config=SFTConfig(), retrain=True)
+
+
+def test_a_preference_step_has_the_settings_of_its_weighted_step() -> None:
+    kept = ("learning_rate", "schedule", "max_grad_norm", "tokens_per_microbatch")
+    for name in kept:
+        assert getattr(PREFERENCE.weighted, name) == getattr(PREFERENCE, name)
+    assert set(PreferenceConfig.model_fields) == {*kept, "kind", "beta"}
 
 
 def test_rewards_of_a_request_are_of_its_runs_and_are_read() -> None:
@@ -176,6 +215,11 @@ def test_a_config_without_a_rate_gets_that_of_its_kind() -> None:
     assert '"learning_rate"' in by_reward.model_dump_json(exclude_unset=True)
 
 
+def test_half_precision_rounds_coarsely() -> None:
+    nats = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
+    assert {dtype: logprob_tolerance(dtype) for dtype in nats} == nats
+
+
 ORDER = {"policy": "p", "groups": [["a"]]}
 
 
@@ -183,6 +227,8 @@ ORDER = {"policy": "p", "groups": [["a"]]}
     ("config", "words"),
     [
         ({"learning_rte": 1e-3}, "learning_rte: .* did you mean learning_rate?"),
+        ({"max_grad": 1.0}, "max_grad: .* did you mean max_grad_norm?"),
+        ({"loss": {"kind": "gspo", "clip_hi": 1.0}}, "loss.clip_hi: .* did you mean clip_high?"),
         ({"lr": 1e-3}, "lr: .* did you mean learning_rate?"),
         (
             {"loss": {"importance_sampling": {"kind": "icepop", "hihg": 2.0}, "kind": "gspo"}},
@@ -221,3 +267,5 @@ def test_each_group_of_settings_is_checked_where_it_is_made() -> None:
         LoraConfig(rnk=1)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ConfigError, match=r"^PolicySpec: name: got 'My Agent', expected a"):
         PolicySpec(name="My Agent")
+    with pytest.raises(ConfigError, match=r"^GSPO: clip_hihg: .* did you mean clip_high"):
+        GSPO(clip_hihg=1.0)  # pyright: ignore[reportCallIssue]

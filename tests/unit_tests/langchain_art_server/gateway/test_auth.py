@@ -226,14 +226,25 @@ def test_a_session_holds_until_its_time_is_over(monkeypatch: pytest.MonkeyPatch)
         assert mine.token(cookie(mine, value)) == expected
 
 
+def test_who_logs_out_ends_that_session_alone() -> None:
+    mine = Sessions(KEY)
+    first, second = cookie(mine, mine.new(b"hash")), cookie(mine, mine.new(b"hash"))
+    assert mine.token(first) != mine.token(second)
+    mine.end(first)
+    mine.end({})  # without a session there is nothing to end
+    assert mine.token(first) is None
+    assert mine.token(second) is not None
+
+
 def test_another_server_or_a_changed_cookie_opens_nothing() -> None:
     mine, other = Sessions(KEY), Sessions(KEY[::-1])
     assert mine.cookie != other.cookie
     value = mine.new(b"hash")
     assert Sessions(KEY).token(cookie(mine, value)) is None  # the server was started again
     assert other.token(cookie(other, value)) is None
-    for changed in (value[:-1], value.swapcase(), "ÿ.ÿ.ÿ"):
+    for changed in (value[:-1], f"{value}.", value.swapcase(), "", ".", "ÿ.ÿ.ÿ"):
         assert mine.token(cookie(mine, changed)) is None, changed
+    assert mine.token({}) is None
     assert mine.token({b"cookie": b"\xff=\xff; ;;="}) is None
 
 

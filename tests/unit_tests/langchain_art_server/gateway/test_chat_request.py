@@ -47,6 +47,7 @@ FAR = {"a": [{"b": float("inf")}]}
         ("stop", "x" * 1024, "x" * 1025),
         ("stop", ["x"], ["x" * 1025]),
         ("n", 16, 17),
+        ("top_p", 1.0, 1.5),
         ("messages", SAY, SAY * 4097),
         # Values that would be long in a message.
         ("max_completion_tokens", 10, HUGE),

@@ -185,6 +185,21 @@ def test_a_call_is_trained_once_in_a_batch_and_never_after_an_earlier_job() -> N
     assert batch.trained == ["a", "b", "d"]
 
 
+def test_what_was_sampled_is_counted_whether_it_is_trained_or_not() -> None:
+    records = [
+        record("a", said=(1, 2, 3)),
+        record("b", said=(1, 2), finish_reason="length"),
+        record("c", said=(1,), excluded_because="greedy_decoding"),
+        record("q", said=(1, 2, 3, 4), policy="q"),
+    ]
+    shared = turn("a")  # one call in two runs is one call
+    runs = {"s": (1.0, [shared, turn("b")]), "t": (0.0, [shared, turn("c"), turn("q")])}
+    metrics = batch_of(runs, records).metrics
+    assert metrics["tokens_sampled"] == 6
+    assert metrics["truncated_share"] == pytest.approx(1 / 3)
+    assert "rollout_seconds" not in metrics
+
+
 @pytest.mark.parametrize("apart", [False, True], ids=["a group", "two groups"])
 def test_a_reply_of_several_runs_is_trained_where_the_first_of_them_is_left_out(
     apart: bool,

@@ -32,8 +32,10 @@ class Queue(JobRunner):
         self.store, self.jobs = store, store.jobs
         self.work: Callable[[], Any] = asyncio.Event().wait
         self.began = asyncio.Event()
+        self.withdrawn = list[str]()
 
-    async def _unpublish(self, job: TrainJob) -> None: ...
+    async def _unpublish(self, job: TrainJob) -> None:
+        self.withdrawn.append(job.id)
 
     async def _run(self, job: TrainJob) -> None:
         await self._jobs.begin(job.id, 0, 1)
@@ -67,6 +69,10 @@ async def queue(tmp_path: Path) -> AsyncIterator[Queue]:
     store.close()
 
 
+async def done() -> None:
+    """A job that ends at once."""
+
+
 @pytest.mark.parametrize("final", [ArtError("the loss is not finite"), KeyError("a bug")])
 async def test_a_fault_of_the_request_is_final(queue: Queue, final: Exception) -> None:
     async def raises() -> None:
@@ -93,6 +99,36 @@ async def test_a_job_that_publishes_is_not_cancelled(queue: Queue) -> None:
         await queue.cancel("a")
     published.set()
     assert (await queue.ended("a")).state == "succeeded"
+
+
+@pytest.mark.parametrize("publishes", [False, True])
+async def test_a_job_that_another_server_cancels_is_counted_there_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, publishes: bool
+) -> None:
+    goes_on, counted, other = asyncio.Event(), list[str](), Queue(queue.store)
+    for name, one in (("mine", queue), ("other", other)):
+        monkeypatch.setattr(one.watch, "ended", lambda job, name=name: counted.append(name))
+
+    async def work() -> None:
+        if publishes:
+            queue.publishes()
+        await goes_on.wait()
+
+    queue.work = work
+    await queue.add("a")
+    await queue.began.wait()
+    await asyncio.sleep(0)
+    assert (await other.cancel("a")).state == "cancelled"
+    await queue.look()
+    goes_on.set()
+    queue.work = done
+    await queue.add("b")
+    assert (await queue.ended("b")).state == "succeeded"
+    while "mine" not in counted:
+        await queue.wait(0.05)
+    assert counted == ["other", "mine"]
+    assert queue.withdrawn == (["a"] if publishes else [])
+    assert other.withdrawn == ["a"]
 
 
 async def test_a_job_that_was_begun_goes_before_older_ones(queue: Queue) -> None:

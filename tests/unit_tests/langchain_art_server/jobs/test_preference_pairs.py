@@ -72,6 +72,22 @@ def test_a_call_that_both_runs_share_counts_on_both_sides() -> None:
     assert [owner for owner, _ in trained(batch)] == [(0, 0)] * 2 + [(0, 1)] * 2
 
 
+class NoLearner:
+    """There is nothing to ask it for."""
+
+
+@pytest.mark.parametrize("why", ["lost", "too_long"])
+async def test_a_side_that_lacks_a_reply_excludes_its_pair(why: str) -> None:
+    """A side of which some replies are missing would be compared with one that is whole."""
+    known = KNOWN | {"long": record("long", excluded_because="too_long: 10 tokens > 9")}
+    gone = {"lost": "never-seen", "too_long": "long"}[why]
+    batch = batch_of([(run("w", "a", gone), run("l", "c"))], known)
+    await weigh_pairs(batch, NoLearner(), "unused", 0.1)  # type: ignore[arg-type]
+    assert batch.excluded == {"groups.incomplete_pair": 1, f"calls.{why}": 1}
+    assert batch.rows == batch.trained == batch.calls == [] and batch.nodes() == {}
+    assert (batch.metrics["pairs_trained"], batch.metrics["runs_trained"]) == (0.0, 0.0)
+
+
 def test_a_pair_that_is_left_out_is_counted_once_and_leaves_the_others() -> None:
     """A side of which some replies are missing would be compared with one that is whole."""
     empty = Trajectory(id="e", turns=())

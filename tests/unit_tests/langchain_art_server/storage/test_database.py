@@ -83,9 +83,11 @@ def test_a_database_that_cannot_be_had_is_refused_in_words(url: str, words: str)
     [
         ("UPDATE art_schema SET version = 99", "got schema version 99, .* a newer server made it"),
         ("UPDATE art_schema SET version = 0", "got schema version 0, .* an older server made it"),
+        ("DELETE FROM art_schema", "got schema version 0"),
         ("DROP TABLE art_schema", "no schema version, so an older server made it"),
         ("ALTER TABLE calls DROP COLUMN retry", "table 'calls' has no column 'retry'"),
         ("ALTER TABLE calls ADD COLUMN more TEXT", "table 'calls' has an unknown column 'more'"),
+        ("DROP TABLE trained_calls", "table 'trained_calls' has no column 'call_id'"),
     ],
 )
 def test_a_database_of_another_version_is_refused_in_words(
@@ -124,6 +126,23 @@ def test_a_server_waits_until_postgresql_sees_the_end_of_the_last_one(postgres: 
     end.start()
     Database(url).close()
     end.join()
+
+
+@pytest.mark.parametrize("damage", ["no database", "header", "page"])
+def test_a_damaged_file_is_refused_in_words(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "art.sqlite3"
+    Database(f"sqlite:///{path}").close()
+    data = bytearray(path.read_bytes())
+    match damage:
+        case "no database":
+            data = bytearray(b"all of it is something else\n" * 500)
+        case "header":
+            data[3] ^= 1
+        case _:
+            data[100] ^= 0xFF  # the kind of the first page
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"which fails: .*Put it back from a backup"):
+        Database(f"sqlite:///{path}")
 
 
 async def test_a_read_of_many_queries_is_of_one_moment(database: Database) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from langchain_art.errors import InvalidRequest
 from langchain_art.statistics.intervals import mean_of_scenarios
 from langchain_art.wire import Review, Reward, TrainRequest, Trajectory, Turn, Usage
 from langchain_art_server.storage import run_list
@@ -188,6 +189,16 @@ async def test_what_is_listed_is_what_the_run_says_now(store: Store) -> None:
     with store.engine.connect() as connection:
         words = connection.exec_driver_sql("SELECT count(*) FROM run_words").scalar_one()
     assert words == 59
+
+
+async def test_what_is_no_cursor_and_no_sort_is_refused(store: Store) -> None:
+    for after in ("", "x", "[1]", "[null, -1]", '["a", 1]', "[null, 1e99]"):
+        with pytest.raises(InvalidRequest, match="next"):
+            await store.runs.page(RunsQuery(after=after))
+    with pytest.raises(InvalidRequest, match="name of a score"):
+        await store.runs.page(RunsQuery(sort="score"))
+    with pytest.raises(ValueError, match="expected its name"):
+        RunsQuery(score_min=1.0)
 
 
 def evaluated(

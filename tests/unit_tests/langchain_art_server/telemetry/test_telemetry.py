@@ -16,7 +16,7 @@ from langchain_art_server.telemetry.log_context import (
     TextLines,
     request_id_of,
 )
-from langchain_art_server.telemetry.metrics import Metrics
+from langchain_art_server.telemetry.metrics import JobWatch, Metrics
 from tests.support.exclusion_reasons import sent_reasons
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "GET", "path": "/v1/jobs", "headers": []}
@@ -133,3 +133,19 @@ def test_methods_that_are_made_up_are_one() -> None:
     of = {"http_route": "/status", "http_response_status_code": "200"}
     name = "http_server_request_duration_seconds_count"
     assert value(metrics, name, http_request_method="_OTHER", **of) == 2
+
+
+def test_a_jobs_phases_follow_each_other_and_its_records_know_it() -> None:
+    metrics = Metrics()
+    watch = JobWatch(metrics, "ana")
+    watch.enter("publish")  # of no job
+    with watch.running(job("running")):
+        context = CURRENT.get()
+        assert context is not None
+        assert context.fields() == {"tenant": "ana", "policy": "p", "job_id": "j"}
+        watch.enter("learn")
+    assert CURRENT.get() is None
+    name = "langchain_art_job_phase_seconds_count"
+    counts = {p: value(metrics, name, tenant="ana", phase=p) for p in ("prepare", "learn")}
+    assert counts == {"prepare": 1, "learn": 1}
+    assert value(metrics, name, tenant="ana", phase="publish") is None

@@ -272,6 +272,8 @@ def asked_of(*outputs: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("left", "right"),
     [
+        ({"messages": TALK, "answer": None}, {"messages": TALK}),
+        ({"messages": TALK, "n": 1}, {"messages": TALK, "n": True}),
         ({"messages": [shows(IMAGE), says("x")]}, {"messages": [shows(IMAGE + "B"), says("x")]}),
         ({"messages": TALK, "again": "Done."}, {"messages": TALK}),
         ({"messages": searched("a", "b", of="c")}, {"messages": searched("b", "a", of="c")}),

@@ -26,7 +26,9 @@ from langchain_art.wire import (
     SequenceMask,
     SFTConfig,
     TrainConfig,
+    TruncatedIS,
 )
+from langchain_art_server.algorithms.loss.importance_sampling import importance
 from langchain_art_server.algorithms.loss.logprob_gap import check_sync, suspects_of
 from langchain_art_server.algorithms.loss.loss_stats import LossStats
 from langchain_art_server.algorithms.loss.lr_schedule import learning_rate
@@ -58,6 +60,25 @@ CHOICES: list[dict[str, Any]] = [
 
 def made(choice: dict[str, Any]) -> JobConfig:
     return SFTConfig(**choice) if choice.get("kind") == "sft" else TrainConfig(**choice)
+
+
+#: Lower and upper bound and dual clip, each drawn by itself.
+BOUNDS = st.tuples(
+    st.sampled_from([0.1, 0.2, 0.5]),
+    st.sampled_from([0.1, 0.28, 3.0]),
+    st.sampled_from([None, 1.5, 3.0]),
+)
+
+
+def bounded(config: JobConfig, bounds: tuple[float, float, float | None] | None) -> JobConfig:
+    """The config, whose loss has these bounds; None: its own."""
+    loss: Any = getattr(config, "loss", None)
+    if bounds is None or loss is None:
+        return config
+    low, high, dual = bounds
+    changes = {"clip_low": low, "clip_high": min(high, 0.9) if loss.kind == "dppo_tv" else high}
+    changes |= {"dual_clip": dual} if loss.kind == "clip" else {}
+    return config.model_copy(update={"loss": loss.model_copy(update=changes)})
 
 
 @st.composite
@@ -178,11 +199,14 @@ def naive_metrics(case: dict[str, list[float]], config: JobConfig) -> dict[str, 
 @pytest.mark.soak
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 @settings(max_examples=count(20, 60), deadline=None)
-@given(cases(), st.sets(st.integers(0, 2)))
+@given(cases(), st.sets(st.integers(0, 2)), st.none() | BOUNDS)
 def test_objective_gradient_and_stats_equal_the_naive_twins_and_parts_add_up(
-    choice: dict[str, Any], case: dict[str, list[float]], first: set[int]
+    choice: dict[str, Any],
+    case: dict[str, list[float]],
+    first: set[int],
+    bounds: tuple[float, float, float | None] | None,
 ) -> None:
-    config, given_terms = made(choice), terms(case)
+    config, given_terms = bounded(made(choice), bounds), terms(case)
     given_terms["logprobs_T"].requires_grad_()
     loss, stats = objective(**given_terms, config=config)
     (gradient_T,) = torch.autograd.grad(loss, given_terms["logprobs_T"])
@@ -210,6 +234,16 @@ def test_stats_are_numbers_even_where_ratios_overflow() -> None:
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["logprob_gap_max"] == 1999.0 and metrics["guarded_fraction"] == 1.0
     assert LossStats().metrics()["importance_ess"] == 0.0
+
+
+def test_a_ratio_that_overflows_is_capped_or_taken_out() -> None:
+    zero_T, far_T, call_T = torch.zeros(1), torch.tensor([-1000.0]), torch.zeros(1).long()
+    kinds = ((TruncatedIS(), 2.0), (IcePop(), 0.0), (SequenceMask(), 0.0), (None, 1.0))
+    for sampling, weight in kinds:
+        found = importance(zero_T, far_T, call_T, sampling, None)
+        assert found.weights_T.tolist() == [weight]
+    guarded = importance(zero_T, far_T, call_T, TruncatedIS(), 1.25)
+    assert guarded.weights_T.tolist() == [0.0]
 
 
 def test_a_divergence_without_the_base_model_is_refused() -> None:

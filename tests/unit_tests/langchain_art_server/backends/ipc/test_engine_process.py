@@ -92,6 +92,24 @@ def test_a_start_may_be_silent_for_five_minutes() -> None:
     assert heartbeat.tick(ready=False, busy=True) == "has not answered for 300 s"
 
 
+def test_a_pause_of_the_loop_is_kept_for_a_minute_and_forgotten_after_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    pauses = LoopLag()
+    assert pauses.seconds == 0.0
+    pauses.add(2.0)
+    pauses.add(1.0)
+    clock[0] += 61
+    assert pauses.seconds == 2.0
+    pauses.add(0.5)
+    clock[0] += 60
+    assert pauses.seconds == 0.5
+    clock[0] += 600
+    assert pauses.seconds == 0.0
+
+
 async def test_a_busy_event_loop_is_seen() -> None:
     pauses = LoopLag()
     watch = asyncio.create_task(watch_event_loop(pauses))
