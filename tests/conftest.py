@@ -52,6 +52,7 @@ SLOW_TIMEOUT = 1800
 
 #: Folders, and a file, of the tests that take longest.
 LONGEST = {"environments", "ray", "real", "packaging", "test_notebooks.py", "test_backend_pairs.py"}
+LONGEST |= {"test_vllm_sampler.py"}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def place(item: pytest.Item) -> tuple[bool, ...]:
         grouped = item.get_closest_marker("xdist_group")  # one process runs the whole group
         last, long = "conformance" in item.path.parts, LONGEST & {*item.path.parts}
-        return not grouped, item.path not in slow, last, not long
+        return not grouped, bool(grouped and not long), item.path not in slow, last, not long
 
     items.sort(key=place)
     if not any(item.get_closest_marker("xdist_group") for item in items):
