@@ -50,9 +50,9 @@ LANGFUSE_PROJECT = "https://langfuse.example/project/mails"
 #: that takes 100 s on an idle machine took 600 s beside ten busy processes on two cores.
 SLOW_TIMEOUT = 1800
 
-#: Folders, and a file, of the tests that take longest.
-LONGEST = {"environments", "ray", "real", "packaging", "test_notebooks.py", "test_backend_pairs.py"}
-LONGEST |= {"test_vllm_sampler.py"}
+#: Folders and files of the tests that take longest.
+LONGEST = {"environments", "ray", "real", "packaging", "test_notebooks.py"}
+LONGEST |= {"test_backend_pairs.py", "test_vllm_sampler.py"}
 
 
 @pytest.hookimpl(wrapper=True)

@@ -102,7 +102,7 @@ async def test_a_wake_is_tried_again_and_one_that_never_succeeds_is_an_error_aft
 
 
 async def test_on_a_gpu_vllm_has_its_memory_before_the_learner_takes_any(tmp_path: Path) -> None:
-    """What others take while it profiles is off its own cache."""
+    """Its own cache lacks the memory that others take while it profiles."""
     order: list[str] = []
 
     class Engine:

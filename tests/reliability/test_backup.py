@@ -148,7 +148,7 @@ def goes_on(place: Path, settings: str, keys: dict[str, str]) -> None:
 
 
 def named(folder: Path, query: str = "SELECT version FROM checkpoints") -> set[Any]:
-    """What the database says that there is."""
+    """The first column of the rows that a query gives."""
     with contextlib.closing(sqlite3.connect(folder / "art.sqlite3")) as database:
         return {row[0] for row in database.execute(query)}
 
@@ -239,7 +239,7 @@ def test_a_version_that_was_damaged_before_is_backed_up_and_said(
 
 
 def backed_up(place: Path, target: Path, at: int) -> bool:
-    """Whether a child that is killed before its operation `at` has ended before."""
+    """True if a child that is killed before its operation `at` has ended before."""
     child = os.fork()
     if child == 0:
         with Operations(target.parent) as operations:

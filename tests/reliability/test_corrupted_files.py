@@ -1,4 +1,4 @@
-"""What the disk changes under a running server, or while none runs: nothing of it is used silently.
+"""Files that the disk changes under a running server, or while none runs, are not used silently.
 
 Bits flipped, ranges zeroed, ends cut off: in adapters, optimizers, configs, manifests and the
 database. What SQLite has in its log when it is killed, and the disk then damages, is beyond this:
@@ -96,7 +96,7 @@ class Stored:
         return ended(self.http, answer.json())
 
     def answers(self) -> dict[str, bytes | str]:
-        """What is answered now; a string is a refusal."""
+        """The present answers; a string is a refusal."""
         tick = {"id": f"tick-{time.monotonic_ns()}"}  # empties caches
         ok(self.http.post("/v1/trajectories", json=tick))
         found = {path: self.http.get(path) for path in self.paths}
@@ -272,7 +272,7 @@ def damage(path: Path, kind: str, draw: random.Random) -> None:
 
 
 def found(data_dir: Path) -> list[str]:
-    """What ``langchain-art scrub`` says is damaged."""
+    """The names that ``langchain-art scrub`` calls damaged."""
     try:
         return list(Scrub(data_dir, sqlite_url(data_dir)).run())
     except ConfigError as error:  # there is no version, or one that this release does not know

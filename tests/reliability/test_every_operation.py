@@ -40,7 +40,7 @@ from tests.support.stored_step import (
 
 
 class Truth(NamedTuple):
-    """What the undisturbed steps do, and the learned files of the versions that they make."""
+    """The operations of the undisturbed steps, and the learned files of their versions."""
 
     operations: list[str]
     versions: list[list[bytes]]

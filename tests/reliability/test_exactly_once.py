@@ -1,4 +1,4 @@
-"""What is sent again and again, torn, late or changed: trained once, as it was first sent.
+"""Runs sent again and again, torn, late or changed are trained once, as they were first sent.
 
 The engines compute nothing (`tests.support.stub_engines`): a version's weights are the digest of
 its parent's and of the rows, so that they are equal only if all that was trained is.

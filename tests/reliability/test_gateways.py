@@ -47,7 +47,7 @@ class Gateway(ForkedServer):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the process has stopped itself, or was stopped."""
+        """True if the process has stopped itself, or was stopped."""
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/stat").read_text()
         return status.rpartition(")")[2].split()[0] == "T"
@@ -82,7 +82,7 @@ class Gateways:
                 one.stop()
 
     def rows(self, query: str, **values: Any) -> list[Any]:
-        """What the database says."""
+        """The rows that a query of the database gives."""
         engine = connect(self.url)
         with engine.connect() as connection:
             found = list(connection.execute(sa.text(query), values))

@@ -257,7 +257,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
 
 
 class Document:
-    """What the OpenAPI document promises of an answer, and the SDKs expect of it."""
+    """The promises of the OpenAPI document about an answer, and the expectations of the SDKs."""
 
     def __init__(self, http: httpx.Client) -> None:
         self.whole = http.get("/openapi.json").json()
@@ -269,7 +269,7 @@ class Document:
         self.seen = Counter[str]()
 
     def problem(self, answer: httpx.Response, sent: Sent) -> str:
-        """What is wrong with an answer; empty if nothing is."""
+        """The faults of an answer; empty if there are none."""
         status, kind = answer.status_code, answer.headers.get("content-type", "").partition(";")[0]
         if status >= 500 and (status != 503 or "Retry-After" not in answer.headers):
             return f"{status} without Retry-After"
@@ -411,7 +411,7 @@ def drawn(rng: random.Random, one: Valid, stream: bool) -> Valid:
 
 
 def has_grammar(one: Valid) -> bool:
-    """Whether the reply must follow one, which a script does not."""
+    """True if the reply must follow one, which a script does not."""
     choice = one.body.get("tool_choice")
     forced = choice == "required" or (isinstance(choice, dict) and choice["type"] == "any")
     text = one.body.get("text") or one.body.get("output_config") or one.body.get("response_format")

@@ -47,33 +47,23 @@ from tests.support.soak import in_soak_alone
 from tests.support.tiny_models import DELTA_HEADS
 
 
-@pytest.mark.parametrize("name", [in_soak_alone("gemma3"), "qwen3_next"])
-def test_computing_layers_twice_keeps_less_and_changes_no_bit(
+@pytest.mark.parametrize("name", [in_soak_alone("qwen3"), in_soak_alone("gemma3"), "qwen3_next"])
+def test_computing_layers_twice_changes_no_bit(
     name: str, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, results = branching_rows(40) + restricted(make_rows(6)), []
-    kept: list[int] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        kept[-1] += tensor.numel()
-        return tensor
-
     for free in (1e12, 1.0):
         monkeypatch.setattr(packer, "free_bytes", lambda _device, free=free: free)
         core, here = LearnerCore(str(models[name])), folder(tmp_path, f"free{free}")
         start, out = shake(fresh(core, here)), folder(here, "out")
         core._hold(start)
-        batch: Any = core.batch(rows, TrainConfig(tokens_per_microbatch=64))
-        assert {part.parent for part in batch.packing._batches} > {-1}, "parts hang below others"
-        kept.append(0)
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            core.accumulate(batch, quiet)
-        core._optimizer.zero_grad()
+        parts: Any = core.batch(rows, TrainConfig(tokens_per_microbatch=64)).packing
+        assert {part.parent for part in parts._batches} > {-1}, "parts hang below others"
         metrics = take(core, start, out, rows, tokens_per_microbatch=64, optimizer_steps=2)
         assert metrics["checkpointed"] == float(free == 1.0)
         results.append(contents(out))
         assert [m for m in core.base.modules() if m.training] == [] or free == 1.0
-    assert results[0] == results[1] and kept[1] < 0.5 * kept[0]
+    assert results[0] == results[1]
 
 
 def test_checkpointing_needs_less_memory(tiny: str, tmp_path: Path) -> None:

@@ -107,7 +107,6 @@ def test_rows_keep_their_states_whoever_joins_and_leaves(name: str, tmp_path: Pa
         check_logprobs(
             plain, [*(replies[at] for at in replies if at % 3 == n), turns[n]], worst=RARE
         )
-    assert scheduler.preempted >= 3
     alone = LocalSampler(model)
     assert all(close(alone.chat(asked[at])[0], replies[at]) for at in (0, 3, 6))
 

@@ -1,4 +1,4 @@
-"""What is seen of each family's template, and the table that says so.
+"""Findings about each family's template, and the table that shows them.
 
 The replies are forced; their tokens are single bytes where that can be, which no tokenizer gives.
 """
@@ -130,7 +130,7 @@ def go_through(name: str) -> tuple[list[Turn], list[Row]]:
 
 
 def same_tokens(turns: list[Turn]) -> list[bool]:
-    """Whether each later prompt begins with the last one and the tokens that were sampled."""
+    """True if each later prompt begins with the last one and the tokens that were sampled."""
     return [
         later.prompt.ids[: len(before.ids)] == before.ids
         for before, later in itertools.pairwise(turns)

@@ -409,7 +409,7 @@ async def cut_by_a_kill(sampler: VllmSampler, victim: str, long: ChatRequest, tw
             pass
     except WorkerDied:  # its first half is out; only the caller can begin anew
         cut = True
-    assert gone(held, 60)
+    assert gone(held)
     assert shared and not any(path.exists() for path in shared)
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     said = [reply for reply in outcomes if isinstance(reply, ChatReply)]  # before the kill

@@ -49,6 +49,18 @@ async def test_a_python_without_vllm_is_refused_in_words(vllm_model: Path, tmp_p
         await made.close()
 
 
+async def test_a_start_that_fails_is_told_with_its_first_cause(
+    vllm_model: Path, tmp_path: Path
+) -> None:
+    made = sampler_of(vllm_model, tmp_path, vllm_table(kv_cache_bytes=1 << 50))
+    with pytest.raises(ConfigError) as refused:
+        await made.start()
+    await made.close()
+    said = str(refused.value).split("it said:\n")[1].splitlines()
+    assert said[0].startswith("ValueError: Available memory on node 0")
+    assert said[-1].startswith("RuntimeError: Engine core initialization failed.")
+
+
 async def test_an_engine_that_fails_and_does_not_end_is_ended(
     vllm_model: Path, tmp_path: Path
 ) -> None:

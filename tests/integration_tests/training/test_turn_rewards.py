@@ -209,7 +209,7 @@ async def test_a_fit_learns_from_the_numbers_of_a_function(
 
 
 def runs_of(client: ArtClient, http: httpx.Client, job: str, policy: str) -> list[dict[str, Any]]:
-    """What the job gave to both runs of one of its groups, the better one first."""
+    """The advantages that the job gave to both runs of one group, the better one first."""
     listed = http.get("/page/runs", params={"policy": policy, "step": 1}).json()["runs"]
     scenario = client.trajectory(listed[0]["id"]).scenario
     mine = [one["id"] for one in listed if client.trajectory(one["id"]).scenario == scenario]

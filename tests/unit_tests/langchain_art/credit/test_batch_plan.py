@@ -13,7 +13,6 @@ from langchain_art.wire import ClippedRatio, ConstantAggregation, OverlongPenalt
 MEAN = TrainConfig(advantage="mean")
 
 ONE = CandidateCall(tokens=1)
-THREE = CandidateCall(tokens=3)
 
 
 def run(reward: float | None, *calls: CandidateCall, **fields) -> CandidateRun:

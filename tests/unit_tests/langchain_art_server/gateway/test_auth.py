@@ -141,7 +141,7 @@ async def test_what_a_key_has_taken_is_not_forgotten_when_another_is_made(store:
 async def test_hashes_are_compared_in_constant_time_and_found_by_one_access(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is looked up is the hash of what was sent, never what was sent."""
+    """The lookup takes the hash of the key that was sent, never the key."""
     ring = Keyring(SERVERS)
     asked: list[bytes] = []
     compared: list[tuple[bytes, bytes]] = []

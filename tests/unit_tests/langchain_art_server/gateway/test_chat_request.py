@@ -90,7 +90,7 @@ def test_messages_and_tools_that_cannot_fit_are_refused_before_they_are_shown() 
 
 
 def service(**parts: Any) -> Any:
-    """What calls ask of a server: one with space, whose sampler is told or only says its size."""
+    """A server with space, whose sampler is asked or only says its size."""
     usual: dict[str, Any] = {
         "health": SimpleNamespace(require_space=lambda: None),
         "sampler": SimpleNamespace(info=SimpleNamespace(max_prompt_chars=1 << 20)),

@@ -1,4 +1,4 @@
-"""What a version's answers say of it. Engines are values here; whole ones are in test_faults."""
+"""Checks of a version by its answers. Engines are values here; whole ones are in test_faults."""
 
 import math
 from collections.abc import AsyncGenerator, Callable
@@ -220,7 +220,7 @@ def most_of_adam(betas: tuple[float, float]) -> float:
 
 
 def naive_adam(gradients: list[float], momentum: float) -> list[float]:
-    """What AdamW adds to one weight in each update, as its paper writes it."""
+    """AdamW's change of one weight in each update, as its paper writes it."""
     (one, two), m, v, moves = adam_betas(momentum), 0.0, 0.0, list[float]()
     for t, gradient in enumerate(gradients, 1):
         m, v = one * m + (1 - one) * gradient, two * v + (1 - two) * gradient**2

@@ -1,4 +1,4 @@
-"""What an engine's process is told, when it is taken for dead, and what it is refused for."""
+"""Messages to an engine's process, its heartbeat, and requests that are refused for its deaths."""
 
 import asyncio
 import os
