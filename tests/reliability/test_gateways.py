@@ -24,6 +24,7 @@ from langchain_art_server.backends.models.adapter_files import check_files
 from langchain_art_server.backups import DUMP, back_up
 from langchain_art_server.storage.schema import connect
 from tests.support import leased_agent, steps_of_a_fit
+from tests.support.fleet_server import LEASE_SECONDS, lasting
 from tests.support.hot_swap import train_once
 from tests.support.live_server import ForkedServer
 from tests.support.postgres import Postgres, programs
@@ -164,9 +165,20 @@ def stopped(fleet: Gateways) -> tuple[Gateway, Gateway]:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Gateways]:
+def started(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres) -> Iterator[Gateways]:
     with Gateways(tmp_path_factory.mktemp("fleet"), postgres) as made:
         yield made
+
+
+@pytest.fixture
+def fleet(started: Gateways) -> Iterator[Gateways]:
+    """The fleet of this file; a test that fails leaves no server of it stopped for the next."""
+    yield started
+    for file in (started.stop_file, lasting(started.stop_file)):
+        file.unlink(missing_ok=True)
+    for one in started.all:
+        if one.process is not None and one.process.poll() is None:
+            one.thaw()
 
 
 def test_what_one_server_does_the_other_knows(fleet: Gateways) -> None:
@@ -293,7 +305,7 @@ def test_a_holder_that_slept_publishes_nothing(fleet: Gateways, moment: str) -> 
 
 
 def test_a_holder_that_wakes_while_the_other_works_publishes_nothing(fleet: Gateways) -> None:
-    """It wakes just before it renames and commits; the other one has the lease, and is not done."""
+    """It wakes just before it renames and commits; the other one renews its lease, and steps."""
     policy = make_policy(fleet, "both")
     job = order(fleet.all[0], policy, make_runs(fleet.all, policy, "1"), policy)
     assert ended(fleet.all[0], job)["result"]["version"] == 1
@@ -303,11 +315,12 @@ def test_a_holder_that_wakes_while_the_other_works_publishes_nothing(fleet: Gate
     fleet.stop_file.write_text("before the rename")
     job = order(fleet.all[0], policy, runs, f"{policy}-2")
     holder, other = stopped(fleet)
-    fleet.stop_file.write_text("before the step")
-    until = time.monotonic() + 60
-    while not other.is_stopped:
+    fleet.stop_file.write_text("the step")
+    until, step = time.monotonic() + 60, lasting(fleet.stop_file)
+    while not step.exists():
         assert time.monotonic() < until
         time.sleep(0.01)
+    time.sleep(LEASE_SECONDS)
     folder = fleet.folder / "data" / "adapters" / policy
     holder.thaw()
     while not (folder / "2").exists():
@@ -316,7 +329,7 @@ def test_a_holder_that_wakes_while_the_other_works_publishes_nothing(fleet: Gate
     rows = "SELECT version FROM checkpoints WHERE policy = :p ORDER BY version"
     assert [row.version for row in fleet.rows(rows, p=policy)] == [0, 1], "it published"
     assert said(holder, f"{policy}@2").status_code == 404, "what it wrote is served"
-    other.thaw()
+    step.unlink()
     job = ended(other, job)
     assert job["state"] == "succeeded", job["error"]
     assert job["result"]["version"] == 3, "a name that may be on another's disk is not used"

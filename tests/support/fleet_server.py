@@ -1,9 +1,11 @@
 """``python -m tests.support.fleet_server MODEL``: a server of a fleet that stops itself as told.
 
 Its leases are short. The file of ``STOP_FILE`` names a moment of a job; the first server that comes
-to it removes the file and stops (SIGSTOP), until somebody continues it.
+to it removes the file and stops (SIGSTOP), until somebody continues it. At ``the step`` it does not
+stop and renews its lease; the step lasts until the file `lasting` is removed.
 """
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -18,6 +20,11 @@ from langchain_art_server.storage import fleet, job_store
 LEASE_SECONDS, RENEW_SECONDS = 3.0, 0.4
 
 
+def lasting(stop_file: Path) -> Path:
+    """The file that there is while a step lasts."""
+    return stop_file.with_suffix(".lasting")
+
+
 def come_to(moment: str) -> None:
     stop = Path(os.environ["STOP_FILE"])
     try:
@@ -26,7 +33,10 @@ def come_to(moment: str) -> None:
         stop.unlink()
     except FileNotFoundError:
         return
-    os.kill(os.getpid(), signal.SIGSTOP)
+    if moment == "the step":
+        lasting(stop).touch()
+    else:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _around(work: Callable[..., Any], before: str, after: str) -> Callable[..., Any]:
@@ -47,6 +57,9 @@ def main() -> None:
 
     async def watched(*args: Any) -> Any:
         come_to("before the step")
+        come_to("the step")
+        while lasting(Path(os.environ["STOP_FILE"])).exists():
+            await asyncio.sleep(0.01)
         done = await step(*args)
         come_to("after the step")
         return done
