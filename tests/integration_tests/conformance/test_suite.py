@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from langchain_art.errors import ConfigError
 from tests.conformance.suite.__main__ import main
