@@ -12,7 +12,7 @@ from langchain_art_server.algorithms.sequences.token_sets import mask_of, single
 from langchain_art_server.backends.base import Sampling
 from langchain_art_server.backends.peft.learner_core import LearnerCore
 from tests.support.learner_cases import gaps
-from tests.support.soak import count, in_soak_alone
+from tests.support.soak import in_soak_alone, share
 from tests.support.tiny_models import (
     CLOCK,
     WEATHER,
@@ -82,7 +82,7 @@ def expected_distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Ten
 def test_tokens_are_drawn_from_the_distribution_asked_for(
     model: Path, sampler: LocalSampler, options: dict[str, Any]
 ) -> None:
-    draws = count(600, 1500)
+    draws = 1500 if share() else 600
     requests = [ask("mail", seed=i, max_tokens=1, **options) for i in range(draws)]
     replies = sampler.chat(*requests)
     assert {reply.excluded_because for reply in replies} == {None}

@@ -73,8 +73,7 @@ def test_a_fit_and_its_resume_are_read_back(
         fitted = trainer.fit_sync(rollout, ["a", "b"], steps=steps, eval_scenarios=["c", "d"])
         return fitted, said(trainer)
 
-    fit(1)
-    result, told = fit(2)
+    (_, first), (result, told) = fit(1), fit(2)
     assert [one.step for one in result.history] == [1, 2]
     history = (tmp_path / "fit" / "history.jsonl").read_text().splitlines()
     means = {"eval": "mean", "step": "reward_mean"}
@@ -82,7 +81,8 @@ def test_a_fit_and_its_resume_are_read_back(
 
     # W&B: two parts of one run, which have each record once.
     parts = sorted((tmp_path / "dir" / "wandb").glob("offline-run-*"))
-    assert len(parts) == 2 and f"wandb sync {parts[0]} {parts[1]}" in told
+    assert len(parts) == 2, (first, told)
+    assert f"wandb sync {parts[0]} {parts[1]}" in told
     read = [inspected(part) for part in parts]
     runs = [of_kind(records, "run")[0] for records in read]
     assert {one["run_id"] for one in runs} == {result.fit_id}
