@@ -126,7 +126,7 @@ def learn(seed: int, steps: int, family: str = "LLaVA") -> tuple[EvalResult, Eva
             return before, agent.held_out()
 
 
-def main(family: str = "LLaVA", seeds: Sequence[int] = (0, 1, 2), steps: int = 24) -> None:
+def main(family: str = "LLaVA", seeds: Sequence[int] = range(5), steps: int = 24) -> None:
     """Print a line for each seed."""
     for seed in seeds:
         before, after = learn(seed, steps, family)
