@@ -42,6 +42,9 @@ LIVE_SECONDS, FORGET_SECONDS = 45.0, 600.0
 BATCH_SECONDS = 600.0
 _QUEUED = ROLLOUTS.c.state == "queued"
 _LEASED = ROLLOUTS.c.state == "leased"
+#: A worker that has left has no slots until it is forgotten: a request of it that was on its way
+#: does not bring it back.
+_THERE = WORKERS.c.slots > 0
 
 
 class RolloutQueue(Tables):
@@ -114,7 +117,8 @@ class RolloutQueue(Tables):
         """
         now = now_of(connection)
         _sweep(connection, now)
-        _greet(connection, asked, now)
+        if not _greet(connection, asked, now):
+            return wire.Leases(leases=(), lost=asked.holds)
         mine = _locked(connection, _LEASED & (ROLLOUTS.c.worker == asked.worker))
         kept = {row.trajectory_id: row for row in mine}
         for id_ in kept.keys() - set(asked.holds):
@@ -165,7 +169,8 @@ class RolloutQueue(Tables):
                 if returned.leaving or row.trajectory_id in returned.holds:
                     _requeue(connection, row)
             if returned.leaving:
-                connection.execute(sa.delete(WORKERS).where(WORKERS.c.id == returned.worker))
+                left = {"name": "", "rollout": "", "slots": 0, "heard_at": now_of(connection)}
+                _set_worker(connection, returned.worker, left)
 
         await self.write(write)
         self.work.notify()
@@ -275,7 +280,7 @@ class RolloutQueue(Tables):
     ) -> tuple[dict[str, int], tuple[wire.WorkerStatus, ...]]:
         """Rollouts by state, and the workers, those that asked last among the first."""
         held, now = counts_by(connection, ROLLOUTS.c.worker, _LEASED), now_of(connection)
-        recent = WORKERS.c.heard_at >= now - FORGET_SECONDS
+        recent = _THERE & (WORKERS.c.heard_at >= now - FORGET_SECONDS)
         query = sa.select(WORKERS).where(recent).order_by(WORKERS.c.name, WORKERS.c.id)
         workers = tuple(
             wire.WorkerStatus(
@@ -334,7 +339,7 @@ def _is_finished(batch: str) -> sa.ColumnElement[bool]:
 def _status(connection: sa.Connection, batch: str) -> wire.BatchStatus:
     known = _require_batch(connection, batch)
     states = Counter(counts_by(connection, ROLLOUTS.c.state, ROLLOUTS.c.batch == batch))
-    live = WORKERS.c.heard_at >= now_of(connection) - LIVE_SECONDS
+    live = _THERE & (WORKERS.c.heard_at >= now_of(connection) - LIVE_SECONDS)
     return wire.BatchStatus(
         batch=batch,
         rollout=known.rollout,
@@ -477,14 +482,22 @@ def _count(connection: sa.Connection, table: sa.Table, id_: str | None, name: st
         update(connection, table, table.c.id == id_, {name: getattr(row, name) + 1})
 
 
-def _greet(connection: sa.Connection, asked: wire.LeaseRequest, now: float) -> None:
-    """Write down that a worker is there."""
+def _greet(connection: sa.Connection, asked: wire.LeaseRequest, now: float) -> bool:
+    """Write down that a worker is there; False if it has left."""
+    left = (WORKERS.c.id == asked.worker) & ~_THERE
+    if connection.execute(sa.select(WORKERS.c.id).where(left)).first() is not None:
+        return False
     known = {"name": asked.name, "rollout": asked.rollout, "slots": asked.slots, "heard_at": now}
-    mine = WORKERS.c.id == asked.worker
+    _set_worker(connection, asked.worker, known)
+    return True
+
+
+def _set_worker(connection: sa.Connection, worker: str, known: dict[str, Any]) -> None:
+    mine = WORKERS.c.id == worker
     if connection.execute(sa.select(WORKERS.c.id).where(mine)).first() is not None:
         update(connection, WORKERS, mine, known)
     else:
-        row = known | {"id": asked.worker, "finished": 0, "failed": 0, "expired": 0}
+        row = known | {"id": worker, "finished": 0, "failed": 0, "expired": 0}
         insert(connection, WORKERS, [row])
 
 

@@ -189,6 +189,20 @@ async def test_what_is_handed_back_or_lost_on_the_way_counts_as_no_attempt(queue
     assert await queue.take() == []
 
 
+async def test_a_request_that_is_late_is_of_a_worker_that_has_left(queue: Queue) -> None:
+    """It was on its way when the worker drained: what it asks for is others' to lease."""
+    await queue.put(1)
+    await queue.queue.give_back(wire.LeasesReturned(worker="early", leaving=True))
+    assert await queue.lease("early", free=1) == []  # its first
+    assert len(await queue.lease("late", free=1)) == 1
+    await queue.queue.give_back(wire.LeasesReturned(worker="late", leaving=True))
+    assert await queue.lease("late", free=1) == []
+    assert (await queue.queue.counts())[1] == ()
+    status = await queue.queue.status("b")
+    assert (status.queued, status.leased, status.workers) == (1, 0, 0)
+    assert len(await queue.lease("other", free=1)) == 1
+
+
 async def test_workers_get_shares_by_their_slots_and_what_they_have(queue: Queue) -> None:
     for worker, slots in (("a", 8), ("b", 4)):
         assert await queue.lease(worker, free=slots, slots=slots) == []
