@@ -78,9 +78,7 @@ class Gateways:
 
     def __exit__(self, *_: object) -> None:
         for one in self.all:
-            if one.process is not None and one.process.poll() is None:
-                one.thaw()
-                one.stop()
+            one.stop()
 
     def rows(self, query: str, **values: Any) -> list[Any]:
         """The rows that a query of the database gives."""

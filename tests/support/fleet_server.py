@@ -25,17 +25,20 @@ def lasting(stop_file: Path) -> Path:
     return stop_file.with_suffix(".lasting")
 
 
-def come_to(moment: str) -> None:
+def is_told(moment: str) -> bool:
+    """True for the first server that comes to the moment of ``STOP_FILE``, which is removed."""
     stop = Path(os.environ["STOP_FILE"])
     try:
         if stop.read_text() != moment:
-            return
+            return False
         stop.unlink()
     except FileNotFoundError:
-        return
-    if moment == "the step":
-        lasting(stop).touch()
-    else:
+        return False
+    return True
+
+
+def come_to(moment: str) -> None:
+    if is_told(moment):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -57,9 +60,10 @@ def main() -> None:
 
     async def watched(*args: Any) -> Any:
         come_to("before the step")
-        come_to("the step")
-        while lasting(Path(os.environ["STOP_FILE"])).exists():
-            await asyncio.sleep(0.01)
+        if is_told("the step"):
+            (lasts := lasting(Path(os.environ["STOP_FILE"]))).touch()
+            while lasts.exists():
+                await asyncio.sleep(0.01)
         done = await step(*args)
         come_to("after the step")
         return done

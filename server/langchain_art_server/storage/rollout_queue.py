@@ -117,7 +117,8 @@ class RolloutQueue(Tables):
         """
         now = now_of(connection)
         _sweep(connection, now)
-        if not _greet(connection, asked, now):
+        known = {"name": asked.name, "rollout": asked.rollout, "slots": asked.slots}
+        if not _set_worker(connection, asked.worker, known | {"heard_at": now}):
             return wire.Leases(leases=(), lost=asked.holds)
         mine = _locked(connection, _LEASED & (ROLLOUTS.c.worker == asked.worker))
         kept = {row.trajectory_id: row for row in mine}
@@ -482,23 +483,18 @@ def _count(connection: sa.Connection, table: sa.Table, id_: str | None, name: st
         update(connection, table, table.c.id == id_, {name: getattr(row, name) + 1})
 
 
-def _greet(connection: sa.Connection, asked: wire.LeaseRequest, now: float) -> bool:
-    """Write down that a worker is there; False if it has left."""
-    left = (WORKERS.c.id == asked.worker) & ~_THERE
-    if connection.execute(sa.select(WORKERS.c.id).where(left)).first() is not None:
-        return False
-    known = {"name": asked.name, "rollout": asked.rollout, "slots": asked.slots, "heard_at": now}
-    _set_worker(connection, asked.worker, known)
-    return True
-
-
-def _set_worker(connection: sa.Connection, worker: str, known: dict[str, Any]) -> None:
+def _set_worker(connection: sa.Connection, worker: str, known: dict[str, Any]) -> bool:
+    """Write down what is known of a worker; False, and nothing, if it has left."""
     mine = WORKERS.c.id == worker
-    if connection.execute(sa.select(WORKERS.c.id).where(mine)).first() is not None:
+    row = connection.execute(sa.select(WORKERS.c.slots).where(mine)).first()
+    if row is not None and not row.slots:
+        return False
+    if row is not None:
         update(connection, WORKERS, mine, known)
     else:
-        row = known | {"id": worker, "finished": 0, "failed": 0, "expired": 0}
-        insert(connection, WORKERS, [row])
+        known = known | {"id": worker, "finished": 0, "failed": 0, "expired": 0}
+        insert(connection, WORKERS, [known])
+    return True
 
 
 def _share(connection: sa.Connection, asked: wire.LeaseRequest, waiting: int, now: float) -> int:

@@ -76,7 +76,7 @@ def step(http: httpx.Client, server: LiveServer, number: int, *kinds: str) -> Tr
                 [call] = said["tool_calls"]
                 arguments = json.loads(call["function"]["arguments"])
                 assert call["function"]["name"] == "weather" and {"city", "days"} == set(arguments)
-            reward = 2 * len(json.dumps(said)) + seed  # two runs have never the same
+            reward = 2 * len(json.dumps(said)) + seed  # seeds 0 and 1 never have the same
             http.put(f"/v1/trajectories/{run}/reward", json={"reward": reward})
     with ArtClient(server.base_url) as client:
         return client.wait(client.train(groups, server.policy))
